@@ -115,8 +115,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def start(self) -> None:
         """Begin to recover what the cursor's properties name; call once, on the event loop."""
         self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
-        self._context.cursor.add_listener(self._on_mark_delete_moved)
         named = self._core.recover(self._context.cursor.properties, now_ms=self._now_ms())
+        # Last: where the core raises, nobody has this tracker, and the cursor has to tell it nothing.
+        self._context.cursor.add_listener(self._on_mark_delete_moved)
         for key, value in named.malformed.items():
             logger.warning("%s: ignored the property %s=%s, which names no bucket", self._name, key, value)
         self._turn_soon()
@@ -169,6 +170,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._want(ledger_id)
         return tracked
 
+    @_guarded
     def tracked_ledger_ids(self) -> list[int]:
         """Return the ledgers in which something is tracked, in no order."""
         return self._core.tracked_ledger_ids()
@@ -179,9 +181,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._want(ledger_id)
         return is_recovering
 
+    @_guarded
     def take_untracked(self) -> Mapping[int, BitMap]:
         return self._core.take_untracked()
 
+    @_guarded
     def take_untracked_ranges(self) -> Sequence[LedgerRange]:
         return self._core.take_untracked_ranges()
 
@@ -192,9 +196,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._wake_up.note_nothing_due()
         return is_available
 
+    @_guarded
     def next_delivery_time(self) -> int | None:
         return self._core.next_deliver_at_ms()
 
+    @_guarded
     def first_withheld_time(self) -> int | None:
         withheld_ms = self._core.first_withheld_ms(now_ms=self._now_ms())
         self._wake_up.note_withheld(withheld_ms)
@@ -210,9 +216,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
         return rows
 
+    @_guarded
     def number_of_delayed_messages(self) -> int:
         return self._core.message_count
 
+    @_guarded
     def number_of_future_messages(self) -> int:
         """Count messages that are not due.
 
@@ -220,6 +228,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """
         return self._core.future_count(now_ms=self._now_ms())
 
+    @_guarded
     def due_positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ledger and entry ids of what is due, loaded and not handed out."""
         return self._core.due_positions(now_ms=self._now_ms())
@@ -230,6 +239,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._core.note_acknowledged(ledger_id, entry_ids)
         self._turn_soon()
 
+    @_guarded
     def should_pause_all_deliveries(self) -> bool:
         is_paused = self._core.should_pause(now_ms=self._now_ms())
         self._wake_up.note_paused(is_paused)
@@ -240,6 +250,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._core.set_tick_time(tick_time_ms)
         self._turn_soon()
 
+    @_guarded
     def stats(self) -> TrackerStats:
         """Return the tracker's figures; the same object each time, brought up to date."""
         self._stats.message_count = self._core.message_count
@@ -250,6 +261,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._outages.tell()
         return self._stats
 
+    @_guarded
     def buckets(self) -> list[BucketFigures]:
         """Return the figures of each immutable bucket, in the order of their ledgers."""
         return self._core.buckets()
@@ -261,17 +273,29 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     async def clear(self) -> None:
         """Forget all messages; properties name each snapshot until it is deleted, so a crash leaves none behind."""
         self._check_open("clear")
+        self._clear()
+
+    @_guarded
+    def _clear(self) -> None:
         self._core.clear()
         self._turn_soon()
 
     async def close(self) -> None:
         """Close the tracker; seal the mutable bucket if it is worth it, so that a restart need not read it again."""
-        if not (self._is_abandoned or self._is_closed):
+        if not (self._is_abandoned or self._is_closed) and self._begin_to_close():
+            await self._settle()
+        await self._stop()
+
+    def _begin_to_close(self) -> bool:
+        """Seal the mutable bucket if it is worth it; return whether buckets are in flight."""
+        try:
             if self._config.index_count_at_close_min >= 0:
                 self._core.seal(index_count_min=self._config.index_count_at_close_min)
-            if self._core.unsettled_count:
-                await self._settle()
-        await self._stop()
+            return self._core.unsettled_count > 0
+        except Exception as defect:
+            # Closing goes on: what the cursor's properties name is whole, and the log has the rest.
+            self.stop_for_defect(defect)
+            return False
 
     async def _settle(self) -> None:
         """Wait until no bucket is in flight, but not for too long."""
@@ -286,7 +310,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._is_abandoned = True
 
     async def _stop(self) -> None:
-        if self._core.unsettled_count and not (self._is_abandoned or self._is_closed):
+        if not (self._is_abandoned or self._is_closed) and self._core.unsettled_count:
             logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
         self._stop_at_once()
         # The log answers, and the next tracker of the cursor needs its answers. The storage may not answer even to a
@@ -401,6 +425,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             return
         try:
             self._core.handle(event, now_ms=self._now_ms())
+            has_losses = self._core.has_losses
         except Exception as defect:
             # A supervisor: the core may be half changed.
             self.stop_for_defect(defect)
@@ -410,7 +435,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         # Ranges that became readable are news, as is anything due.
         is_readable = isinstance(event, SegmentsLoaded | PositionsRead | MetadataRead)
         self._is_news = self._is_news or is_readable
-        if self._core.has_losses:
+        if has_losses:
             # No later row may be handed out before the dispatcher knows that an earlier one is to be read again.
             self._turn_at_once()
         else:

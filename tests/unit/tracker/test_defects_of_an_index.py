@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
+from pyroaring import BitMap
 
+from managed_ledger.position import Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
@@ -20,10 +22,19 @@ from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_m
 
 CONFIG = TrackerConfig(index_count_per_bucket_min=3, index_count_at_close_min=1, tick_time_ms=1)
 
-_METHODS = [
-    *("add_message", "add_messages", "tracked_in", "is_recovering", "has_due"),
-    *("pop_due", "set_tick_time", "plan", "handle", "pass_through"),
-]
+_NOT_CALLED_WHILE_IN_USE = {
+    # Called before there is a tracker to stop.
+    *("recover", "trim"),
+    # For tests.
+    *("check", "cached_bucket_count", "evict_positions", "remembered_ledger_count"),
+}
+
+_MEMBERS = sorted(
+    name
+    for name, member in vars(TrackerCore).items()
+    if not name.startswith("_") and (callable(member) or isinstance(member, property))
+    if name not in _NOT_CALLED_WHILE_IN_USE
+)
 
 
 def _factory(storage: MemoryBucketSnapshotStorage) -> BucketDelayedDeliveryTrackerFactory:
@@ -33,33 +44,49 @@ def _factory(storage: MemoryBucketSnapshotStorage) -> BucketDelayedDeliveryTrack
 
 
 @contextlib.contextmanager
-def _broken(method: str) -> Iterator[None]:
-    """Let a method of every core do its work and then raise."""
-    work: Callable[..., object] = getattr(TrackerCore, method)
+def _broken(name: str) -> Iterator[None]:
+    """Let a method or property of every core do its work and then raise."""
+    member = vars(TrackerCore)[name]
+    work: Callable[..., object] = member.fget if isinstance(member, property) else member
 
     def broken(*arguments: object, **named: object) -> object:
         work(*arguments, **named)
         raise IndexError("a defect")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrackerCore, method, broken)
+        patch.setattr(TrackerCore, name, property(broken) if isinstance(member, property) else broken)
         yield
 
 
-def _use(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> None:
-    tracker.add_message(7, 1, START_MS + 60_000)
-    tracker.add_messages([8, 8, 9], [1, 2, 3], [START_MS + 70_000] * 3)
-    tracker.add_messages([9, 10], [4, 5], [START_MS + 80_000] * 2)
-    tracker.tracked_in(8)
-    tracker.is_recovering(8)
-    tracker.has_message_available()
-    tracker.get_scheduled_messages(10)
-    tracker.reset_tick_time(5)
-    cursor.mark_delete_position = cursor.mark_delete_position._replace(ledger_id=2)
+def _uses(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> list[Callable[[], object]]:
+    return [
+        lambda: tracker.add_message(7, 1, START_MS + 60_000),
+        lambda: tracker.add_messages([8, 8, 9], [1, 2, 3], [START_MS + 70_000] * 3),
+        lambda: tracker.add_messages([9, 10], [4, 5], [START_MS + 80_000] * 2),
+        lambda: tracker.contains_message(8, 1),
+        lambda: tracker.tracked_in(8),
+        tracker.tracked_ledger_ids,
+        lambda: tracker.is_recovering(8),
+        tracker.take_untracked,
+        tracker.take_untracked_ranges,
+        tracker.has_message_available,
+        tracker.next_delivery_time,
+        tracker.first_withheld_time,
+        lambda: tracker.get_scheduled_messages(10),
+        tracker.number_of_delayed_messages,
+        tracker.number_of_future_messages,
+        tracker.due_positions,
+        lambda: tracker.note_acknowledged(8, BitMap([2])),
+        tracker.should_pause_all_deliveries,
+        lambda: tracker.reset_tick_time(5),
+        tracker.stats,
+        tracker.buckets,
+        lambda: setattr(cursor, "mark_delete_position", Position(2, -1)),
+    ]
 
 
-@pytest.mark.parametrize("method", _METHODS)
-def test_a_tracker_stops_for_a_defect_and_tells_its_owner(method: str) -> None:
+@pytest.mark.parametrize("name", _MEMBERS)
+def test_a_tracker_stops_for_a_defect_and_tells_its_owner(name: str) -> None:
     async def story() -> None:
         storage = MemoryBucketSnapshotStorage()
         await storage.start()
@@ -74,10 +101,19 @@ def test_a_tracker_stops_for_a_defect_and_tells_its_owner(method: str) -> None:
         named = dict(cursor.properties)
         assert named
 
-        with _broken(method):
-            with contextlib.suppress(IndexError):
-                _use(tracker, cursor)
+        with _broken(name):
+            # What fails is tried again, and the core is asked for it.
+            cursor.property_error = OSError("the disk is full")
+            for use in _uses(tracker, cursor):
+                with contextlib.suppress(IndexError, TrackerClosedError):
+                    use()
             await asyncio.sleep(1)
+            cursor.property_error = None
+            if name == "clear":
+                with pytest.raises(IndexError):
+                    await tracker.clear()
+            if name in {"seal", "unsettled_count"}:
+                await tracker.close()
 
         assert [type(defect) for defect in told] == [IndexError]
         assert tracker.failure is told[0]
