@@ -68,6 +68,45 @@ def test_the_table_says_of_each_event_in_each_state_what_happens_or_why_nothing_
     assert TABLE.keys() == {(kind, state) for kind in answers | failures for state in states}
 
 
+_ROWS_OF_ARCHITECTURE = {
+    "snapshot created": ["SnapshotCreated"],
+    "create or merge failed": ["PersistBucket", "MergeBuckets"],
+    "property put": ["PropertyPut"],
+    "put failed": ["PutProperty"],
+    "metadata read": ["MetadataRead"],
+    "alien, or lost": ["SnapshotIsAlien"],
+    "read failed": ["ReadMetadata", "LoadSegments", "ReadPositions"],
+    "segments loaded": ["SegmentsLoaded"],
+    "positions read": ["PositionsRead"],
+    "snapshot deleted": ["SnapshotDeleted"],
+    "property removed": ["PropertyRemoved"],
+}
+_OF_LOST_SNAPSHOTS = {("alien, or lost", BucketState.SEALED)}
+"""A snapshot that is lost is told by a read that fails."""
+
+
+def test_architecture_has_the_table_of_the_code() -> None:
+    """A cell is empty where no event can be, `late` where it is ignored, and names a state that may follow."""
+    lines = (ROOT / "ARCHITECTURE.md").read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("| | SEALING"))
+    states = [BucketState[name.strip()] for name in lines[first].split("|")[2:-1]]
+    told = {}
+    for line in lines[first + 2 : first + 2 + len(_ROWS_OF_ARCHITECTURE)]:
+        name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        told |= {(name, state): cell for state, cell in zip(states, cells, strict=True)}
+
+    assert states == list(COLUMNS)
+    for (name, state), cell in told.items():
+        entries = [
+            entry for (kind, of), entry in TABLE.items() if of is state and kind.__name__ in _ROWS_OF_ARCHITECTURE[name]
+        ]
+        is_handled = any(not isinstance(entry, Unexpected) for entry in entries) or (name, state) in _OF_LOST_SNAPSHOTS
+        is_late = not is_handled and Unexpected.LATE in entries
+        assert (cell == "late", bool(cell)) == (is_late, is_late or is_handled), (name, state)
+        if cell in BucketState.__members__:
+            assert BucketState[cell] in NEXT_STATES[state], (name, state)
+
+
 def test_every_state_that_calls_the_storage_has_an_answer_and_a_failure() -> None:
     for state in COLUMNS:
         handled = {kind for (kind, of), entry in TABLE.items() if of is state and not isinstance(entry, Unexpected)}

@@ -4,8 +4,12 @@ Every pair of an event and a state has an entry: a function, or why there is non
 of an action; the failures have the name of the action. The state GONE has no column: an answer to a bucket that is not
 there any more is late, and ignored.
 
-    NEVER   No state that leads here starts this call: to meet it is a defect.
+    EARLY   No state that leads here starts this call.
+    DONE    An earlier state starts this call, and only its answer leads out of that state.
+    OTHER   Only buckets that came to be in another way make this call.
     LATE    A call of an earlier state came back after the bucket was removed: the answer is ignored.
+
+To meet an event where it is EARLY, DONE or OTHER is a defect.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,11 +66,13 @@ Transition = Callable[[TrackerState, Bucket, Any, int], None]
 class Unexpected(Enum):
     """Why a pair has no function."""
 
-    NEVER = "no state that leads here starts this call"
+    EARLY = "no state that leads here starts this call"
+    DONE = "the answer to this call has led out of the state that starts it"
+    OTHER = "only buckets that came to be in another way make this call"
     LATE = "the bucket was removed while the call was in flight"
 
 
-NEVER, LATE = Unexpected.NEVER, Unexpected.LATE
+EARLY, DONE, OTHER, LATE = Unexpected.EARLY, Unexpected.DONE, Unexpected.OTHER, Unexpected.LATE
 
 COLUMNS: Final = (
     BucketState.SEALING,
@@ -81,22 +87,22 @@ COLUMNS: Final = (
 
 _ROWS: Final[Mapping[type, tuple[Transition | Unexpected, ...]]] = {
     # The order of the columns: sealing, merging, registering, recovering, sealed, discarded, deleting, unregistering.
-    SnapshotCreated: (on_created, on_created, NEVER, NEVER, NEVER, on_discarded_stored, NEVER, NEVER),
-    PersistBucket: (on_create_failed, NEVER, NEVER, NEVER, NEVER, on_discarded_failed, NEVER, NEVER),
-    MergeBuckets: (NEVER, on_merge_failed, NEVER, NEVER, NEVER, on_discarded_failed, NEVER, NEVER),
-    PropertyPut: (NEVER, NEVER, on_property_put, NEVER, NEVER, on_discarded_stored, NEVER, NEVER),
-    PutProperty: (NEVER, NEVER, on_property_failed, NEVER, NEVER, on_discarded_failed, NEVER, NEVER),
-    MetadataRead: (NEVER, NEVER, NEVER, on_metadata, NEVER, NEVER, LATE, LATE),
-    SnapshotIsAlien: (NEVER, NEVER, NEVER, on_alien, NEVER, NEVER, LATE, LATE),
-    ReadMetadata: (NEVER, NEVER, NEVER, on_metadata_failed, NEVER, NEVER, LATE, LATE),
-    SegmentsLoaded: (NEVER, NEVER, NEVER, NEVER, on_loaded, NEVER, LATE, LATE),
-    LoadSegments: (NEVER, NEVER, NEVER, NEVER, on_load_failed, NEVER, LATE, LATE),
-    PositionsRead: (NEVER, NEVER, NEVER, NEVER, on_positions, NEVER, LATE, LATE),
-    ReadPositions: (NEVER, NEVER, NEVER, NEVER, on_read_failed, NEVER, LATE, LATE),
-    SnapshotDeleted: (NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, on_deleted, NEVER),
-    DeleteSnapshot: (NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, on_delete_failed, NEVER),
-    PropertyRemoved: (NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, on_property_removed),
-    RemoveProperty: (NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, on_property_failed),
+    SnapshotCreated: (on_created, on_created, DONE, OTHER, DONE, on_discarded_stored, DONE, DONE),
+    PersistBucket: (on_create_failed, OTHER, DONE, OTHER, DONE, on_discarded_failed, DONE, DONE),
+    MergeBuckets: (OTHER, on_merge_failed, DONE, OTHER, DONE, on_discarded_failed, DONE, DONE),
+    PropertyPut: (EARLY, EARLY, on_property_put, OTHER, DONE, on_discarded_stored, DONE, DONE),
+    PutProperty: (EARLY, EARLY, on_property_failed, OTHER, DONE, on_discarded_failed, DONE, DONE),
+    MetadataRead: (OTHER, OTHER, OTHER, on_metadata, DONE, OTHER, LATE, LATE),
+    SnapshotIsAlien: (OTHER, OTHER, OTHER, on_alien, DONE, OTHER, LATE, LATE),
+    ReadMetadata: (OTHER, OTHER, OTHER, on_metadata_failed, DONE, OTHER, LATE, LATE),
+    SegmentsLoaded: (EARLY, EARLY, EARLY, EARLY, on_loaded, EARLY, LATE, LATE),
+    LoadSegments: (EARLY, EARLY, EARLY, EARLY, on_load_failed, EARLY, LATE, LATE),
+    PositionsRead: (EARLY, EARLY, EARLY, EARLY, on_positions, EARLY, LATE, LATE),
+    ReadPositions: (EARLY, EARLY, EARLY, EARLY, on_read_failed, EARLY, LATE, LATE),
+    SnapshotDeleted: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_deleted, DONE),
+    DeleteSnapshot: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_delete_failed, DONE),
+    PropertyRemoved: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_property_removed),
+    RemoveProperty: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_property_failed),
 }
 
 TABLE: Final[Mapping[tuple[type, BucketState], Transition | Unexpected]] = {
