@@ -196,8 +196,7 @@ async def _until_visited(service: PostdateProcess, topics: int) -> None:
 
 async def _publish(client: ManyTopicsClient, numbers: range, each: int, deliver_at_ms: int) -> None:
     for sequence_id in range(each):
-        for number in numbers:
-            await client.send(number, sequence_id, deliver_at_ms)
+        await client.send_to_each(numbers, sequence_id, deliver_at_ms)
     await client.confirmed()
 
 

@@ -19,7 +19,8 @@ PERMITS: Final = 5_000
 _KEY_SHARED: Final = 3
 _EARLIEST: Final = 1
 _TYPE_AT: Final = 9
-_SENDS_UNCONFIRMED_MAX: Final = 5_000
+_SENDS_UNCONFIRMED_MAX: Final = 20_000
+_SENT_AT_ONCE: Final = 500
 _PUBLISH_TIME_FIELD, _KEY_FIELD, _DELIVER_AT_FIELD = 3, 6, 19
 
 
@@ -89,19 +90,25 @@ class ManyTopicsClient(asyncio.Protocol):
 
     async def send(self, number: int, sequence_id: int, deliver_at_ms: int) -> None:
         """Publish one delayed message; its payload is when it is due."""
-        while self._sent - self._confirmed >= _SENDS_UNCONFIRMED_MAX:
-            self._has_room.clear()
-            await self._has_room.wait()
-        self._sent += 1
+        await self.send_to_each(range(number, number + 1), sequence_id, deliver_at_ms)
+
+    async def send_to_each(self, numbers: range, sequence_id: int, deliver_at_ms: int) -> None:
+        """Publish one delayed message to each of many topics; it is encoded once."""
         metadata = {
-            1: f"producer-{number}",
+            1: "producer",
             2: sequence_id,
             _PUBLISH_TIME_FIELD: time.time_ns() // 1_000_000,
             _KEY_FIELD: f"key-{sequence_id % 100}",
             _DELIVER_AT_FIELD: deliver_at_ms,
         }
-        payload = struct.pack(">q", deliver_at_ms)
-        self._write(frames.send(metadata, payload, producer_id=number, sequence_id=sequence_id))
+        entry = frames.entry(metadata, struct.pack(">q", deliver_at_ms))
+        for begin in range(numbers.start, numbers.stop, _SENT_AT_ONCE):
+            while self._sent - self._confirmed >= _SENDS_UNCONFIRMED_MAX:
+                self._has_room.clear()
+                await self._has_room.wait()
+            some = numbers[begin - numbers.start :][:_SENT_AT_ONCE]
+            self._sent += len(some)
+            self._write(b"".join(frames.send_entry(entry, producer_id=one, sequence_id=sequence_id) for one in some))
 
     async def confirmed(self) -> None:
         """Wait until everything that was sent is confirmed."""

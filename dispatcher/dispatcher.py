@@ -59,6 +59,7 @@ class Dispatcher:
         new_tracker: Makes the tracker, given what to call when something is available; None where nothing is delayed.
         config: Limits and waits.
         now_ms: The clock.
+        defers_tracker: Whether the tracker is made when the first entry is delayed.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class Dispatcher:
         new_tracker: Callable[[Callable[[], None]], DelayedDeliveryTracker] | None,
         config: DispatcherConfig,
         now_ms: Clock,
+        *,
+        defers_tracker: bool = False,
     ) -> None:
         self.subscription_type = subscription_type
         self.core = core
@@ -77,7 +80,17 @@ class Dispatcher:
         self._cursor = cursor
         self._config = config
         self._now_ms = now_ms
-        self._reader = Reader(core, log, cursor, new_tracker, self._run_actions, self.stop_for_defect, config, now_ms)
+        self._reader = Reader(
+            core,
+            log,
+            cursor,
+            new_tracker,
+            self._run_actions,
+            self.stop_for_defect,
+            config,
+            now_ms,
+            defers_tracker=defers_tracker,
+        )
         self._outboxes: dict[int, Outbox] = {}
         """By the index of the consumer."""
         self._by_handle: dict[int, Outbox] = {}
@@ -164,9 +177,18 @@ class Dispatcher:
         """
         self._reader.heed_delays(through)
 
+    def reset_tick_time(self, tick_time_ms: int) -> None:
+        """Set the tick of the tracker; without meaning where nothing can be delayed."""
+        self._reader.reset_tick_time(tick_time_ms)
+
+    @property
+    def has_delays(self) -> bool:
+        """Whether entries can be delayed."""
+        return self._reader.has_delays
+
     @property
     def tracker(self) -> DelayedDeliveryTracker | None:
-        """The tracker of delayed entries, where something can be delayed."""
+        """The tracker of delayed entries; None where nothing can be delayed, or nothing was and it is made later."""
         return self._reader.tracker
 
     # Consumers.

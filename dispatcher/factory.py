@@ -64,7 +64,16 @@ def make_dispatcher(
             )
         )
 
-    dispatcher = Dispatcher(subscription_type, core, log, cursor, new_tracker if has_delays else None, config, now_ms)
+    dispatcher = Dispatcher(
+        subscription_type,
+        core,
+        log,
+        cursor,
+        new_tracker if has_delays else None,
+        config,
+        now_ms,
+        defers_tracker=factory is not None and factory.can_defer(cursor),
+    )
     dispatcher.open()
     dispatcher.heed_delays(delays_through)
     return dispatcher

@@ -75,6 +75,7 @@ class Reader:
         on_defect: Told of an exception that must not be.
         config: Waits.
         now_ms: The clock.
+        defers_tracker: Whether the tracker is made when the first entry is delayed.
     """
 
     def __init__(
@@ -87,8 +88,11 @@ class Reader:
         on_defect: Callable[[Exception], None],
         config: DispatcherConfig,
         now_ms: Clock,
+        *,
+        defers_tracker: bool = False,
     ) -> None:
         self.tracker: DelayedDeliveryTracker | None = None
+        """None where nothing is delayed, and while nothing was if it can be made later."""
         self.on_drained: Callable[[], None] = _nothing
         """Called when a smooth resume has let out all that waited."""
         self._core = core
@@ -96,6 +100,9 @@ class Reader:
         self._log = log
         self._cursor = cursor
         self._new_tracker = new_tracker
+        self._defers_tracker = defers_tracker
+        self._tick_time_ms: int | None = None
+        """The last tick that was set, for a tracker that is made later."""
         self._run_actions = run_actions
         self._on_defect = on_defect
         self._config = config
@@ -113,11 +120,24 @@ class Reader:
 
     def open(self) -> None:
         """Start to read."""
-        if self._new_tracker is not None:
-            self.tracker = self._new_tracker(self._on_available)
-            self._new_tracker = None
+        if not self._defers_tracker:
+            self._make_tracker()
         self._log.add_listener(self.wake)
         self.wake()
+
+    @property
+    def has_delays(self) -> bool:
+        """Whether entries can be delayed."""
+        return self.tracker is not None or self._new_tracker is not None
+
+    def _make_tracker(self) -> DelayedDeliveryTracker | None:
+        """Return the tracker, made now if it was deferred; None where nothing is delayed."""
+        if self._new_tracker is not None:
+            new_tracker, self._new_tracker = self._new_tracker, None
+            self.tracker = new_tracker(self._on_available)
+            if self._tick_time_ms is not None:
+                self.tracker.reset_tick_time(self._tick_time_ms)
+        return self.tracker
 
     def stop(self) -> None:
         """Read nothing any more, from this call on."""
@@ -178,27 +198,34 @@ class Reader:
 
     def heed_delays(self, through: Position) -> None:
         """Heed delivery times of entries up to a position; those behind it are due when they are read."""
-        if self._intake is None or self.tracker is None:
+        if self._intake is None or not self.has_delays:
             return
         self._intake.delays_through = through
-        if through != AFTER_EVERYTHING:
+        if through != AFTER_EVERYTHING and self.tracker is not None:
             # The next entry counts as one without a delay: reading must not pause before it.
             self.tracker.add_message(max(0, through.ledger_id), through.entry_id + 1, NOT_DELAYED)
         self.wake()
 
+    def reset_tick_time(self, tick_time_ms: int) -> None:
+        """Set the tracker's tick."""
+        self._tick_time_ms = tick_time_ms
+        if self.tracker is not None:
+            self.tracker.reset_tick_time(tick_time_ms)
+
     def track(self, headers: EntryHeaders) -> None:
         """Give delayed entries to the tracker; those that it refuses are due."""
-        assert self.tracker is not None
+        tracker = self._make_tracker()
+        assert tracker is not None
         assert self._intake is not None
 
-        is_tracked = self.tracker.add_messages(headers.ledger_ids, headers.entry_ids, headers.deliver_at_ms)
+        is_tracked = tracker.add_messages(headers.ledger_ids, headers.entry_ids, headers.deliver_at_ms)
         if not is_tracked.all():
             self._look_at_tracker()
             self._run_actions(self._intake.on_refused(headers.take(np.flatnonzero(~is_tracked))))
 
     def reread(self, entries: Mapping[int, BitMap]) -> None:
         """Read these again, and track or deliver them: they were withdrawn, and are to be delivered after all."""
-        if self.tracker is None:
+        if self._make_tracker() is None:
             # They are found by reading from the cursor's position.
             self.forget()
             self._core.reset()
@@ -209,8 +236,8 @@ class Reader:
 
     def forget_delayed(self, positions: list[Key]) -> None:
         """Tell the tracker which entries were acknowledged without being given to a consumer."""
-        assert self.tracker is not None
-
+        if self.tracker is None:
+            return
         columns = np.array(positions, dtype=np.int64)
         for ledger_id, entry_ids in by_ledger(columns[:, 0], columns[:, 1]):
             self.tracker.note_acknowledged(ledger_id, entry_ids)
@@ -379,7 +406,7 @@ class Reader:
 
     async def _take_due(self) -> bool:
         """Admit due entries: held ones up to the tracker's first, otherwise the tracker's."""
-        if self._intake is None or self.tracker is None:
+        if self._intake is None or not self.has_delays:
             return False
         if self._popped is None:
             wanted = self._intake.due_entries_wanted()
@@ -395,6 +422,7 @@ class Reader:
                 return True
             if not is_available:
                 return False
+            assert self.tracker is not None
             popped = self.tracker.get_scheduled_messages(wanted)
             self._is_tracker_dry = len(popped) == 0
             if self._is_tracker_dry:

@@ -219,6 +219,14 @@ class DelayedDeliveryTrackerFactory(ABC):
     def new_tracker(self, context: TrackerContext) -> DelayedDeliveryTracker:
         """Return a tracker for a cursor; recovery goes on in the background."""
 
+    def can_defer(self, cursor: TrackedCursor) -> bool:
+        """Whether a tracker of this cursor has nothing to do before something is added, so that it may be made then.
+
+        Most subscriptions of a service with many topics never delay anything, and a tracker takes some memory and time.
+        """
+        del cursor
+        return False
+
     async def start(self) -> None:
         """Open what the trackers share. Does nothing unless overridden."""
         return

@@ -222,8 +222,7 @@ def topic_internal_stats(topic: Topic) -> Json:
 def topic_delayed_index(topic: Topic) -> Json:
     """Return what `GET .../delayedIndex` answers; ours: the buckets of each index, over the ledgers of the log."""
     indexes = []
-    for name, tracker in topic.delayed_indexes().items():
-        stats = tracker.stats()
+    for name, (stats, buckets) in topic.delayed_indexes().items():
         indexes.append(
             {
                 "subscription": name,
@@ -241,7 +240,7 @@ def topic_delayed_index(topic: Topic) -> Json:
                         "loadedIndexes": one.loaded_rows,
                         "sizeBytes": one.size_bytes,
                     }
-                    for one in tracker.buckets()
+                    for one in buckets
                 ],
             }
         )

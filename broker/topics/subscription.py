@@ -40,7 +40,8 @@ from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from snapshot_storage.backoff import Backoff
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
-from tracker.stats import TrackerCounters, summed
+from tracker.core.questions import BucketFigures
+from tracker.stats import TrackerCounters, TrackerStats, summed
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,6 @@ class Subscription:
         """Give the figures for `/metrics`."""
         stats = self.stats()
         consumers = stats.consumers if stats is not None else []
-        tracker = self.bucket_tracker
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
@@ -210,7 +210,7 @@ class Subscription:
             messages_out_total=self._messages_out_before + sum(one.msg_out_counter for one in consumers),
             bytes_out_total=self._bytes_out_before + sum(one.bytes_out_counter for one in consumers),
             dispatcher=stats,
-            tracker=None if tracker is None else tracker.stats(),
+            tracker=self.index_stats(),
             index_counters_before=self.index_counters_before,
             rebuilds_total=self.rebuilds_total,
             rates=ConsumerCounters(*map(sum, zip(*(one.meter.rates for one in self.consumers), strict=True))),
@@ -407,6 +407,18 @@ class Subscription:
         tracker = None if self.dispatcher is None else self.dispatcher.tracker
         return tracker if isinstance(tracker, BucketDelayedDeliveryTracker) else None
 
+    def index_stats(self) -> TrackerStats | None:
+        """Return the figures of this subscription's own index, which is empty while its tracker is deferred."""
+        if self.bucket_tracker is not None:
+            return self.bucket_tracker.stats()
+        dispatcher = self.dispatcher
+        is_deferred = dispatcher is not None and dispatcher.has_delays and dispatcher.tracker is None
+        return TrackerStats(bucket_total=1) if is_deferred else None
+
+    def index_buckets(self) -> list[BucketFigures]:
+        """Return the figures of each immutable bucket of this subscription's own index."""
+        return [] if self.bucket_tracker is None else self.bucket_tracker.buckets()
+
     def _on_mark_delete_moved(self, _: Position) -> None:
         self.mark_delete_advanced_ms = self._now_ms()
 
@@ -418,13 +430,13 @@ class Subscription:
         Raises:
             LedgerWriteError: The position could not be stored.
         """
-        if self.dispatcher is not None and self.dispatcher.tracker is not None:
+        if self.dispatcher is not None and self.dispatcher.has_delays:
             await self.cursor.update_properties(put={DELAYS_THROUGH_PROPERTY: str(position)})
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies of the topic in force; delayed messages keep their times."""
-        if self.dispatcher is not None and self.dispatcher.tracker is not None:
-            self.dispatcher.tracker.reset_tick_time(policies.tick_time_ms)
+        if self.dispatcher is not None and self.dispatcher.has_delays:
+            self.dispatcher.reset_tick_time(policies.tick_time_ms)
             self.dispatcher.heed_delays(delays_through(self.cursor, policies))
 
     def remove_consumer(self, consumer: Consumer) -> None:

@@ -37,9 +37,9 @@ from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
 from managed_ledger.position import Position
 from tracker.bucket_properties import names_buckets
-from tracker.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.core.questions import BucketFigures
 from tracker.residual_snapshots import ResidualSnapshots
-from tracker.stats import TrackerCounters, summed
+from tracker.stats import TrackerCounters, TrackerStats, summed
 
 logger = logging.getLogger(__name__)
 
@@ -467,12 +467,17 @@ class Topic:
         self.subscriptions[name] = subscription
         return subscription
 
-    def delayed_indexes(self) -> dict[str | None, BucketDelayedDeliveryTracker]:
-        """Return the trackers of delayed indexes, by subscription; None is the key of the shared one."""
+    def delayed_indexes(self) -> dict[str | None, tuple[TrackerStats, list[BucketFigures]]]:
+        """Return the figures of delayed indexes and their buckets, by subscription; None is the key of a shared one."""
+        found: dict[str | None, tuple[TrackerStats, list[BucketFigures]]] = {}
         shared = None if self._index is None else self._index.tracker
-        own = {name: one.bucket_tracker for name, one in self.subscriptions.items()}
-        found = {None: shared} | own
-        return {name: tracker for name, tracker in found.items() if tracker is not None}
+        if shared is not None:
+            found[None] = shared.stats(), shared.buckets()
+        for name, subscription in self.subscriptions.items():
+            stats = subscription.index_stats()
+            if stats is not None:
+                found[name] = stats, subscription.index_buckets()
+        return found
 
     def _has_tracker(self, cursor_name: str) -> bool:
         if cursor_name == INDEX_CURSOR_NAME:

@@ -3,9 +3,11 @@
 from random import Random
 
 from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.bucket_properties import names_buckets
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTrackerFactory,
+    TrackedCursor,
     TrackerContext,
 )
 from tracker.shell.alarms import Alarms
@@ -41,6 +43,9 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
     async def close(self) -> None:
         """Close the storage."""
         await self._worker.close()
+
+    def can_defer(self, cursor: TrackedCursor) -> bool:
+        return not names_buckets(cursor.properties)
 
     def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:
         tracker = BucketDelayedDeliveryTracker(

@@ -121,12 +121,20 @@ def send(
     metadata: Fields, payload: bytes, *, producer_id: int = 1, sequence_id: int = 0, checksum: int | None = None
 ) -> bytes:
     """Encode a SEND with its payload; `checksum` replaces the right one."""
-    header = message({1: SEND, SEND: {1: producer_id, 2: sequence_id, 3: 1}})
+    return send_entry(entry(metadata, payload, checksum=checksum), producer_id=producer_id, sequence_id=sequence_id)
+
+
+def entry(metadata: Fields, payload: bytes, *, checksum: int | None = None) -> bytes:
+    """Encode the part of a SEND that a service stores."""
     encoded = message(metadata)
     content = struct.pack(">I", len(encoded)) + encoded + payload
-    crc = crc32c(content) if checksum is None else checksum
-    rest = struct.pack(">HI", 0x0E01, crc) + content
-    return struct.pack(">II", 4 + len(header) + len(rest), len(header)) + header + rest
+    return struct.pack(">HI", 0x0E01, crc32c(content) if checksum is None else checksum) + content
+
+
+def send_entry(encoded: bytes, *, producer_id: int, sequence_id: int) -> bytes:
+    """Encode a SEND of an encoded entry."""
+    header = message({1: SEND, SEND: {1: producer_id, 2: sequence_id, 3: 1}})
+    return struct.pack(">II", 4 + len(header) + len(encoded), len(header)) + header + encoded
 
 
 class ConnectionEndedError(Exception):
