@@ -3,7 +3,8 @@
 A storage moves encoded entries and does not know their content: encoding and decoding are pure functions (`codec`,
 `snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and a few more: one to
 list what is there, for repair; one to write a snapshot piece by piece, for merges that are larger than memory; one that
-reads in one call all that recovery needs; and three that do for many snapshots in one call what others do for one.
+reads in one call all that recovery needs; and four that do for many snapshots, or topics, in one call what others do
+for one.
 
 Every backend promises, and the contract suite checks:
 
@@ -154,7 +155,9 @@ class BucketSnapshotStorage(Opening):
     """
 
     snapshots_at_once_max: ClassVar[int] = 1
-    """How many snapshots to read or delete in one call; 1 where one that does not answer would hold up the others."""
+    """How many snapshots to read or delete, or topics to list, in one call.
+
+    1 where one that does not answer would hold up the others."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -301,6 +304,13 @@ class BucketSnapshotStorage(Opening):
         Raises:
             StorageCorruptedError: Damage hides which other snapshots there are, in a storage that is only read.
         """
+
+    async def list_topics(self, topic_names: Sequence[str]) -> list[list[BucketSnapshotInfo]]:
+        """Return what `list_bucket_snapshots` returns for each of several topics, or raise what it raises for one.
+
+        A backend overrides this, and `snapshots_at_once_max`, if many topics cost it little more than one.
+        """
+        return [await self.list_bucket_snapshots(topic_name) for topic_name in topic_names]
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """Return the damage of the entries by which snapshots are found: all that a list leaves out or ends at.

@@ -232,6 +232,9 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
     ) -> list[BucketSnapshotInfo]:
         return await self._run("list snapshots", lambda snapshots: snapshots.list(topic_name, cursor_name))
 
+    async def list_topics(self, topic_names: Sequence[str]) -> list[list[BucketSnapshotInfo]]:
+        return await self._run("list snapshots", lambda snapshots: [snapshots.list(one, None) for one in topic_names])
+
     def _reopen_behind(self) -> None:
         """Try to open it for a caller that cannot wait."""
         if self._reopening is None:

@@ -176,6 +176,10 @@ class SnapshotProcess(StorageWorker):
         infos: list[BucketSnapshotInfo] = await self._call("list_snapshots", topic_name)
         return infos
 
+    async def list_topics(self, topic_names: Sequence[str]) -> list[list[BucketSnapshotInfo]]:
+        infos: list[list[BucketSnapshotInfo]] = await self._call("list_topics", topic_names)
+        return infos
+
     async def delete_snapshot(self, bucket_id: int) -> None:
         await self._call("delete_snapshot", bucket_id)
 

@@ -191,6 +191,9 @@ class StorageWork(StorageWorker):
     async def list_snapshots(self, topic_name: str | None = None) -> Sequence[BucketSnapshotInfo]:
         return await self._storage.list_bucket_snapshots(topic_name)
 
+    async def list_topics(self, topic_names: Sequence[str]) -> Sequence[Sequence[BucketSnapshotInfo]]:
+        return await self._storage.list_topics(topic_names)
+
     async def delete_snapshot(self, bucket_id: int) -> None:
         await self._storage.delete_bucket_snapshot(bucket_id)
 

@@ -74,6 +74,10 @@ class StorageWorker(Opening):
         """Return the snapshots of a topic, or all: see `BucketSnapshotStorage.list_bucket_snapshots`."""
 
     @abstractmethod
+    async def list_topics(self, topic_names: Sequence[str]) -> Sequence[Sequence[BucketSnapshotInfo]]:
+        """Return the snapshots of each of several topics, at most `actions_at_once_max`."""
+
+    @abstractmethod
     async def delete_snapshot(self, bucket_id: int) -> None:
         """Delete a snapshot, whosever it is: see `BucketSnapshotStorage.delete_bucket_snapshot`."""
 

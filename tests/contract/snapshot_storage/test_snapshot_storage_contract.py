@@ -34,6 +34,7 @@ _OPERATIONS: dict[str, Callable[[BucketSnapshotStorage], Awaitable[object]]] = {
     "length": lambda storage: storage.get_bucket_snapshot_length(1),
     "delete": lambda storage: storage.delete_bucket_snapshot(1),
     "list": lambda storage: storage.list_bucket_snapshots(),
+    "list topics": lambda storage: storage.list_topics(["t"]),
 }
 
 
@@ -196,6 +197,20 @@ def test_segments_of_several_snapshots_come_in_the_order_asked_for(backend: Back
         assert isinstance(missing, BucketNotFoundError)
         assert first == await storage.get_bucket_snapshot_segment(ids[0], 1, 1)
         assert len(await storage.read_bucket_snapshot_segments([])) == 0
+
+    _run(backend, scenario)
+
+
+def test_several_topics_are_listed_in_one_call(backend: Backend) -> None:
+    """Each has its own snapshots, and a topic without any an empty list."""
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        ids = [await _create(storage, topic_name=topic_name) for topic_name in ("a", "b", "a", "ab")]
+
+        lists = await storage.list_topics(["b", "none", "a"])
+
+        assert [[info.bucket_id for info in infos] for infos in lists] == [[ids[1]], [], [ids[0], ids[2]]]
+        assert await storage.list_topics([]) == []
 
     _run(backend, scenario)
 
