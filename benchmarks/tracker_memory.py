@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
@@ -54,7 +54,6 @@ IDLE_MS: Final = 25_000
 LAST_MS: Final = {"fixed": HOUR_MS, "exponential": 24 * HOUR_MS, "week": 7 * 24 * HOUR_MS, "instant": 24 * HOUR_MS}
 
 Figures = dict[str, float]
-Int64Array = NDArray[np.int64]
 
 
 def delivery_times(law: str, ledger_id: int) -> Int64Array:

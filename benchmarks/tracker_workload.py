@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from managed_ledger.value_types import Int64Array
 
 LAWS: Final = ("fixed", "exponential", "week", "instant")
 START_MS: Final = 1_700_000_000_000

@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from demo.consumer import KEY_PREFIX, SUBSCRIPTION, RecordingConsumer, new_client
 from demo.process import PostdateProcess, wait_until
-from demo.verdict import Deliveries, Int64s, Outage, PublishedMessages, Verdict, judge
+from demo.verdict import Deliveries, Outage, PublishedMessages, Verdict, judge
+from managed_ledger.value_types import Int64Array
 
 ACK_GRACE_MS: Final = 250
 """An acknowledgement this young at the kill may be lost: the client gathers them for up to 100 ms, the service journals
@@ -369,5 +370,5 @@ def _concatenate(parts: list[Deliveries]) -> Deliveries:
     return Deliveries(**{name: np.concatenate([part[name] for part in columns]) for name in columns[0]})
 
 
-def _columns(deliveries: Deliveries) -> dict[str, Int64s]:
+def _columns(deliveries: Deliveries) -> dict[str, Int64Array]:
     return {field.name: getattr(deliveries, field.name) for field in fields(deliveries)}

@@ -22,8 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from managed_ledger.value_types import Int64Array, Mask
 
 NEVER: Final = int(np.iinfo(np.int64).max)
 """The time of an acknowledgement that did not happen."""
@@ -36,10 +35,10 @@ _NS_PER_MS: Final = 1_000_000
 class PublishedMessages:
     """Messages that the service has confirmed, one row each."""
 
-    ledger_ids: Int64s
-    entry_ids: Int64s
-    keys: Int64s
-    deliver_at_ms: Int64s
+    ledger_ids: Int64Array
+    entry_ids: Int64Array
+    keys: Int64Array
+    deliver_at_ms: Int64Array
 
     def __len__(self) -> int:
         return len(self.ledger_ids)
@@ -49,14 +48,14 @@ class PublishedMessages:
 class Deliveries:
     """The deliveries, one row each; the rows of one consumer are in the order of their receipt."""
 
-    consumers: Int64s
-    ledger_ids: Int64s
-    entry_ids: Int64s
-    keys: Int64s
-    deliver_at_ms: Int64s
-    received_ns: Int64s
-    acked_ns: Int64s
-    redelivery_counts: Int64s
+    consumers: Int64Array
+    ledger_ids: Int64Array
+    entry_ids: Int64Array
+    keys: Int64Array
+    deliver_at_ms: Int64Array
+    received_ns: Int64Array
+    acked_ns: Int64Array
+    redelivery_counts: Int64Array
 
     def __len__(self) -> int:
         return len(self.consumers)
@@ -205,16 +204,16 @@ class _Record:
         is_lost = ~np.isin(np.arange(len(rows)), self._messages)
         return _finding(is_lost, lambda row: f"({rows.ledger_ids[row]}, {rows.entry_ids[row]}) of key {rows.keys[row]}")
 
-    def is_altered(self) -> Bools:
+    def is_altered(self) -> Mask:
         if not len(self._published):
             return np.ones(len(self._deliveries), dtype=np.bool_)
         rows = np.where(self._messages < len(self._published), self._messages, 0)
-        is_same: Bools = self._published.keys[rows] == self._deliveries.keys
+        is_same: Mask = self._published.keys[rows] == self._deliveries.keys
         is_same &= self._published.deliver_at_ms[rows] == self._deliveries.deliver_at_ms
         is_same &= self._messages < len(self._published)
         return ~is_same
 
-    def is_out_of_order(self) -> Bools:
+    def is_out_of_order(self) -> Mask:
         of_all = self._comes_after_a_later_one(self._deliveries.keys, self.is_first)
         of_life = self._comes_after_a_later_one(self._deliveries.keys * 2 + self.lives, self._is_first_of_life)
         return of_all | of_life
@@ -242,14 +241,14 @@ class _Record:
                 held_until[consumer] = (end, row)
         return FaultExamples(len(examples), tuple(examples.values())[:EXAMPLES_MAX])
 
-    def is_excused(self, ack_grace_ms: int) -> Bools:
+    def is_excused(self, ack_grace_ms: int) -> Mask:
         """Mark the repetitions that the kill excuses: the first of the second life, if the first life had no ack."""
         acked_ns = self._acked_in_first_life_ns()
         excused = acked_ns >= self._outage.killed_ns - ack_grace_ms * _NS_PER_MS
         excused &= self._is_first_of_life & ~self.is_first
         return excused
 
-    def acks_undone_ns(self, excused: Bools) -> Int64s:
+    def acks_undone_ns(self, excused: Mask) -> Int64Array:
         """Give when the messages of these deliveries had been acknowledged before."""
         return self._acked_in_first_life_ns()[excused]
 
@@ -261,20 +260,20 @@ class _Record:
         ]
         return max((int(first) for first in firsts if first != NEVER), default=self._outage.restarted_ns)
 
-    def _acked_in_first_life_ns(self) -> Int64s:
+    def _acked_in_first_life_ns(self) -> Int64Array:
         """Give for each delivery when its message was first acknowledged before the restart, `NEVER` if not."""
         earliest = np.full(int(self._messages.max(initial=-1)) + 1, NEVER, dtype=np.int64)
         in_first = self.lives == 0
         np.minimum.at(earliest, self._messages[in_first], self._deliveries.acked_ns[in_first])
         return earliest[self._messages]
 
-    def _first_of(self, groups: Int64s) -> Bools:
+    def _first_of(self, groups: Int64Array) -> Mask:
         """Mark the delivery of each group that was received first."""
         is_first = np.zeros(len(groups), dtype=np.bool_)
         is_first[self._by_time[np.unique(groups[self._by_time], return_index=True)[1]]] = True
         return is_first
 
-    def _comes_after_a_later_one(self, groups: Int64s, among: Bools) -> Bools:
+    def _comes_after_a_later_one(self, groups: Int64Array, among: Mask) -> Mask:
         """Mark deliveries, among these, received after one of their group with a later (time due, position)."""
         rows = self._deliveries
         rank = np.empty(len(rows), dtype=np.int64)
@@ -288,7 +287,7 @@ class _Record:
         return marked
 
 
-def _message_numbers(published: PublishedMessages, deliveries: Deliveries) -> Int64s:
+def _message_numbers(published: PublishedMessages, deliveries: Deliveries) -> Int64Array:
     """Number the messages: published ones by their row, others after them."""
     numbers = {
         position: row
@@ -299,7 +298,7 @@ def _message_numbers(published: PublishedMessages, deliveries: Deliveries) -> In
     return np.array([numbers.setdefault(position, len(numbers)) for position in positions], dtype=np.int64)
 
 
-def _finding(is_fault: Bools, describe: Callable[[int], str]) -> FaultExamples:
+def _finding(is_fault: Mask, describe: Callable[[int], str]) -> FaultExamples:
     rows = np.flatnonzero(is_fault).tolist()
     return FaultExamples(len(rows), tuple(describe(row) for row in rows[:EXAMPLES_MAX]))
 

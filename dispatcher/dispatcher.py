@@ -33,11 +33,12 @@ from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError, 
 from dispatcher.inspection import consumer_stats, entry_status, key_status, newcomer_stats, subscription_stats
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.outbox import Outbox
-from dispatcher.ports import Clock, Log, SubscriptionCursor
+from dispatcher.ports import Log, SubscriptionCursor
 from dispatcher.reader import Reader
 from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, EntryStatus, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.position import Position
+from managed_ledger.value_types import Clock
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.errors import TrackerClosedError
 

@@ -9,8 +9,9 @@ from dispatcher.core.shared import SharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
+from dispatcher.ports import Log, LogAndCursor, SubscriptionCursor
 from managed_ledger.position import AFTER_EVERYTHING, Position
+from managed_ledger.value_types import Clock
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,

@@ -6,14 +6,12 @@ from typing import Protocol
 from pyroaring import BitMap
 
 from dispatcher.core.read_plan import LedgerEnd
-from managed_ledger.headers import EntryHeaders, Int64s
+from managed_ledger.headers import EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
 from managed_ledger.selection import HeadersRead
+from managed_ledger.value_types import Int64Array
 from tracker.delayed_delivery_tracker import TrackedCursor
-
-Clock = Callable[[], int]
-"""Now, in milliseconds since the epoch."""
 
 
 class Log(Protocol):
@@ -36,7 +34,7 @@ class Log(Protocol):
     ) -> HeadersRead:
         """Headers from `first` on, without skipped ones."""
 
-    async def read_headers_at(self, ledger_ids: Int64s, entry_ids: Int64s) -> EntryHeaders:
+    async def read_headers_at(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> EntryHeaders:
         """Headers of these positions, in this order, without trimmed ones."""
 
     async def read_payloads(self, ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> list[bytes | None]:

@@ -20,9 +20,10 @@ from dispatcher.core.intake import Intake
 from dispatcher.core.items import Key, by_ledger
 from dispatcher.core.read_plan import ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
-from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
+from dispatcher.ports import Log, LogAndCursor, SubscriptionCursor
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
+from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker

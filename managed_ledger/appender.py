@@ -28,7 +28,7 @@ from managed_ledger.blocks import (
     cut_payloads,
     encode_payloads,
 )
-from managed_ledger.config import Clock, ManagedLedgerConfig
+from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.database import Batch
 from managed_ledger.errors import LedgerWriteError, ManagedLedgerClosedError
 from managed_ledger.headers import PACK_ROW, ROW, ROW_BYTES
@@ -36,6 +36,7 @@ from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledger, Ledgers, LedgerTotals
 from managed_ledger.log_reader import LogReader
 from managed_ledger.position import Position
+from managed_ledger.value_types import Clock
 from managed_ledger.waiters import Waiters
 
 logger = logging.getLogger(__name__)

@@ -3,11 +3,7 @@
 Keys are Pulsar's where Pulsar has one. Nothing here reads files or the environment: the service does.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-
-Clock = Callable[[], int]
-"""Now, in milliseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

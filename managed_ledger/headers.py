@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from managed_ledger.value_types import Int64Array
+
 NOT_DELAYED = -1
 """`deliver_at_ms` of an entry that is due at once."""
 
@@ -40,7 +42,6 @@ LOST: Final = 1
 NO_CHUNK: Final = 2
 """A flag of an entry that is known to be no chunk of a larger message."""
 
-Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 Rows = NDArray[np.int64]
 """Rows as they are stored, four words each; numpy selects and joins these far faster than records."""
@@ -70,10 +71,10 @@ def header_in(rows: bytes, index: int) -> EntryHeader:
 class EntryHeaders:
     """Headers of n entries in order; read-only arrays of one length."""
 
-    ledger_ids: Int64s
-    entry_ids: Int64s
-    deliver_at_ms: Int64s
-    publish_time_ms: Int64s
+    ledger_ids: Int64Array
+    entry_ids: Int64Array
+    deliver_at_ms: Int64Array
+    publish_time_ms: Int64Array
     sticky_hashes: Int32s
     sizes: Int32s
     message_counts: Int32s
@@ -110,7 +111,7 @@ class EntryHeaders:
         return cls(*(_read_only(column) for column in columns))
 
     @classmethod
-    def from_rows(cls, ledger_ids: Int64s, entry_ids: Int64s, rows: Rows) -> "EntryHeaders":
+    def from_rows(cls, ledger_ids: Int64Array, entry_ids: Int64Array, rows: Rows) -> "EntryHeaders":
         """Columns of stored rows, of these entries."""
         assert len(ledger_ids) == len(entry_ids) == len(rows)
 

@@ -24,7 +24,7 @@ from pyroaring import BitMap
 from managed_ledger import cursor_records, keys, meta_copies
 from managed_ledger.committer import Committer
 from managed_ledger.completion import completed
-from managed_ledger.config import Clock, ManagedLedgerConfig
+from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor import Cursor
 from managed_ledger.cursor_records import StoredCursor
 from managed_ledger.database import Batch, RocksDatabase, WritableDatabase
@@ -36,6 +36,7 @@ from managed_ledger.managed_ledger import ManagedLedger, StoreServices
 from managed_ledger.named_locks import NamedLocks
 from managed_ledger.reopening import ReopeningDatabase
 from managed_ledger.shared_calls import SharedCalls
+from managed_ledger.value_types import Clock
 
 logger = logging.getLogger(__name__)
 

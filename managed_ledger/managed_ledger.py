@@ -20,7 +20,7 @@ from managed_ledger.append_stats import AppendStats
 from managed_ledger.appender import Appender, AppenderHooks
 from managed_ledger.committer import Committer
 from managed_ledger.completion import completed
-from managed_ledger.config import Clock, ManagedLedgerConfig
+from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor import Cursor
 from managed_ledger.cursor_records import StoredCursor
 from managed_ledger.database import Batch
@@ -39,6 +39,7 @@ from managed_ledger.log_reader import LogReader
 from managed_ledger.position import Position
 from managed_ledger.readable_log import ReadableLog
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
+from managed_ledger.value_types import Clock
 
 _OWNER = struct.Struct("<Q")
 

@@ -1,8 +1,8 @@
 """Where an entry is: the one name that every room knows.
 
 A position is a ledger id and an entry id inside that ledger. Ledger ids grow, entry ids start at 0 and have no
-gaps, so the order of positions is the order in which entries were appended. This module imports nothing, and it
-is all of the log that `snapshot_storage` and `tracker` may import (DESIGN: imports point one way).
+gaps, so the order of positions is the order in which entries were appended. This module imports nothing.
+`snapshot_storage` and `tracker` know it, `value_types.py` and the adapter of rocksdict, and nothing else of this room.
 """
 
 from typing import NamedTuple

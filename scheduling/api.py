@@ -15,8 +15,8 @@ from urllib.request import Request, urlopen
 from uuid import uuid4
 
 from managed_ledger.names import full_topic_name
+from managed_ledger.value_types import Json
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
-from scheduling.values import Json
 
 PREFIX: Final = "/postdate/v1"
 TIMEOUT_S: Final = 30.0

@@ -17,9 +17,9 @@ from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.output import counted, json_option, print_json
 from command_line.progress import Steps
 from command_line.times import SIGNED_SPAN, SPAN, TIME
+from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi, new_operation_id, topic_path
 from scheduling.command_options import (
-    Json,
     confirmation_options,
     fields_of_filters,
     filter_options,

@@ -10,10 +10,10 @@ from broker.cli.common import auth_params_option
 from command_line.endings import refusing_of
 from command_line.options import dry_run_option, yes_option
 from command_line.times import TIME
+from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi
 from scheduling.errors import SchedulingError
 
-Json = dict[str, Any]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 refusing = refusing_of(SchedulingError)

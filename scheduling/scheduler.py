@@ -16,13 +16,13 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi, Token, topic_path
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError
 from scheduling.values import (
     NOTHING,
     TIME_MS_MAX,
     Everything,
-    Json,
     Matching,
     Outcome,
     ScheduledMessage,

@@ -7,12 +7,11 @@ replaced, so that a producer's text cannot move the cursor of an operator's term
 from collections.abc import Sequence
 from itertools import accumulate
 from textwrap import wrap
-from typing import Any, Final
+from typing import Final
 from unicodedata import east_asian_width
 
 from command_line.output import counted, iso, size
-
-Json = dict[str, Any]
+from managed_ledger.value_types import Json
 
 WIDTH: Final = 80
 _BAR: Final = 28

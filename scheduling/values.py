@@ -7,9 +7,10 @@ another instant on every machine.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-Json: TypeAlias = dict[str, Any]
+from managed_ledger.value_types import Json
+
 Time: TypeAlias = datetime | int
 """An instant: a `datetime` with a time zone, or milliseconds since 1970."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker.configuration.config import BrokerConfig
+from command_line.progress import Advance
 from snapshot_storage.encoding.codec import decode_segment
 from snapshot_storage.errors import (
     BucketNotFoundError,
@@ -28,9 +29,6 @@ from snapshot_tools.place import Filter, SnapshotPlace, Summary, open_place, rea
 
 SECOND_LOOK_AFTER_S = 2.0
 """Longer than the time between storing a snapshot and its property, or between deleting the two."""
-
-Advance = Callable[[int, int], None]
-"""Receives the number of bytes done, and of all bytes."""
 
 
 def _no_progress(done: int, total: int) -> None:

@@ -4,7 +4,6 @@ A row group is a piece of a snapshot, so memory is bounded by the size of a piec
 and is reported. The file gets its name when all readable rows are in it.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +13,13 @@ from uuid import uuid4
 import numpy as np
 
 from broker.configuration.config import BrokerConfig
+from command_line.progress import Advance
 from managed_ledger.names import subscription_of
 from snapshot_storage.encoding.codec import decode_segment
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from snapshot_tools.place import Filter, open_place, readable_pieces
-
-Advance = Callable[[int, int], None]
-"""Receives the number of bytes done, and of all bytes."""
 
 
 @dataclass(slots=True)

@@ -15,10 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
-
-Int64Array = NDArray[np.int64]
 
 ScheduledMessages = DelayedIndexes
 """Due positions with their times, in order of time and then position."""

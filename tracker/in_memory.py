@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from managed_ledger.value_types import Clock, Int64Array
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.offers import check_offer, check_tick_time, columns_of
 from tracker.columns.position_set import PositionSet
@@ -28,10 +29,7 @@ from tracker.delayed_delivery_tracker import (
 )
 from tracker.errors import TrackerClosedError
 from tracker.shell.alarms import TIMER_MS_MAX, Alarms, TrackerTimer
-from tracker.shell.bucket_tracker import Clock
 from tracker.shell.wake_up import WakeUp
-
-Int64Array = NDArray[np.int64]
 
 
 def precision_bits(tick_time_ms: int) -> int:

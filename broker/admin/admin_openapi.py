@@ -7,7 +7,6 @@ from broker.admin.openapi_parts import (
     COUNT,
     TEXT,
     TEXT_OR_NULL,
-    Json,
     in_path,
     in_query,
     list_of,
@@ -15,6 +14,7 @@ from broker.admin.openapi_parts import (
     ref,
     topic_parts,
 )
+from managed_ledger.value_types import Json
 
 _TOPIC: Final = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"

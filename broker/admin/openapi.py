@@ -4,8 +4,9 @@ from functools import cache
 from importlib.metadata import version
 
 from broker.admin.admin_openapi import admin_paths, admin_schemas
-from broker.admin.openapi_parts import Json, ref
+from broker.admin.openapi_parts import ref
 from broker.admin.scheduled_openapi import scheduled_paths, scheduled_schemas
+from managed_ledger.value_types import Json
 
 
 @cache

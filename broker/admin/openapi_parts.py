@@ -1,8 +1,8 @@
 """Parts of the OpenAPI document that its modules share: types of fields, operations and parameters. Plain values."""
 
-from typing import Any, Final
+from typing import Final
 
-Json = dict[str, Any]
+from managed_ledger.value_types import Json
 
 TIME: Final[Json] = {
     "description": "Milliseconds since 1970, or ISO 8601 with a time zone",

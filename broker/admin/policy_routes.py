@@ -9,16 +9,14 @@ with 400 and changes nothing; Pulsar accepts many of these (`broker.topics.polic
 decided in `broker.admin.web_access`.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from broker.errors import BrokerError
 from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyError, PolicyOwner, parse_policies
 from broker.topics.topic_name import TopicName
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/delayedDelivery"
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedDelivery"

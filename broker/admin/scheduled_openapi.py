@@ -10,7 +10,6 @@ from broker.admin.openapi_parts import (
     TEXT_OR_NULL,
     TEXT_TIME,
     TIME,
-    Json,
     in_path,
     in_query,
     list_of,
@@ -19,6 +18,7 @@ from broker.admin.openapi_parts import (
     ref,
     topic_parts,
 )
+from managed_ledger.value_types import Json
 
 _TOPIC: Final = "/postdate/v1/topics/{tenant}/{namespace}/{topic}"
 

@@ -14,13 +14,11 @@ from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from broker.scheduled.ledger_schedule import Int64s
 from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
 from command_line.times import parse_time_ms
 from managed_ledger.position import Position
-
-Json = dict[str, Any]
+from managed_ledger.value_types import Int64Array, Json
 
 LIMIT_MAX: Final = 1_000
 LIMIT_DEFAULT: Final = 100
@@ -277,7 +275,7 @@ class NewTime:
         """Return the new time of a message."""
         return deliver_at_ms + self.shift_ms if self.deliver_at_ms is None else self.deliver_at_ms
 
-    def all_of(self, deliver_at_ms: Int64s) -> Int64s:
+    def all_of(self, deliver_at_ms: Int64Array) -> Int64Array:
         """Return the new times of many messages."""
         return (
             deliver_at_ms + self.shift_ms

@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from broker.admin import scheduled_requests as requests
 from broker.admin.openapi import document
@@ -45,9 +46,7 @@ from broker.topics.topic import Topic
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.errors import AppendRefusedError, LedgerError
 from managed_ledger.position import Position
-
-Json = dict[str, Any]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from managed_ledger.value_types import Json
 
 PREFIX: Final = "/postdate/v1"
 _TOPIC: Final = PREFIX + "/topics/{tenant}/{namespace}/{topic}"

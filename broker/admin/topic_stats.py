@@ -7,7 +7,7 @@ throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,7 @@ from dispatcher.dispatcher import Dispatcher
 from dispatcher.stats import ConsumerStats, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.cursor import Cursor
 from managed_ledger.position import Position
-
-Json = dict[str, Any]
+from managed_ledger.value_types import Json
 
 RANGES_SHOWN_MAX: Final = 10_000
 """The most ranges of acknowledged entries that are written out."""

@@ -50,7 +50,7 @@ REQUESTS_MAX: Final = 1_000
 CLOSE_GRACE_S: Final = 1.0
 """How long a closed connection may take to send its last bytes."""
 
-Handler = Callable[["Connection", BaseCommand], Awaitable[None]]
+CommandHandler = Callable[["Connection", BaseCommand], Awaitable[None]]
 """Answers one request."""
 
 
@@ -67,7 +67,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         service: Service,
-        handlers: Mapping[int, Handler],
+        handlers: Mapping[int, CommandHandler],
         accepted: Accepted | None = None,
         *,
         publish_pending_bytes_max: int = PUBLISH_PENDING_BYTES_MAX,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from broker.authorization.grants import Action
-from broker.clients.connection import Connection, Handler
+from broker.clients.connection import CommandHandler, Connection
 from broker.clients.consumer import Consumer
 from broker.clients.producer import Producer, ProducerAccessMode
 from broker.errors import AuthorizationError, BrokerError, MetadataError, NoRoomError, NotAllowedError
@@ -42,10 +42,10 @@ _SUBSCRIPTION_TYPES: Final = {
 }
 
 
-def _refuses_with_error(request_id: Callable[[BaseCommand], int]) -> Callable[[Handler], Handler]:
+def _refuses_with_error(request_id: Callable[[BaseCommand], int]) -> Callable[[CommandHandler], CommandHandler]:
     """Answer a handler's `BrokerError`, `DispatcherError` or `LedgerWriteError` with the protocol's ERROR."""
 
-    def decorate(handler: Handler) -> Handler:
+    def decorate(handler: CommandHandler) -> CommandHandler:
         @functools.wraps(handler)
         async def answered(connection: Connection, command: BaseCommand) -> None:
             try:
@@ -342,7 +342,7 @@ def _check_look_up(connection: Connection, topic: TopicName, what: str) -> None:
         raise AuthorizationError(f"Client is not authorized {what} {topic}")
 
 
-HANDLERS: Final[dict[int, Handler]] = {
+HANDLERS: Final[dict[int, CommandHandler]] = {
     BaseCommand.PARTITIONED_METADATA: on_partitioned_metadata,
     BaseCommand.LOOKUP: on_lookup,
     BaseCommand.GET_TOPICS_OF_NAMESPACE: on_get_topics,

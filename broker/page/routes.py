@@ -9,15 +9,13 @@ Each file has a route of its own, so no other file of the machine can be read.
 
 import hashlib
 import mimetypes
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
 from aiohttp import web
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from aiohttp.typedefs import Handler
 
 _HEADERS: Final = {
     # Scripts, styles and connections of this origin alone: a name that came from a producer can run nothing.

@@ -13,7 +13,7 @@ where the time to live has ended, the field `mayHaveExpired` is true then, and t
 from dataclasses import replace
 from typing import Final
 
-from broker.scheduled.messages import Json, MessageId, both, described
+from broker.scheduled.messages import MessageId, both, described
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.subscription import Subscription, delays_through
@@ -21,6 +21,7 @@ from broker.topics.topic import Topic
 from command_line.output import iso
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
+from managed_ledger.value_types import Json
 
 MESSAGES_MAX: Final = 100
 """The most messages of a key in one answer."""

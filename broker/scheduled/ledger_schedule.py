@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
-
-Int64s = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+from managed_ledger.value_types import Int64Array, Mask
 
 ROW_BYTES = 16
 _BATCH_BYTES = 16
@@ -24,7 +22,7 @@ _OVERHEAD_BYTES = 800
 class Batches:
     """Entries of several messages, ordered by time and then entry. Pulsar's clients send no batch with a delay."""
 
-    deliver_at_ms: Int64s
+    deliver_at_ms: Int64Array
     entry_ids: NDArray[np.uint32]
     message_counts: NDArray[np.int32]
 
@@ -46,7 +44,7 @@ class LedgerSchedule:
     ledger_id: int
     entries: int
     """The number of entries of the ledger that were read; later ones are not in the columns."""
-    deliver_at_ms: Int64s
+    deliver_at_ms: Int64Array
     entry_ids: NDArray[np.uint32]
     sticky_hashes: NDArray[np.int32]
     batches: Batches = NO_BATCHES
@@ -119,7 +117,7 @@ def _batches(known: Batches, parts: list[EntryHeaders]) -> Batches:
     return found.take(order_of_times(found.deliver_at_ms))
 
 
-def order_of_times(times_ms: Int64s) -> NDArray[np.intp]:
+def order_of_times(times_ms: Int64Array) -> NDArray[np.intp]:
     """Return the order of times, with equal ones in the order in which they are.
 
     Entries of one time come in the order of their ids, whichever part they are of: stable is enough. The row is put
@@ -143,6 +141,6 @@ def order_of_times(times_ms: Int64s) -> NDArray[np.intp]:
 
 _INT64_BITS = 63
 """Without the sign."""
-_NO_TIMES: Int64s = np.empty(0, np.int64)
+_NO_TIMES: Int64Array = np.empty(0, np.int64)
 _NO_IDS: NDArray[np.uint32] = np.empty(0, np.uint32)
 _NO_HASHES: NDArray[np.int32] = np.empty(0, np.int32)

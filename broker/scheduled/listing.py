@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.messages import PAGE_BYTES_MAX, Json, both, described, fitting
+from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, fitting
 from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import WHOLE, PageToken
 from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
@@ -13,6 +13,7 @@ from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from managed_ledger.position import AFTER_EVERYTHING
+from managed_ledger.value_types import Json
 from tracker.columns.row_order import RowKey
 
 EXACT_ENTRIES_MAX: Final = 100_000

@@ -7,14 +7,13 @@ import asyncio
 import base64
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker.protocol.entries import StoredMessage, messages_of, metadata_of
 from broker.protocol.errors import ProtocolError
-from broker.scheduled.ledger_schedule import Mask
 from broker.scheduled.selection import Rows
 from broker.server.slices import Turns
 from command_line.output import iso_or_none
@@ -23,8 +22,7 @@ from dispatcher.sticky_key import key_of
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.readable_log import ReadableLog
-
-Json = dict[str, Any]
+from managed_ledger.value_types import Json, Mask
 
 READ_ENTRIES: Final = 1_024
 """Entries whose metadata is read in one slice."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from broker.protocol.entries import with_delivery_time
-from broker.scheduled.ledger_schedule import Int64s
 from broker.scheduled.matched import Matched, batches_in_part, match_ids, match_rows
 from broker.scheduled.messages import MessageFilter, MessageId
 from broker.scheduled.portions import Portion, portions
@@ -31,6 +30,7 @@ from managed_ledger.cursor import Cursor
 from managed_ledger.headers import NO_CHUNK
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
+from managed_ledger.value_types import Int64Array
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class Operations:
         await (flushes[0] if len(flushes) == 1 else asyncio.gather(*flushes))
 
     @completed
-    async def move(self, matched: Matched, new_time: Callable[[Int64s], Int64s]) -> tuple[int, Moved]:
+    async def move(self, matched: Matched, new_time: Callable[[Int64Array], Int64Array]) -> tuple[int, Moved]:
         """Replace the found messages by copies with another time; durable on return, portion by portion.
 
         Args:
@@ -226,7 +226,7 @@ class Operations:
         return count, moved
 
     async def _move_portion(
-        self, portion: Portion, new_time: Callable[[Int64s], Int64s]
+        self, portion: Portion, new_time: Callable[[Int64Array], Int64Array]
     ) -> "asyncio.Task[_MovedPortion]":
         """Begin to move a portion: from the return on no consumer gets the old entries, and the copies are pending."""
         headers = portion.headers
@@ -353,7 +353,7 @@ async def _nothing_moved(messages: int) -> _MovedPortion:
     return _MovedPortion(messages, 0, {})
 
 
-def _in_order_of_appending(rows: Rows, new_ms: Int64s) -> Rows:
+def _in_order_of_appending(rows: Rows, new_ms: Int64Array) -> Rows:
     """Order rows so that those of one new time are appended in the order in which they would have been delivered.
 
     Where positions alone decide it, that is the order of the log, which is read the fastest.

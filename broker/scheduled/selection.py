@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from broker.scheduled.ledger_schedule import Batches, Int64s, LedgerSchedule, Mask
+from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
 from managed_ledger.headers import EntryHeader, EntryHeaders
 from managed_ledger.position import Position
+from managed_ledger.value_types import Int64Array, Mask
 from tracker.columns.row_order import RowKey
 
 
@@ -39,9 +40,9 @@ class Wanted:
 class Rows:
     """Some rows, in order of delivery."""
 
-    deliver_at_ms: Int64s
-    ledger_ids: Int64s
-    entry_ids: Int64s
+    deliver_at_ms: Int64Array
+    ledger_ids: Int64Array
+    entry_ids: Int64Array
 
     def __len__(self) -> int:
         return len(self.deliver_at_ms)
@@ -59,7 +60,7 @@ class Rows:
         return Rows(self.deliver_at_ms[rows], self.ledger_ids[rows], self.entry_ids[rows])
 
 
-_NOTHING: Final[Int64s] = np.empty(0, np.int64)
+_NOTHING: Final[Int64Array] = np.empty(0, np.int64)
 NO_ROWS: Final = Rows(_NOTHING, _NOTHING, _NOTHING)
 
 
@@ -180,7 +181,7 @@ def bucket_edges(from_ms: int, until_ms: int, buckets: int) -> list[int]:
 
 def times_of(
     schedule: LedgerSchedule, acknowledged: BitMap | None, from_ms: int | None, until_ms: int | None
-) -> Int64s:
+) -> Int64Array:
     """Return the times of a ledger's rows in a stretch of time that are not acknowledged, ascending."""
     begin, end = schedule.rows_between(from_ms, until_ms)
     is_alive = schedule.unacknowledged(begin, end, acknowledged)
@@ -188,13 +189,13 @@ def times_of(
     return times if is_alive is None else times[is_alive]
 
 
-def messages_between(batches: Batches, edges: Sequence[int]) -> Int64s:
+def messages_between(batches: Batches, edges: Sequence[int]) -> Int64Array:
     """Return how many messages the batches of each bucket hold beyond one each; edges as in `counts_between`."""
     before = np.concatenate([[0], np.cumsum(batches.message_counts - 1, dtype=np.int64)])
     return np.diff(before[_rows_at_edges(batches.deliver_at_ms, edges)])
 
 
-def counts_between(deliver_at_ms: Int64s, edges: Sequence[int]) -> Int64s:
+def counts_between(deliver_at_ms: Int64Array, edges: Sequence[int]) -> Int64Array:
     """Return how many of ascending times lie in each bucket.
 
     The first edge is included and the last is not, except that nothing is behind `TIME_MS_LAST`: it is included.
@@ -205,7 +206,7 @@ def counts_between(deliver_at_ms: Int64s, edges: Sequence[int]) -> Int64s:
     return np.diff(_rows_at_edges(deliver_at_ms, edges))
 
 
-def _rows_at_edges(deliver_at_ms: Int64s, edges: Sequence[int]) -> NDArray[np.intp]:
+def _rows_at_edges(deliver_at_ms: Int64Array, edges: Sequence[int]) -> NDArray[np.intp]:
     rows = np.searchsorted(deliver_at_ms, np.array(edges, np.int64), side="left")
     if edges[-1] == TIME_MS_LAST:
         rows[-1] = len(deliver_at_ms)

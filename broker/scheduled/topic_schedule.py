@@ -13,7 +13,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.ledger_schedule import Batches, Int64s, LedgerSchedule
+from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
 from broker.scheduled.messages import Chosen, MessageFilter, matching
 from broker.scheduled.selection import (
     TIME_MS_LAST,
@@ -34,6 +34,7 @@ from broker.topics.topic import Topic
 from dispatcher.core.ack_sets import AckSet, unacknowledged
 from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.position import AFTER_EVERYTHING, Position
+from managed_ledger.value_types import Int64Array
 
 ROWS_MAX: Final = 5_000_000
 """The most messages of one operation, 24 bytes each while it runs. Larger ones need the jobs on Spark."""
@@ -84,7 +85,7 @@ class Histogram:
 
     totals: ScheduleTotals
     edges: Sequence[int]
-    counts: Int64s
+    counts: Int64Array
 
 
 class TopicSchedule:
@@ -268,7 +269,7 @@ class TopicSchedule:
             for one in self.subscriptions
         )
 
-    def times_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Int64s:
+    def times_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Int64Array:
         """Return the times of a ledger's scheduled messages in a span of time, ascending."""
         return times_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), from_ms, until_ms)
 
@@ -283,7 +284,7 @@ class TopicSchedule:
         async for schedule in self._catalog.schedules(log, self.first_ledger_id, from_ms, until_ms):
             yield schedule
 
-    async def _times(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[Int64s]:
+    async def _times(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[Int64Array]:
         async for schedule in self._schedules(from_ms, until_ms):
             yield self.times_in(schedule, from_ms, until_ms)
 
@@ -314,7 +315,7 @@ class _Totals:
         self._next_ms: int | None = None
         self._last_ms: int | None = None
 
-    def add(self, times: Int64s, batches: Batches) -> None:
+    def add(self, times: Int64Array, batches: Batches) -> None:
         """Count entries by their times, ascending, and the messages of the batches among them."""
         more = batches.message_counts - 1
         self._count += len(times) + int(more.sum())

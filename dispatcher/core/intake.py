@@ -29,8 +29,9 @@ from dispatcher.core.items import Key, by_ledger
 from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.waiting import WaitingEntries
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
+from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
+from managed_ledger.value_types import Int64Array
 from tracker.columns.row_order import NEVER, first_key_at, key_of
 
 _RECOVERY_WAIT_MS_MAX: Final = 1_000
@@ -214,7 +215,7 @@ class Intake(SubscriptionCore):
             return 0
         return min(self.due_room(), self.config.read_batch_entries_max)
 
-    def on_popped(self, ledger_ids: Int64s, entry_ids: Int64s) -> None:
+    def on_popped(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Note that entries left the tracker; their headers follow."""
         if self.plan is not None:
             self.plan.note_taken(ledger_ids, entry_ids)

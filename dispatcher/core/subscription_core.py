@@ -19,8 +19,9 @@ from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, key_of
 from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
-from managed_ledger.headers import EntryHeaders, Int64s
+from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
+from managed_ledger.value_types import Int64Array
 
 
 class SubscriptionCore(ABC):
@@ -71,7 +72,7 @@ class SubscriptionCore(ABC):
 
     # Reading.
 
-    def has_taken(self, ledger_ids: Int64s, entry_ids: Int64s) -> NDArray[np.bool_]:
+    def has_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         """Return which entries were read already; none before `start`."""
         if self.plan is None:
             return np.zeros(len(ledger_ids), np.bool_)

@@ -6,7 +6,7 @@ repair   survey ─► findings ─► a new folder beside ─► it is read ─
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,7 @@ from managed_ledger.repair.findings import Findings, find
 from managed_ledger.repair.rewriting import check_rewritten, exchange, locked, rewrite
 from managed_ledger.repair.survey import EntryFormat, LogProblem, Survey, files_of, folder_bytes, survey
 from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES
-
-OnStage = Callable[[str, int], None]
-OnStep = Callable[[int], None]
+from managed_ledger.value_types import OnStage, OnStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.position import Position
+from managed_ledger.value_types import OnStage, OnStep
 from pipeline.index.cursor_log import CursorLog, acknowledged_of
 from pipeline.index.place import cursor_folder, open_index, own_index, with_index
 from pipeline.index.readable import ReadableIndex, is_own, list_readable
@@ -32,7 +33,7 @@ from pipeline.logs.log_folder import LogFolder
 from pipeline.logs.open_logs import with_log
 from pipeline.logs.parquet_log import file_system
 from pipeline.planning.rules import RebuildRules
-from pipeline.spark.tasks import OnStage, OnStep, SparkTasks
+from pipeline.spark.tasks import SparkTasks
 from pipeline.tasks.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, IndexFinding, audit_task
 from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.bucket_key import parse_bucket_key

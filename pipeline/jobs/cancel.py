@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.names import match_topic
+from managed_ledger.value_types import OnStage, OnStep
 from pipeline.index.cursor_log import CursorLog, is_index_cursor
 from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_index
 from pipeline.index.publishing import each_of, publish
@@ -33,7 +34,7 @@ from pipeline.index.readable import own_metadata
 from pipeline.index.selection import select
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.sources.number_columns import check_types, whole
-from pipeline.spark.tasks import OnStage, OnStep, SparkTasks, attempt_name
+from pipeline.spark.tasks import SparkTasks, attempt_name
 from pipeline.tasks.cancel_rows import (
     GATHERED_DDL,
     POSITION_COLUMNS,

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
+from managed_ledger.value_types import Int64Array, OnStage, OnStep
 from pipeline.logs.parquet_log import file_system
 from pipeline.sources.number_columns import check_types
-from pipeline.spark.tasks import OnStage, OnStep, count_tasks
-from snapshot_storage.encoding.columns import Int64Array
+from pipeline.spark.tasks import count_tasks
 
 MINUTE_MS = 60_000
 MINUTE_MAX = (2**63 - 1) // MINUTE_MS - 1

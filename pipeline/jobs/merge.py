@@ -21,12 +21,13 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
+from managed_ledger.value_types import OnStage, OnStep
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_index
 from pipeline.index.publishing import Published, publish
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.planning.rules import RebuildRules
-from pipeline.spark.tasks import OnStage, OnStep, SparkTasks, as_they_come, attempt_name
+from pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
 from pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.errors import StorageAccessError

@@ -22,8 +22,9 @@ from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.headers import EntryHeaders, Rows, decode_rows
 from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledger
+from managed_ledger.value_types import Int64Array
 from pipeline.logs.header_log import HeaderRange, LedgerExtent, header_batch
-from snapshot_storage.encoding.columns import DelayedIndexes, Int64Array
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 _OWNER = struct.Struct("<Q")
 

@@ -18,10 +18,6 @@ from pyspark.sql import SparkSession
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-OnStage = Callable[[str, int], None]
-"""Told when a stage begins: its name, and how many steps it has."""
-OnStep = Callable[[int], None]
-"""Told how many steps are done since it was told last; from any thread."""
 
 _POLL_SECONDS = 0.1
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Int64Array = NDArray[np.int64]
+from managed_ledger.value_types import Int64Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

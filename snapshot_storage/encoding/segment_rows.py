@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from snapshot_storage.encoding.columns import DelayedIndexes, Int64Array
+from managed_ledger.value_types import Int64Array
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.varints import PADDING, close_gaps, words_of
 
 ENTRY_ID_MAX = 2**32 - 1

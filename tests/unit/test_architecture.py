@@ -77,6 +77,29 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 @pytest.mark.slow
+def test_no_two_modules_define_one_name_of_a_type() -> None:
+    """Types such as `Int64Array` and `Mask` have one definition, which all rooms import."""
+    places: dict[str, list[str]] = {}
+    for path in _python_files(of_rooms_alone=True):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
+                for target in node.targets:
+                    if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][a-z]\w*", target.id):
+                        places.setdefault(target.id.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+
+    assert "Int64Array" in places
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+@pytest.mark.slow
+def test_the_logger_of_a_module_has_one_name() -> None:
+    """It is `logger`: the log is what messages are appended to."""
+    assigned = re.compile(r"^(\w+) = logging\.getLogger\(__name__\)", re.MULTILINE)
+
+    assert {name for path in _python_files() for name in assigned.findall(path.read_text())} == {"logger"}
+
+
+@pytest.mark.slow
 def test_the_delivery_time_has_one_name() -> None:
     """It is `deliver_at_ms` from the header to the consumer (ARCHITECTURE.md, section 1)."""
     others = {"due_ms", "due_at_ms", "deliver_ms", "delivery_ms", "delivery_time_ms", "timestamp_ms"}
@@ -91,8 +114,8 @@ def test_the_delivery_time_has_one_name() -> None:
     assert found == {}
 
 
-def _python_files() -> Iterator[Path]:
-    """Yield the source files of all rooms, without those that protobuf generates."""
-    rooms = [package.parent for package in ROOT.glob("*/__init__.py")]
-    for folder in (*rooms, ROOT / "benchmarks", ROOT / "tests"):
+def _python_files(*, of_rooms_alone: bool = False) -> Iterator[Path]:
+    """Yield the source files of all rooms, benchmarks and tests, without those that protobuf generates."""
+    rooms = [package.parent for package in ROOT.glob("*/__init__.py") if package.parent.name != "benchmarks"]
+    for folder in rooms if of_rooms_alone else (*rooms, ROOT / "benchmarks", ROOT / "tests"):
         yield from (path for path in folder.rglob("*.py") if "pb" not in path.parts)

@@ -7,11 +7,10 @@ from contextlib import suppress
 from operator import index
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from managed_ledger.value_types import Int64Array
 from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX
-
-Int64Array = NDArray[np.int64]
 
 
 def check_offer(ledger_id: int, entry_id: int, deliver_at_ms: int) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from typing import Final, Literal, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from managed_ledger.value_types import Int64Array
 
 BLOCK_ROWS: Final = 64
 """A block's lowest number is 8 bytes. With more rows, times often differ by more than the 65 s of two bytes."""

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from tracker.columns.positions import ENTRY_ID_MAX, Int64Array, bitmap_of, is_in, ledger_bitmaps, ledger_groups
+from managed_ledger.value_types import Int64Array
+from tracker.columns.positions import ENTRY_ID_MAX, bitmap_of, is_in, ledger_bitmaps, ledger_groups
 
 _FEW_ROWS = 8
 """Up to this many rows, testing bit by bit is faster than building a bitmap."""

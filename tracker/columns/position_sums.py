@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from managed_ledger.value_types import Int64Array
 
 _SUM_MASK: Final = 2**64 - 1
 _LEDGER_FACTOR: Final = np.uint64(0x9E37_79B9_7F4A_7C15)

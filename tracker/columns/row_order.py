@@ -5,12 +5,8 @@ A row's place in it is a `RowKey`. Sorting is in `snapshot_storage.encoding.colu
 
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from managed_ledger.value_types import Int64Array
 from tracker.columns.packed_column import PackedColumn
-
-Int64Array = NDArray[np.int64]
 
 Column = Int64Array | PackedColumn
 

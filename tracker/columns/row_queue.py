@@ -18,16 +18,9 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.columns import DelayedIndexes, is_sorted, order_of_rows
-from tracker.columns.row_order import (
-    NEVER,
-    Columns,
-    Int64Array,
-    RowKey,
-    first_key_at,
-    key_before,
-    last_key_at,
-)
+from tracker.columns.row_order import NEVER, Columns, RowKey, first_key_at, key_before, last_key_at
 from tracker.columns.sorted_run import SortedRun
 
 RUN_ROWS_MAX: Final = 8_000

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.metadata_columns import MetadataColumns
 
 Int32Array = NDArray[np.int32]
-Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,8 +2,9 @@
 
 from typing import Final
 
+from managed_ledger.value_types import Int64Array
 from tracker.columns.packed_column import BLOCK_ROWS, PackedColumn
-from tracker.columns.row_order import NEVER, Column, Columns, Int64Array, RowKey, key_of, row_count_through
+from tracker.columns.row_order import NEVER, Column, Columns, RowKey, key_of, row_count_through
 
 _PARTS_FREED: Final = 4
 """When a fourth of a run is gone, its memory is freed: it takes a seventh more than its rows then, on average, and all

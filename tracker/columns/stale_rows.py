@@ -13,11 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from managed_ledger.value_types import Int64Array
 from tracker.columns.row_order import RowKey
 from tracker.columns.row_queue import RowQueue
 from tracker.columns.sorted_run import SortedRun
-
-Int64Array = NDArray[np.int64]
 
 AreTracked = Callable[[Int64Array, Int64Array], NDArray[np.bool_]]
 """Which of these positions (ledger ids, entry ids) are tracked."""

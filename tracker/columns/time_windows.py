@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import Int64Array
 from tracker.columns.row_order import NEVER
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from pyroaring import BitMap
 
-from tracker.columns.positions import Int64Array
+from managed_ledger.value_types import Int64Array
 from tracker.columns.row_order import NEVER, RowKey, last_key_at
 from tracker.columns.row_queue import RowQueue
 from tracker.columns.stale_rows import first_tracked_ms

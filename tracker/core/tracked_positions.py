@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import Int64Array, is_in, ledger_bitmaps, ledger_groups
+from tracker.columns.positions import is_in, ledger_bitmaps, ledger_groups
 from tracker.core.due_rows import MUTABLE
 
 _NONE: Final = BitMap()

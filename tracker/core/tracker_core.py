@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_properties import BucketProperties
 from tracker.columns.offers import check_offer, check_tick_time, columns_of
-from tracker.columns.positions import ENTRY_ID_MAX, Int64Array
+from tracker.columns.positions import ENTRY_ID_MAX
 from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.config import TrackerConfig
 from tracker.core import questions

@@ -39,17 +39,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from numpy.typing import NDArray
 
+from managed_ledger.value_types import Int64Array, Mask
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.positions import Int64Array, is_in_bitmap, ledger_groups
+from tracker.columns.positions import is_in_bitmap, ledger_groups
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_view import SharedIndexView
 from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.shell.factory import BucketDelayedDeliveryTrackerFactory
-
-Mask = NDArray[np.bool_]
 
 
 class SharedDelayedIndex:

@@ -9,21 +9,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array, Mask
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.offers import check_offer, columns_of
-from tracker.columns.positions import Int64Array, is_in_bitmap, ledger_bitmaps, ledger_groups
+from tracker.columns.positions import is_in_bitmap, ledger_bitmaps, ledger_groups
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.view_rows import ViewRows
 from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
-
-Mask = NDArray[np.bool_]
 
 _POLLS_MAX: Final = 16
 """Polls of the index in one call: what a subscription has acknowledged may fill several, and others want their turn."""

@@ -14,19 +14,16 @@ Pure: no clock, no storage, no event loop.
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array, Mask
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import Int64Array
 from tracker.columns.row_order import NEVER, RowKey, key_before, last_key_at, row_count_through
 from tracker.columns.row_queue import RowQueue, pop_sorted
 from tracker.columns.stale_rows import drop_stale, first_tracked_ms
 from tracker.shared.spilled_rows import SpilledRows
-
-Mask = NDArray[np.bool_]
 
 
 class ViewRows:

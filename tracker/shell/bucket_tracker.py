@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from managed_ledger.value_types import Clock
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.columns.row_order import NEVER
@@ -42,7 +43,6 @@ from tracker.stats import TrackerStats
 
 logger = logging.getLogger(__name__)
 
-Clock = Callable[[], int]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

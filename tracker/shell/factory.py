@@ -2,6 +2,7 @@
 
 from random import Random
 
+from managed_ledger.value_types import Clock
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import names_buckets
 from tracker.config import TrackerConfig
@@ -11,7 +12,7 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.shell.alarms import Alarms
-from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker, Clock
+from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.shell.snapshot_merge import RunBlocking
 from tracker.shell.snapshot_work import worker_on
 from tracker.shell.storage_worker import StorageWorker, in_thread

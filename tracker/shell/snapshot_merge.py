@@ -11,6 +11,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.codec import encode_metadata_of, encode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segmenter import segment_ends
@@ -19,7 +20,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import subtract, sum_of
 from tracker.columns.positions import is_in
 from tracker.columns.row_order import RowKey
-from tracker.columns.segment_table import Int64Array, SegmentTable, spans_of
+from tracker.columns.segment_table import SegmentTable, spans_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
 from tracker.core.merge_windows import WINDOW_MAX

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from numpy.typing import NDArray
 
 from managed_ledger.position import Position
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
@@ -30,7 +31,6 @@ from tracker.shared.shared_view import SharedIndexView
 from tracker.testing import FakeCursor, VirtualTimeLoop, run_inline, virtual_now_ms
 
 Key = tuple[int, int]
-Int64Array = NDArray[np.int64]
 
 ENTRIES_PER_LEDGER: Final = 8
 UPHEAVALS: Final = ("close", "crash", "join", "stop", "leave", "seek")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from broker.errors import BrokerError
-from broker.scheduled.ledger_schedule import Int64s
 from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import MOVED_TOLD_MAX, Operations, Progress, Selector, early_ms_of
 from broker.scheduled.topic_schedule import TopicSchedule
@@ -19,13 +18,14 @@ from broker.topics.pause import NOT_PAUSED, PauseState
 from broker.topics.subscription import Subscription
 from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
 from managed_ledger.position import Position
+from managed_ledger.value_types import Int64Array
 from tests.simulation.whole_service.events import ADMINISTRATION_S, Event, a_subscription, some
 from tests.simulation.whole_service.oracle import Key, SubscriptionModel
 
 if TYPE_CHECKING:
     from tests.simulation.whole_service.simulation import Simulation
 
-_NewTime = Callable[[Int64s, int], Int64s]
+_NewTime = Callable[[Int64Array, int], Int64Array]
 """Gives new times from the old ones and the time that it is."""
 
 _REFUSALS: Final = (BrokerError, LedgerError, ManagedLedgerClosedError)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from demo.verdict import NEVER, Deliveries, Int64s, Outage, PublishedMessages, Verdict, judge
+from demo.verdict import NEVER, Deliveries, Outage, PublishedMessages, Verdict, judge
+from managed_ledger.value_types import Int64Array
 
 KILLED_MS = 5_000
 RESTARTED_MS = 6_000
@@ -56,7 +57,7 @@ CLEAN = [
 ]
 
 
-def column(values: Sequence[float]) -> Int64s:
+def column(values: Sequence[float]) -> Int64Array:
     """Make a column of a record."""
     return np.array(values, dtype=np.int64)
 

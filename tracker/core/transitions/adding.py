@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.columns.positions import LEDGER_ID_MAX, Int64Array, bitmap_of, ledger_groups
+from tracker.columns.positions import LEDGER_ID_MAX, bitmap_of, ledger_groups
 from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.core.bucket import free_key_or_none
 from tracker.core.state import NO_LEDGER, TrackerState

@@ -4,9 +4,9 @@ Its rows are served from memory until both are durable. Then those that are due 
 as a whole: from now on they come from segments.
 """
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import Int64Array
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.columns.row_queue import pop_sorted
 from tracker.columns.segment_table import is_in_order
