@@ -4,7 +4,7 @@ This module imports the standard library alone: a core install has neither click
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NoReturn
 
 _ROCKSDB: Final = ("google_crc32c", "rocksdict")
 _DISPATCHER: Final = (*_ROCKSDB, "mmh3")
@@ -61,3 +61,22 @@ def install_advice(module: str | None, words: Sequence[str]) -> str | None:
     own = "spark" if command in SPARK_GROUPS else command
     wanted = own if own in extras else extras[0]
     return f"{name} is not installed: pip install 'postdate[{wanted}]'"
+
+
+def missing_class(name: str, advice: str) -> type:
+    """Return a class in place of one that cannot be imported: it can be named and derived from, and not called.
+
+    >>> missing_class("room.Storage", "numpy is not installed")("folder")
+    Traceback (most recent call last):
+    ImportError: room.Storage: numpy is not installed
+
+    Args:
+        name: The name that programs know the class by, dotted.
+        advice: The result of `install_advice`.
+    """
+
+    def refuse(_: type, *args: Any, **keywords: Any) -> NoReturn:
+        raise ImportError(f"{name}: {advice}")
+
+    module, _, own_name = name.rpartition(".")
+    return type(own_name, (), {"__new__": refuse, "__doc__": f"Not usable here: {advice}.", "__module__": module})

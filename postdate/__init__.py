@@ -22,7 +22,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from command_line.extras import install_advice
+from command_line.extras import install_advice, missing_class
 from managed_ledger.position import Position
 from postdate.clock import now_ms
 from scheduling.async_scheduler import AsyncScheduler
@@ -125,10 +125,9 @@ _ON_DEMAND: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name that needs an extra.
+    """Import a storage that needs an extra; without the extra, return a class that says so when it is called.
 
-    Raises:
-        ImportError: The extra is not installed.
+    So `hasattr`, `dir`, `from postdate import *` and tools that look at every name work in each installation.
     """
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'postdate' has no attribute {name!r}")
@@ -139,7 +138,7 @@ def __getattr__(name: str) -> Any:
         advice = install_advice(error.name, [extra])
         if advice is None:
             raise
-        raise ImportError(f"postdate.{name}: {advice}", name=error.name) from error
+        return missing_class(f"postdate.{name}", advice)
 
 
 def __dir__() -> list[str]:

@@ -48,15 +48,37 @@ def test_what_extras_bring_is_not_needed() -> None:
     assert (result.stdout, result.stderr) == (f"{postdate.__version__}\n", "")
 
 
-@pytest.mark.parametrize(
+NEEDS_EXTRA = pytest.mark.parametrize(
     ("name", "missing", "extra"),
     [("RocksDBBucketSnapshotStorage", "rocksdict", "rocksdb"), ("S3BucketSnapshotStorage", "boto3", "s3")],
 )
-def test_a_storage_says_which_extra_it_needs(name: str, missing: str, extra: str) -> None:
-    result = run_without([missing], f"from postdate import {name}")
+
+
+@NEEDS_EXTRA
+def test_a_storage_that_is_used_says_which_extra_it_needs(name: str, missing: str, extra: str) -> None:
+    result = run_without([missing], f"from postdate import {name}\n{name}('data')")
 
     assert result.stderr.splitlines()[-1] == (
         f"ImportError: postdate.{name}: {missing} is not installed: pip install 'postdate[{extra}]'"
+    )
+
+
+@NEEDS_EXTRA
+def test_every_name_can_be_asked_for_without_the_extra_that_brings_it(name: str, missing: str, extra: str) -> None:
+    """By `hasattr`, by tools that look at all that `dir` names, and by `import *`."""
+    program = f"""
+import inspect, postdate
+from postdate import *
+assert all(hasattr(postdate, name) for name in dir(postdate))
+assert not hasattr(postdate, "BucketTracker")
+assert not isinstance(postdate.MemoryBucketSnapshotStorage(), postdate.{name})
+print(inspect.getdoc(dict(inspect.getmembers(postdate))["{name}"]))
+"""
+    result = run_without([missing], program)
+
+    assert (result.stdout, result.stderr) == (
+        f"Not usable here: {missing} is not installed: pip install 'postdate[{extra}]'.\n",
+        "",
     )
 
 
