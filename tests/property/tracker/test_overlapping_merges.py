@@ -290,7 +290,13 @@ class Run:
         assert not self.core.remembered_ledger_count
 
 
-@pytest.mark.parametrize("seed", range(60))
+FEW = 10
+"""So many seeds are played by `make test-fast` as well."""
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(FEW), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FEW, 60))]
+)
 def test_each_message_comes_once_whatever_is_merged_meanwhile(seed: int) -> None:
     run = Run(Random(seed))
     asyncio.run(run.play())

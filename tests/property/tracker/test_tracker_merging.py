@@ -70,7 +70,7 @@ class CountingStorage(MemoryBucketSnapshotStorage):
         )
 
 
-@pytest.mark.parametrize("limit", [2, 3, 4, 10])
+@pytest.mark.parametrize("limit", [2, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (3, 4, 10))])
 def test_the_curve_is_what_a_tracker_writes(limit: int) -> None:
     """A whole tracker, whose newest bucket is still being sealed when one is too many, stores as many rows."""
     ledger_count = 100
@@ -102,6 +102,7 @@ def written_per_row(row_counts: Sequence[int], limit: int) -> list[float]:
     return list(written_per_row_of(row_counts, limit))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [4, 5, 10, 50])
 def test_one_message_ledgers_are_rewritten_a_logarithmic_number_of_times(limit: int) -> None:
     """Rows written per row stay below 2 log2(N) for each N."""
@@ -110,7 +111,7 @@ def test_one_message_ledgers_are_rewritten_a_logarithmic_number_of_times(limit: 
     assert all(written[n - 1] < 2 * math.log2(n) for n in range(4, len(written) + 1))
 
 
-@pytest.mark.parametrize("limit", [5, 10, 50])
+@pytest.mark.parametrize("limit", [5, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (10, 50))])
 @pytest.mark.parametrize("law", ["equal", "uniform", "exponential", "heavy"])
 def test_realistic_buckets_are_rewritten_a_logarithmic_number_of_times(law: str, limit: int) -> None:
     """The same holds for buckets of any mix of sizes."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,9 +89,10 @@ def _key(first_ledger_id: int) -> str:
     return f"{BUCKET_KEY_PREFIX}_{first_ledger_id}_{first_ledger_id + 1}"
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Data:
-    path = tmp_path / "data"
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """The folder as the service has left it; each test gets a copy."""
+    path = tmp_path_factory.mktemp("stopped") / "data"
 
     async def fill() -> list[int]:
         store = await LedgerStore.open(path / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
@@ -103,6 +105,12 @@ def data(tmp_path: Path) -> Data:
         return ids
 
     return Data(path, asyncio.run(fill()))
+
+
+@pytest.fixture
+def data(stopped: Data, tmp_path: Path) -> Data:
+    shutil.copytree(stopped.path, tmp_path / "data")
+    return Data(tmp_path / "data", stopped.ids)
 
 
 def add_orphan(data: Data) -> int:
@@ -896,6 +904,7 @@ def test_export_names_no_more_segments_than_one_reads(
     assert result.stdout.endswith("and 2 more\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x[bold]y", "[/red]", ":smile:", "back\\"])
 def test_a_name_is_printed_as_it_is(data: Data, tmp_path: Path, name: str) -> None:
     """Brackets in paths, topics, cursors and keys are no markup."""
