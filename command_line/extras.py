@@ -75,7 +75,7 @@ def missing_class(name: str, advice: str) -> type:
         advice: The result of `install_advice`.
     """
 
-    def refuse(_: type, *args: Any, **keywords: Any) -> NoReturn:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
         raise ImportError(f"{name}: {advice}")
 
     module, _, own_name = name.rpartition(".")

@@ -13,7 +13,7 @@ from typing import Self
 
 from snapshot_storage.errors import StorageLockedError
 
-_FILE = "WRITER"
+LOCK_FILE = "WRITER"
 
 
 class WriterLock:
@@ -31,8 +31,8 @@ class WriterLock:
             StorageLockedError: Another process, or another storage of this one, has it.
             OSError: The system refuses.
         """
-        _clear(path / _FILE)
-        descriptor = os.open(path / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        _clear(path / LOCK_FILE)
+        descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -41,7 +41,7 @@ class WriterLock:
         except BaseException:
             os.close(descriptor)
             raise
-        if not os.path.samestat(os.fstat(descriptor), (path / _FILE).stat()):
+        if not os.path.samestat(os.fstat(descriptor), (path / LOCK_FILE).stat()):
             # A writer has put the folder aside meanwhile, and holds the new one in its place.
             os.close(descriptor)
             raise StorageLockedError(str(path))
@@ -55,4 +55,4 @@ class WriterLock:
 def _clear(file: Path) -> None:
     """Rename what is no file in the place of the lock, which has nothing to lose; RocksDB's own lock still holds."""
     if os.path.lexists(file) and not file.is_file():
-        file.rename(file.with_name(f"{_FILE}-was-no-file-{time.time_ns()}"))
+        file.rename(file.with_name(f"{LOCK_FILE}-was-no-file-{time.time_ns()}"))

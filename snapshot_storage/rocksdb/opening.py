@@ -6,7 +6,7 @@ again from the log what cursor properties name and the folder no longer has. So 
 nowhere stands where RocksDB has a file, and what stands in the folder's own place: no further try helps. One line of
 the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it is, and the
 opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk fails. A
-damaged folder that is a mount point cannot be renamed: the error names the damage, and an operator empties the folder.
+folder that cannot be renamed, as a mount point, is emptied into a folder in it (`put_aside`).
 
 RocksDB does not notice that its newest log is gone, or the end of it. This module does not notice it either, and need
 not: the properties of the cursors name the snapshots that were in it, and no id is given again, as ids follow the clock
@@ -29,7 +29,6 @@ the common case; level 9 saves at most 8 % and takes two to five times as long t
 blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once and takes 0.1 ms either way.
 """
 
-import errno
 import logging
 import os
 import time
@@ -57,7 +56,7 @@ from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, NEXT_ID_KEY, UNFINISHED
 from snapshot_storage.rocksdb.lock import WriterLock
-from snapshot_storage.rocksdb.put_aside import put_aside
+from snapshot_storage.rocksdb.put_aside import is_inside, put_aside
 
 logger = logging.getLogger(__name__)
 
@@ -204,21 +203,13 @@ def _put_aside(path: Path, damage: str) -> None:
     # RocksDB's own text of a damage may have several lines.
     damage = " ".join(damage.split())
     with translated(error_of, path, f"put aside the snapshots, which cannot be used ({damage}),"):
-        try:
-            aside = put_aside(path)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            raise StorageUnavailableError(
-                f"the snapshots in {path} cannot be used ({damage}), and the folder cannot be put aside, as a mount "
-                f"point cannot be renamed ({error.strerror}): stop the service and move away what is in the folder. At "
-                "the next start the index is read again from the log"
-            ) from error
+        aside = put_aside(path)
     logger.error(
-        "the snapshots in %s cannot be used (%s): the folder was put aside as %s, and the index is read again from the "
-        "log. No program reads that folder any more: it can be removed",
+        "the snapshots in %s cannot be used (%s): %s %s, and the index is read again from the log. No program reads "
+        "that folder any more: it can be removed",
         path,
         damage,
+        "its files were put aside in" if is_inside(aside) else "the folder was put aside as",
         aside,
     )
 

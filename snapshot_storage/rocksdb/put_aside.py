@@ -1,8 +1,10 @@
 """Folders of snapshots that were put aside because they are damaged: their names, their sizes, and their removal.
 
-A folder is put aside by a rename, `snapshots` to `snapshots-put-aside-<time>`. No program reads it any more: its index
-was read from the log again. It is kept as evidence of the disk's fault, until an operator removes it. A file or a link
-that stands where the folder should be is put aside in the same way.
+A folder is put aside by a rename, `snapshots` to `snapshots-put-aside-<time>`, where it really is: behind a link its
+target is renamed, and the link stays. A folder that cannot be renamed, as a mount point, gives its files to a new
+folder in it, `snapshots/put-aside-<time>`. No program reads what was put aside: its index was read from the log again.
+It is kept as evidence of the disk's fault, until an operator removes it. A file, or a link to no folder, that stands
+where the folder should be is put aside by a rename too.
 """
 
 import os
@@ -10,8 +12,14 @@ import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
-_MARK = "-put-aside-"
+from snapshot_storage.rocksdb.lock import LOCK_FILE
+
+_INSIDE: Final = "put-aside-"
+_MARK: Final = f"-{_INSIDE}"
+_LAST_FILE: Final = "CURRENT"
+"""Without it RocksDB takes a folder for a new one: it goes last, so that a kill half way leaves a damaged folder."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,14 +32,25 @@ class PutAside:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename what is at the place of a folder, so that an empty one can take its place, and return the new name.
+    """Let an empty folder take the place of a damaged one, and return where the damaged files are now.
+
+    Where something else stands in the place of the folder, the place is empty after it.
 
     Raises:
         OSError: The system refuses.
     """
-    aside = path.with_name(f"{path.name}{_MARK}{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}")
+    name = f"{_INSIDE}{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}"
     if path.is_dir():
-        return path.rename(aside)
+        folder = path.resolve() if path.is_symlink() else path
+        aside = folder.with_name(f"{folder.name}-{name}")
+        try:
+            folder.rename(aside)
+        except OSError:
+            # A mount point, or a folder above that is not the service's own.
+            return _moved_inside(folder, folder / name)
+        folder.mkdir(exist_ok=True)
+        return aside
+    aside = path.with_name(f"{path.name}-{name}")
     # No folder is renamed onto a file. So the second of two programs does not take what the first has made here.
     aside.touch(exist_ok=False)
     try:
@@ -41,16 +60,37 @@ def put_aside(path: Path) -> Path:
         raise
 
 
+def _moved_inside(folder: Path, aside: Path) -> Path:
+    """Move the files of a folder into a new one in it, but for the lock, which the caller holds."""
+    files = [one for one in folder.iterdir() if one.name != LOCK_FILE and not one.name.startswith(_INSIDE)]
+    aside.mkdir()
+    for file in sorted(files, key=lambda file: file.name == _LAST_FILE):
+        file.rename(aside / file.name)
+    return aside
+
+
+def is_inside(aside: Path) -> bool:
+    """Whether what `put_aside` returned is in the folder itself, which stays where it is."""
+    return aside.name.startswith(_INSIDE)
+
+
 def put_aside_folders(path: Path) -> list[PutAside]:
     """Return the folders that were put aside from a place, the oldest first; blocks while it looks at each file.
 
     Raises:
         OSError: The folder above cannot be read.
     """
-    if not path.parent.exists():
-        return []
-    names = [one.name for one in os.scandir(path.parent) if one.name.startswith(f"{path.name}{_MARK}")]
-    return sorted(_measured(path.with_name(name)) for name in names)
+    real = path.resolve() if path.is_symlink() and path.is_dir() else path
+    beside = {one for place in (path, real) for one in _named(place.parent, f"{place.name}{_MARK}")}
+    return sorted(map(_measured, beside | set(_named(real, _INSIDE))), key=lambda one: _time_in(one.path))
+
+
+def _named(folder: Path, prefix: str) -> list[Path]:
+    return [folder / one.name for one in os.scandir(folder) if one.name.startswith(prefix)] if folder.is_dir() else []
+
+
+def _time_in(path: Path) -> str:
+    return path.name.rpartition(_INSIDE)[2]
 
 
 def remove_put_aside(folder: PutAside) -> None:
@@ -59,7 +99,7 @@ def remove_put_aside(folder: PutAside) -> None:
     Raises:
         OSError: The system refuses; a part of it may be gone.
     """
-    assert _MARK in folder.path.name
+    assert _INSIDE in folder.path.name
 
     if folder.path.is_dir() and not folder.path.is_symlink():
         shutil.rmtree(folder.path)

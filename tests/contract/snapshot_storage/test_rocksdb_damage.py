@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from rocksdict import Options, Rdict
@@ -37,19 +38,31 @@ from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 MEMORY = RocksDBMemory()
 Entries = dict[int, list[bytes]]
 
-FILES = (
-    "*.sst",
-    "*.log",
-    "CURRENT",
-    "MANIFEST-*",
-    "OPTIONS-*",
-    "IDENTITY",
-    "LOCK",
-    "LOG",
-    "rocksdict-config.json",
-    "WRITER",
-)
-"""Every kind of file that there is in a folder."""
+NOTHING, SOME, FOLDER = "nothing", "the buckets that are in it", "the folder"
+
+_IN_TABLES = {"flip": SOME, "flip the end": FOLDER, "cut": FOLDER, "empty": FOLDER, "remove": FOLDER}
+_IN_LOG = {"flip": FOLDER, "flip the end": FOLDER, "cut": SOME, "empty": SOME, "remove": SOME}
+_FOLDER, _NOTHING = dict.fromkeys(_IN_TABLES, FOLDER), dict.fromkeys(_IN_TABLES, NOTHING)
+
+COSTS = {
+    "*.sst": _IN_TABLES,
+    "*.log": _IN_LOG,
+    "CURRENT": _FOLDER,
+    "MANIFEST-*": _FOLDER,
+    "OPTIONS-*": _NOTHING,
+    "IDENTITY": _NOTHING,
+    "LOCK": _NOTHING,
+    "LOG": _NOTHING,
+    "LOG.old.*": _NOTHING,
+    "rocksdict-config.json": _NOTHING,
+    "WRITER": _NOTHING,
+}
+"""What each damage costs, for every kind of file that there is in a folder.
+
+RocksDB replays its newest log up to the first record that is cut off, and calls a wrong checksum in it damage.
+"""
+
+FILES = tuple(COSTS)
 
 
 def _opened(path: Path, *, is_read_only: bool = False) -> RocksDBFolder:
@@ -65,8 +78,20 @@ def _fill(folder: RocksDBFolder, count: int) -> Entries:
     return written
 
 
-def _crashed(path: Path) -> Entries:
-    """Leave what a kill leaves: tables, and what was written since the last start in the log alone."""
+class Crashed(NamedTuple):
+    """What a kill leaves: tables, and what was written since the last start in the log alone."""
+
+    path: Path
+    written: Entries
+
+    def copied(self, path: Path) -> Entries:
+        shutil.copytree(self.path, path)
+        return self.written
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
+    path = tmp_path_factory.mktemp("crashed") / "crashed"
     running = path.with_name("running")
     folder = _opened(running)
     written = _fill(folder, 6)
@@ -75,7 +100,7 @@ def _crashed(path: Path) -> Entries:
     written |= _fill(folder, 6)
     shutil.copytree(running, path)
     folder.close()
-    return written
+    return Crashed(path, written)
 
 
 def _read_all(folder: RocksDBFolder, written: Entries) -> set[int]:
@@ -110,6 +135,10 @@ def _cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+def _empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
 def _flip_the_end(file: Path) -> None:
     _flip(file, 0.995)
 
@@ -118,15 +147,36 @@ def _aside(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.name}-put-aside-*"))
 
 
-@pytest.mark.parametrize("harm", [_flip, _flip_the_end, _cut, Path.unlink])
+HARMS = {"flip": _flip, "flip the end": _flip_the_end, "cut": _cut, "empty": _empty, "remove": Path.unlink}
+
+
+def test_every_file_of_a_folder_is_of_one_kind(tmp_path: Path, crashed: Crashed) -> None:
+    """A kind that RocksDB or rocksdict begins to write has to be named in the table."""
+    path = tmp_path / "copied"
+    crashed.copied(path)
+    folder = _opened(path)
+    folder.checkpoint(tmp_path / "checkpoint")
+    kinds = {
+        file.name: [pattern for pattern in FILES if file.match(pattern)]
+        for place in (crashed.path, path, tmp_path / "checkpoint")
+        for file in place.rglob("*")
+    }
+    folder.close()
+
+    assert {name: found for name, found in kinds.items() if len(found) != 1} == {}
+    assert {found[0] for found in kinds.values()} == set(FILES)
+    assert all(costs.keys() == HARMS.keys() for costs in COSTS.values())
+
+
+@pytest.mark.parametrize("how", HARMS)
 @pytest.mark.parametrize("pattern", FILES)
 def test_a_damaged_file_costs_time_and_is_never_data(
-    tmp_path: Path, pattern: str, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, crashed: Crashed, pattern: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The folder goes on with what is whole, or is kept under a name that one line of the log says."""
     path = tmp_path / "crashed"
-    written = _crashed(path)
-    harm(max(path.glob(pattern), key=lambda file: (file.stat().st_size > 0, file.name)))
+    written = crashed.copied(path)
+    HARMS[how](max(path.glob(pattern), key=lambda file: (file.stat().st_size > 0, file.name)))
     before = _state(path)
 
     try:
@@ -147,7 +197,8 @@ def test_a_damaged_file_costs_time_and_is_never_data(
 
     aside = _aside(path)
     errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(errors) == len(aside) <= 1
+    assert len(errors) == len(aside) == (COSTS[pattern][how] is FOLDER)
+    assert bool(lost) == (COSTS[pattern][how] is not NOTHING)
     if aside:
         assert f"put aside as {aside[0]}" in errors[0]
         assert len(errors[0].splitlines()) == 1
@@ -344,11 +395,15 @@ NOTICED = ("CURRENT", "MANIFEST-*", "IDENTITY", "LOCK", "rocksdict-config.json",
 @pytest.mark.parametrize("make", [_make_folder, _make_dangling_link, _make_looping_link])
 @pytest.mark.parametrize("pattern", FILES)
 def test_what_is_no_file_in_the_place_of_one_is_damage_for_good(
-    tmp_path: Path, pattern: str, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    crashed: Crashed,
+    pattern: str,
+    make: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """No further try makes a file of it: the folder opens, and what is read is what was written."""
     path = tmp_path / "crashed"
-    written = _crashed(path)
+    written = crashed.copied(path)
     place = max(path.glob(pattern))
     place.unlink()
     make(place)
