@@ -20,7 +20,7 @@ from tracker.columns.positions import is_in_bitmap, ledger_bitmaps, ledger_group
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError
-from tracker.shared.view_rows import ViewRows
+from tracker.shared.core.view_rows import ViewRows
 from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
 
 _POLLS_MAX: Final = 16

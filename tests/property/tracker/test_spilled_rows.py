@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_order import RowKey, key_before, row_count_through
-from tracker.shared.spilled_rows import SpilledRows
+from tracker.shared.core.spilled_rows import SpilledRows
 
 KEYS = st.builds(RowKey, st.integers(0, 9), st.integers(0, 3), st.integers(0, 3))
 BATCHES = st.lists(st.sets(KEYS, max_size=12), max_size=6)

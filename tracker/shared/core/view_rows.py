@@ -23,7 +23,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import NEVER, RowKey, key_before, last_key_at, row_count_through
 from tracker.columns.row_queue import RowQueue, pop_sorted
 from tracker.columns.stale_rows import drop_stale, first_tracked_ms
-from tracker.shared.spilled_rows import SpilledRows
+from tracker.shared.core.spilled_rows import SpilledRows
 
 
 class ViewRows:
