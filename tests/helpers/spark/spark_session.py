@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.spark.java import find_java
-from pipeline.spark.session import local_session
+from pipeline.spark.java import JavaNotFoundError, find_java
+from pipeline.spark.session import any_session
 from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 
 S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}
@@ -20,10 +20,12 @@ S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": S
 
 def require_java() -> None:
     """Skip on a laptop without Java; fail in CI, where it must be."""
-    if find_java() is None:
+    try:
+        find_java()
+    except JavaNotFoundError as error:
         if os.environ.get("CI"):
-            pytest.fail("Spark needs Java, which CI must have")
-        pytest.skip("Spark needs Java")
+            pytest.fail(f"CI must have Java: {error}")
+        pytest.skip(str(error))
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def spark_session() -> Iterator[SparkSession]:
         # Workers inherit what Java was started with; this process has it only in the tests that need it.
         for name, value in S3_CREDENTIALS.items():
             environment.setenv(name, value)
-        session = local_session(cores=2, name="postdate-tests", attempts_max=2)
+        session = any_session("local[2,2]")
     session.conf.set("spark.sql.shuffle.partitions", "4")
     try:
         yield session

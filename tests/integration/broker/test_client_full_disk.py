@@ -92,7 +92,7 @@ def _take(consumer: pulsar.Consumer, taken: set[int], count: int) -> None:
 
 def _health(service: PostdateProcess) -> tuple[int, dict[str, Any]]:
     try:
-        return 200, service.read_json("/health")
+        return 200, json.loads(service.read("/health"))
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
 
@@ -178,5 +178,5 @@ def test_a_disk_without_a_byte_left_stops_only_what_is_new(
     service_on_it.kill()
     service_on_it.start()
     _take(consumer, taken, sender.sent)
-    backlog = service_on_it.read_json("/admin/v2/persistent/public/default/orders/stats")["subscriptions"]["sub"]
+    backlog = json.loads(service_on_it.read("/admin/v2/persistent/public/default/orders/stats"))["subscriptions"]["sub"]
     assert backlog["msgBacklog"] <= 10

@@ -92,7 +92,7 @@ def test_after_a_repair_all_subscriptions_get_what_is_whole(own_service: Postdat
         consumer = subscribe(clients.new(), "orders", ConsumerType.KeyShared, subscription=subscription)
         taken = _take_all(consumer)
         assert len(taken) == len(set(taken)) == MESSAGES - lost
-        stats = own_service.read_json("/admin/v2/persistent/public/default/orders/stats")
+        stats = json.loads(own_service.read("/admin/v2/persistent/public/default/orders/stats"))
         assert stats["subscriptions"][subscription]["msgBacklog"] == 0
     clients.new().create_producer("orders").send(b"%08d" % MESSAGES)
     assert _take_all(consumer) == [MESSAGES]

@@ -1,6 +1,7 @@
 """A service whose snapshots are on a real S3 server, through `kill -9`; and a copy to one that is killed on its way."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -132,7 +133,7 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
 
 
 def named_snapshots(service: PostdateProcess) -> int:
-    stats = service.read_json("/admin/v2/persistent/public/default/orders/stats")
+    stats = json.loads(service.read("/admin/v2/persistent/public/default/orders/stats"))
     (subscription,) = stats["subscriptions"].values()
     return sum(name.startswith(BUCKET_KEY_PREFIX) for name in subscription["subscriptionProperties"])
 

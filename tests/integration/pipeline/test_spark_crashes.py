@@ -26,7 +26,7 @@ _DRIVER = """
 import os, signal, sys
 from dataclasses import replace
 from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.spark.session import local_session
+from pipeline.spark.session import any_session
 from tests.helpers.spark.bulk_data import RULES
 
 stage = []
@@ -35,7 +35,7 @@ def die(steps):
         os.kill(os.getpid(), signal.SIGKILL)
 
 rebuild_log(
-    local_session(cores=1),
+    any_session("local[1,1]"),
     sys.argv[1],
     rules=replace(RULES, rows_per_bucket_min=50),
     on_stage=lambda name, steps: stage.append(name),

@@ -35,11 +35,11 @@ import os, signal, sys
 from pipeline.sources.index_source import IndexDataSource
 from pipeline.sources.index_writer import IndexWriter
 from pipeline.jobs.ingest import ingest
-from pipeline.spark.session import local_session
+from pipeline.spark.session import any_session
 from tests.helpers.live_index import NOW_MS
 
 data, moment = sys.argv[1:]
-spark = local_session(cores=1)
+spark = any_session("local[1,1]")
 spark.conf.set("spark.sql.shuffle.partitions", "2")
 victims = [spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid(), os.getpid()]
 

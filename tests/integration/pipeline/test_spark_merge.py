@@ -34,7 +34,7 @@ Row = tuple[int, int, int]
 _DRIVER = """
 import os, signal, sys
 from pipeline.jobs.merge import merge
-from pipeline.spark.session import local_session
+from pipeline.spark.session import any_session
 from tests.integration.pipeline.test_spark_merge import SMALL
 
 stage = []
@@ -43,7 +43,7 @@ def die(steps):
         os.kill(os.getpid(), signal.SIGKILL)
 
 merge(
-    local_session(cores=1),
+    any_session("local[1,1]"),
     sys.argv[1],
     bucket_count_max=3,
     rules=SMALL,

@@ -10,10 +10,10 @@ from snapshot_storage.encoding.codec import (
     decode_segment,
     decode_segments,
     encode_metadata,
-    encode_segment,
     encode_segments,
 )
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.segment_rows import encode_rows
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata, SnapshotSegment
 
@@ -63,7 +63,7 @@ def _decoded_rows(data: bytes) -> list[_Row] | None:
 @given(_ROWS)
 def test_rows_become_the_bytes_of_the_generated_class(rows: list[_Row]) -> None:
     """Any rows, in any order, give the same bytes and come back."""
-    encoded = encode_segment(DelayedIndexes.from_rows(rows))
+    encoded = encode_rows(DelayedIndexes.from_rows(rows)).data
 
     assert encoded == _reference_bytes(rows)
     assert decode_segment(encoded).to_rows() == rows

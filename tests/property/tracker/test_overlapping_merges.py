@@ -17,6 +17,7 @@ import pytest
 from snapshot_storage.encoding.codec import decode_metadata, decode_segments
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.core_state import evict_positions, remembered_ledger_count
 from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
@@ -139,7 +140,7 @@ class Run:
 
     def cool(self) -> None:
         """Nobody has asked for a while."""
-        self.core.evict_positions()
+        evict_positions(self.core)
 
     # What the storage does.
 
@@ -287,7 +288,7 @@ class Run:
         await self.rest()
         assert self.core.message_count == 0
         assert await self.storage.list_bucket_snapshots() == []
-        assert not self.core.remembered_ledger_count
+        assert not remembered_ledger_count(self.core)
 
 
 FEW = 10
@@ -348,7 +349,7 @@ def test_what_is_handed_out_of_a_merged_bucket_is_remembered_no_longer_than_it_c
         run = await _sealed(((20, 500), (30, 600), (10_000,)), rows_per_bucket=2, rows_per_segment=2)
         run.plan()
         assert any(isinstance(action, MergeBuckets) for action in run.pending)
-        assert run.core.remembered_ledger_count
+        assert remembered_ledger_count(run.core)
         run.now_ms += 40
         run.plan()
         await run.answer()
@@ -358,7 +359,7 @@ def test_what_is_handed_out_of_a_merged_bucket_is_remembered_no_longer_than_it_c
         await run.rest()
         run.plan()
         run.core.check()
-        assert not run.core.remembered_ledger_count
+        assert not remembered_ledger_count(run.core)
         assert run.core.message_count == 3
 
     asyncio.run(story())

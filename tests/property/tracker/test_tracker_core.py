@@ -20,6 +20,7 @@ from snapshot_storage.errors import BucketNotFoundError, SnapshotStorageError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.core_state import evict_positions
 from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed, Event, MetadataRead
@@ -237,7 +238,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def cool(self) -> None:
         """Nobody has asked for a while."""
-        self.core.evict_positions()
+        evict_positions(self.core)
 
     def is_recovering(self, ledger_id: int) -> bool:
         """Whoever asks reads the ledger."""

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from pipeline.spark.java import JavaNotFoundError, find_java, use_java
-from pipeline.spark.session import local_session
+from pipeline.spark.session import any_session
 
 
 def _java(home: Path, version: str | None = None) -> Path:
@@ -33,11 +33,10 @@ def _bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_machine_without_java_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One error that says what to install, instead of a gateway that did not start; also of a wrong JAVA_HOME."""
     with pytest.raises(JavaNotFoundError, match="no `java` on the PATH and no JAVA_HOME: install a Java runtime"):
-        local_session(cores=1)
+        any_session("local[1,1]")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaNotFoundError, match="which has no bin/java: install a Java runtime"):
-        local_session(cores=1)
-    assert find_java() is None
+        any_session("local[1,1]")
 
 
 @pytest.mark.parametrize(("version", "said"), [("1.8.0_402", "is Java 8"), ("11.0.2", "is Java 11")])

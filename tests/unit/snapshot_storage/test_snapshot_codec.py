@@ -8,10 +8,10 @@ from snapshot_storage.encoding.codec import (
     decode_segment,
     decode_segments,
     encode_metadata,
-    encode_segment,
     segment_metadata,
 )
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.segment_rows import encode_rows
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotSegment
@@ -69,7 +69,7 @@ def test_rows_out_of_order_make_no_snapshot() -> None:
 def test_numbers_that_no_snapshot_can_hold_are_refused(row: tuple[int, int, int], message: str) -> None:
     """Before anything is written, with the number."""
     with pytest.raises(ValueError, match=message):
-        encode_segment(DelayedIndexes.from_rows([(5, 5, 5), row]))
+        encode_rows(DelayedIndexes.from_rows([(5, 5, 5), row]))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_numbers_that_no_snapshot_can_hold_are_refused(row: tuple[int, int, int]
 )
 def test_the_smallest_and_the_largest_numbers_come_back(row: tuple[int, int, int]) -> None:
     """At and around each change of length that matters."""
-    encoded = encode_segment(DelayedIndexes.from_rows([row]))
+    encoded = encode_rows(DelayedIndexes.from_rows([row])).data
 
     assert encoded == _reference_segment([row])
     assert decode_segment(encoded).to_rows() == [row]
@@ -131,7 +131,7 @@ def test_garbage_is_no_segment(data: str) -> None:
 
 def test_a_torn_segment_borrows_nothing_from_the_next() -> None:
     """Reading many at once finds the torn one and names it."""
-    whole = encode_segment(DelayedIndexes.of([10, 20], [1, 1], [1, 2]))
+    whole = encode_rows(DelayedIndexes.of([10, 20], [1, 1], [1, 2])).data
 
     with pytest.raises(SnapshotCorruptedError, match=r"^entry 6 of snapshot"):
         decode_segments([whole, whole[:-3], whole[-3:] + whole], first_entry=5)
@@ -139,7 +139,7 @@ def test_a_torn_segment_borrows_nothing_from_the_next() -> None:
 
 def test_reading_many_segments_mixes_spellings() -> None:
     """One that is spelled otherwise does not change what the others mean."""
-    usual = encode_segment(DelayedIndexes.of([10], [1], [1]))
+    usual = encode_rows(DelayedIndexes.of([10], [1], [1])).data
 
     rows = decode_segments([usual, bytes.fromhex("0a06100118070805"), b"", usual])
 
@@ -195,7 +195,7 @@ def test_a_position_twice_is_in_the_bitmap_once() -> None:
     rows = DelayedIndexes.of([10, 20], [1, 1], [7, 7])
 
     assert list(segment_metadata(rows).bitmap(1)) == [7]
-    assert decode_segment(encode_segment(rows)).to_rows() == rows.to_rows()
+    assert decode_segment(encode_rows(rows).data).to_rows() == rows.to_rows()
 
 
 def _reference_segment(rows: list[tuple[int, int, int]]) -> bytes:

@@ -11,9 +11,11 @@ from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
-from snapshot_storage.encoding.codec import encode_metadata, encode_segment, segment_metadata
+from snapshot_storage.encoding.codec import encode_metadata, segment_metadata
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.segment_rows import encode_rows
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.core_state import cached_bucket_count, evict_positions
 from tests.helpers.lines import lines_run
 from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
@@ -672,7 +674,7 @@ def test_a_bucket_is_warm_after_its_seal_and_cools_when_nobody_asks(driver: Driv
     driver.now_ms += CACHED_FOR_MS + 1_000
     driver.plan()
 
-    assert not driver.core.cached_bucket_count
+    assert not cached_bucket_count(driver.core)
     assert driver.is_recovering(3)
     assert not driver.contains(3, 3)
     driver.plan()
@@ -752,7 +754,7 @@ def test_only_so_many_buckets_are_read_and_kept_warm_at_once(runner: asyncio.Run
         driver.plan()
         assert len(driver.waiting(ReadPositions)) <= READS_IN_FLIGHT_MAX
         driver.answer_all()
-        assert driver.core.cached_bucket_count <= READS_IN_FLIGHT_MAX + 2
+        assert cached_bucket_count(driver.core) <= READS_IN_FLIGHT_MAX + 2
         driver.now_ms += 500
         driver.plan()
     assert driver.core.message_count == 40
@@ -902,7 +904,7 @@ def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:
     driver.cursor.properties[key] = str(
         runner.run(
             driver.storage.create_bucket_snapshot(
-                metadata, [encode_segment(stale)], bucket_key=key, topic_name="t", cursor_name="c"
+                metadata, [encode_rows(stale).data], bucket_key=key, topic_name="t", cursor_name="c"
             )
         )
     )
@@ -924,7 +926,7 @@ def test_positions_that_have_no_row_are_read_again_where_somebody_may_have_passe
     stored = [DelayedIndexes.of([60_001] * 3, [1] * 3, rows), named[1]]
     key = f"{BUCKET_KEY_PREFIX}_1_1"
     metadata = encode_metadata([segment_metadata(segment) for segment in named])
-    segments = [encode_segment(segment) for segment in stored]
+    segments = [encode_rows(segment).data for segment in stored]
     bucket_id = runner.run(
         driver.storage.create_bucket_snapshot(metadata, segments, bucket_key=key, topic_name="t", cursor_name="c")
     )
@@ -936,8 +938,8 @@ def test_positions_that_have_no_row_are_read_again_where_somebody_may_have_passe
     for now_ms in (54_000, 60_001, 84_000, 90_000):
         if when_loaded.startswith("cold"):
             driver.now_ms = now_ms - 2_000
-            driver.core.evict_positions()
-            assert not driver.core.cached_bucket_count
+            evict_positions(driver.core)
+            assert not cached_bucket_count(driver.core)
         if when_loaded == "warm":
             assert driver.is_tracked(1, 5)
         driver.now_ms = now_ms

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments, encode_segment
+from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.segment_rows import encode_rows
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.faults import Fault, FaultPlan, Operation
@@ -177,7 +178,7 @@ def test_a_merge_of_rows_that_are_not_the_named_positions_fails(stored: list[int
         merge = await merge_of(storage, named, rows_of(2, 10))
         bad_id = merge.sources[0].bucket_id
         snapshot = storage.snapshots[bad_id]
-        segments = (encode_segment(DelayedIndexes.of([10] * len(stored), [1] * len(stored), stored)),)
+        segments = (encode_rows(DelayedIndexes.of([10] * len(stored), [1] * len(stored), stored)).data,)
         storage.snapshots[bad_id] = replace(snapshot, segments=segments)
         with pytest.raises(SnapshotCorruptedError, match="entry 0") as raised:
             await answer_to(work_on(storage), merge)

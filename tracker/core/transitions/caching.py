@@ -148,11 +148,3 @@ def evict(state: TrackerState, now_ms: int) -> None:
         state.timers.wake(Why.CACHE)
     if cache.buckets and not cache.keeps_all:
         state.timers.at(Why.EVICTION, now_ms + EVICTION_STEP_MS)
-
-
-def evict_all(state: TrackerState) -> None:
-    """Forget all cached positions at once, as if they had not been looked at for long."""
-    for serial, bucket in list(state.cache.buckets.items()):
-        if not state.cache.keeps_all and not bucket.needs_positions:
-            bucket.cached = None
-            state.cache.note_evicted(serial)
