@@ -173,13 +173,15 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
     ),
 )
 @_changing
-@click.option("--at", "at_ms", type=TIME, help="The new time: ISO 8601 or milliseconds.")
+@click.option("--at", "deliver_at_ms", type=TIME, help="The new time: ISO 8601 or milliseconds.")
 @click.option("--delay", "delay_ms", type=SPAN, help="The new time, from now: 90s, 5m, 2h, 3d.")
 @click.option("--shift", "shift_ms", type=SIGNED_SPAN, help="How much later; with a minus, earlier.")
 @on_service
-def reschedule(api: ScheduleApi, at_ms: int | None, delay_ms: int | None, shift_ms: int | None, **asked: Any) -> None:
+def reschedule(
+    api: ScheduleApi, deliver_at_ms: int | None, delay_ms: int | None, shift_ms: int | None, **asked: Any
+) -> None:
     """Give messages of TOPIC another time. Exactly one of the old and the new message is delivered."""
-    times = {"deliverAtMs": at_ms, "delayMs": delay_ms, "shiftMs": shift_ms}
+    times = {"deliverAtMs": deliver_at_ms, "delayMs": delay_ms, "shiftMs": shift_ms}
     given = {name: value for name, value in times.items() if value is not None}
     if len(given) != 1:
         raise click.UsageError("give one of --at, --delay and --shift")

@@ -81,7 +81,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._have_fixed_delays = False
         self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at_ms)
         self._members.add_one(ledger_id, entry_id)
-        if self._timer.at_ms is None or self._windows.next_ms < self._timer.at_ms:
+        if self._timer.at_ms is None or self._windows.next_deliver_at_ms < self._timer.at_ms:
             self._turn_soon()
         return True
 

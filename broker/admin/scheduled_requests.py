@@ -300,10 +300,10 @@ def parse_new_time(body: Mapping[str, Any], now_ms: int) -> NewTime:
         return NewTime(field, shift_ms=parse_whole(field, body[field], -TIME_MS_MAX, TIME_MS_MAX))
     if field == "delayMs":
         return NewTime(field, now_ms + parse_whole(field, body[field], 0, TIME_MS_MAX - now_ms))
-    at_ms = parse_time(field, body[field])
-    if at_ms < now_ms:
+    deliver_at_ms = parse_time(field, body[field])
+    if deliver_at_ms < now_ms:
         raise _bad(field, "deliverAtMs is past", "Deliver what is to come at once with deliver-now")
-    return NewTime(field, at_ms)
+    return NewTime(field, deliver_at_ms)
 
 
 def parse_rate(body: Mapping[str, Any]) -> float | None:

@@ -251,8 +251,8 @@ class _Routes:
         return {
             "total": found.totals.count,
             "delayed": found.totals.future_count,
-            **both("nextDue", found.totals.next_ms),
-            **both("lastDue", found.totals.last_ms),
+            **both("nextDue", found.totals.next_deliver_at_ms),
+            **both("lastDue", found.totals.last_deliver_at_ms),
             "buckets": [
                 {"fromMs": begin, "untilMs": end, "count": count}
                 for begin, end, count in zip(found.edges[:-1], found.edges[1:], counts, strict=True)

@@ -109,8 +109,8 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable
                 "consumers": len(one.consumers),
                 "backlog": one.cursor.backlog,
                 "delayed": 0 if totals is None else totals.future_count,
-                **both("nextDue", None if totals is None else totals.next_ms),
-                **both("lastDue", None if totals is None else totals.last_ms),
+                **both("nextDue", None if totals is None else totals.next_deliver_at_ms),
+                **both("lastDue", None if totals is None else totals.last_deliver_at_ms),
                 "paused": one.pause.is_paused,
                 **both("pausedSince", one.pause.paused_since_ms),
                 "ratePerSecond": one.pause.rate_per_second,
@@ -120,8 +120,8 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable
         "name": f"{topic.name.namespace_name}/{topic.name.local_name}",
         "subscriptions": shown,
         "delayed": of_all.future_count,
-        **both("nextDue", of_all.next_ms),
-        **both("lastDue", of_all.last_ms),
+        **both("nextDue", of_all.next_deliver_at_ms),
+        **both("lastDue", of_all.last_deliver_at_ms),
         "backlog": sum(one.cursor.backlog for one in subscriptions),
         "paused": any(one.pause.is_paused for one in subscriptions),
     }
@@ -142,7 +142,7 @@ async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callabl
         _note_roughly(topic, delaying, now_ms())
         return
     totals = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
-    topic.next_deliver_at_ms, topic.last_deliver_at_ms = totals.next_ms or 0, totals.last_ms or 0
+    topic.next_deliver_at_ms, topic.last_deliver_at_ms = totals.next_deliver_at_ms or 0, totals.last_deliver_at_ms or 0
 
 
 def note_held(topic: Topic) -> None:
@@ -163,7 +163,7 @@ def _note_roughly(topic: Topic, delaying: Sequence[Subscription], now_ms: int) -
     trackers = {one: one.dispatcher.tracker for one in delaying if one.dispatcher is not None}
     nexts = [tracker.next_delivery_time() for tracker in trackers.values() if tracker is not None]
     topic.next_deliver_at_ms = min(
-        (next_ms for next_ms in nexts if next_ms is not None and next_ms > now_ms), default=0
+        (time_ms for time_ms in nexts if time_ms is not None and time_ms > now_ms), default=0
     )
     first = min((one.cursor.next_unacknowledged_position for one in delaying), default=AFTER_EVERYTHING)
     last_ms = topic.ledger.last_due_ms_behind(first)

@@ -43,10 +43,10 @@ class Matched:
     def due_count(self, now_ms: int) -> int:
         """Return how many of the messages are due."""
         more = sum(one.message_count - 1 for one in self.batches.values() if one.deliver_at_ms <= now_ms)
-        of_parts = sum(at_ms <= now_ms for at_ms in self.parts.values())
+        of_parts = sum(deliver_at_ms <= now_ms for deliver_at_ms in self.parts.values())
         if len(self.rows) < _FEW_ROWS:
             times_ms: list[int] = self.rows.deliver_at_ms.tolist()
-            return sum(at_ms <= now_ms for at_ms in times_ms) + more + of_parts
+            return sum(deliver_at_ms <= now_ms for deliver_at_ms in times_ms) + more + of_parts
         return int(np.count_nonzero(self.rows.deliver_at_ms <= now_ms)) + more + of_parts
 
     def messages_of(self, entries: Collection[tuple[int, int]]) -> int:
@@ -87,7 +87,8 @@ async def match_ids(schedule: TopicSchedule, ids: Sequence[MessageId]) -> Matche
         for at, header in whole.items()
         if header.message_count > 1
     }
-    return Matched(rows, batches, {one: at_ms for one, at_ms in parts.items() if one.position not in whole}, unknown)
+    parts = {one: deliver_at_ms for one, deliver_at_ms in parts.items() if one.position not in whole}
+    return Matched(rows, batches, parts, unknown)
 
 
 def match_rows(schedule: TopicSchedule, found: RowsFound) -> Matched:
@@ -125,8 +126,8 @@ async def _other_chunks(schedule: TopicSchedule, whole: Mapping[Position, EntryH
         if message is not None:
             wanted.setdefault(column, set()).add(message)
     found = []
-    for (at_ms, sticky_hash), messages in wanted.items():
-        rows = (await schedule.rows(Wanted(at_ms, at_ms + 1, sticky_hash))).rows
+    for (deliver_at_ms, sticky_hash), messages in wanted.items():
+        rows = (await schedule.rows(Wanted(deliver_at_ms, deliver_at_ms + 1, sticky_hash))).rows
         rows = rows.take(np.array([at not in whole for at in _positions(rows)], np.bool_))
         neighbours = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
         is_chunk = [message in messages for message in await chunked_messages(log, neighbours)]

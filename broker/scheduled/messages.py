@@ -105,13 +105,13 @@ class MessageFilter:
         return all(properties.get(name) == value for name, value in (self.properties or {}).items())
 
 
-def both(name: str, at_ms: int | None) -> Json:
+def both(name: str, time_ms: int | None) -> Json:
     """Return a time as milliseconds and as text.
 
     >>> both("deliverAt", 0)
     {'deliverAtMs': 0, 'deliverAt': '1970-01-01T00:00:00.000Z'}
     """
-    return {f"{name}Ms": at_ms, name: iso_or_none(at_ms)}
+    return {f"{name}Ms": time_ms, name: iso_or_none(time_ms)}
 
 
 def described(

@@ -54,9 +54,9 @@ class ScheduleTotals:
     """The messages among them whose time has not come."""
     future_entries: int
     """The entries of the log with these messages, which Pulsar's `msgDelayed` counts."""
-    next_ms: int | None
+    next_deliver_at_ms: int | None
     """The earliest time of these."""
-    last_ms: int | None
+    last_deliver_at_ms: int | None
     """The latest time of these."""
 
 
@@ -312,8 +312,8 @@ class _Totals:
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
         self._count = self._future_count = self._future_entries = 0
-        self._next_ms: int | None = None
-        self._last_ms: int | None = None
+        self._next_deliver_at_ms: int | None = None
+        self._last_deliver_at_ms: int | None = None
 
     def add(self, times: Int64Array, batches: Batches) -> None:
         """Count entries by their times, ascending, and the messages of the batches among them."""
@@ -324,18 +324,24 @@ class _Totals:
             self._future_entries += len(times) - begin
             self._future_count += len(times) - begin + int(more[batches.deliver_at_ms > self._now_ms].sum())
             first, last = int(times[begin]), int(times[-1])
-            self._next_ms = first if self._next_ms is None else min(self._next_ms, first)
-            self._last_ms = last if self._last_ms is None else max(self._last_ms, last)
+            self._next_deliver_at_ms = (
+                first if self._next_deliver_at_ms is None else min(self._next_deliver_at_ms, first)
+            )
+            self._last_deliver_at_ms = last if self._last_deliver_at_ms is None else max(self._last_deliver_at_ms, last)
 
     def result(self) -> ScheduleTotals:
-        return ScheduleTotals(self._count, self._future_count, self._future_entries, self._next_ms, self._last_ms)
+        return ScheduleTotals(
+            self._count, self._future_count, self._future_entries, self._next_deliver_at_ms, self._last_deliver_at_ms
+        )
 
 
 def _by_position(ledger_id: int, batches: Batches) -> dict[Position, BatchLeft]:
     columns = zip(
         batches.entry_ids.tolist(), batches.deliver_at_ms.tolist(), batches.message_counts.tolist(), strict=True
     )
-    return {Position(ledger_id, entry_id): BatchLeft(at_ms, count) for entry_id, at_ms, count in columns}
+    return {
+        Position(ledger_id, entry_id): BatchLeft(deliver_at_ms, count) for entry_id, deliver_at_ms, count in columns
+    }
 
 
 async def _in_order(parts: list[Rows]) -> Rows:

@@ -81,7 +81,7 @@ class Rest(Protocol):
 class RowQueue:
     """Rows to be handed out in order of time, then position."""
 
-    __slots__ = ("_chunks", "_chunks_rows", "_few", "_runs", "_runs_rows", "next_ms", "sizes")
+    __slots__ = ("_chunks", "_chunks_rows", "_few", "_runs", "_runs_rows", "next_deliver_at_ms", "sizes")
 
     def __init__(self, sizes: QueueSizes = _SIZES) -> None:
         self.sizes = sizes
@@ -91,7 +91,7 @@ class RowQueue:
         self._chunks_rows = 0
         self._few: tuple[array[int], array[int], array[int]] | tuple[()] = ()
         """Times, ledger ids and entry ids of rows that came few at a time; empty while there are none."""
-        self.next_ms = NEVER
+        self.next_deliver_at_ms = NEVER
         """The earliest time in the queue, `NEVER` when it is empty."""
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class RowQueue:
         times = array("q", deliver_at_ms)
         ledger_ids = array("q", [ledger_id]) * len(times)
         self._extend_few(times.tobytes(), ledger_ids.tobytes(), array("q", entry_ids).tobytes())
-        self.next_ms = min(self.next_ms, min(times, default=NEVER))
+        self.next_deliver_at_ms = min(self.next_deliver_at_ms, min(times, default=NEVER))
 
     def _extend_few(self, deliver_at_ms: bytes, ledger_ids: bytes, entry_ids: bytes) -> None:
         few = self._few
@@ -133,12 +133,12 @@ class RowQueue:
             return
         if len(deliver_at_ms) <= self.sizes.copied_rows_max:
             self._extend_few(deliver_at_ms.tobytes(), ledger_ids.tobytes(), entry_ids.tobytes())
-            self.next_ms = min(self.next_ms, int(deliver_at_ms.min()))
+            self.next_deliver_at_ms = min(self.next_deliver_at_ms, int(deliver_at_ms.min()))
             return
         self._chunks.append((deliver_at_ms, ledger_ids, entry_ids))
         self._chunks_rows += len(deliver_at_ms)
         self._limit_chunks()
-        self.next_ms = min(self.next_ms, int(deliver_at_ms.min()))
+        self.next_deliver_at_ms = min(self.next_deliver_at_ms, int(deliver_at_ms.min()))
 
     def push_sorted(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Add rows that are in order and may wait for long; the arrays are kept, and must not change any more."""
@@ -177,7 +177,7 @@ class RowQueue:
         other._fold()
         self._runs += other._runs
         self._runs_rows += other._runs_rows
-        self.next_ms = min(self.next_ms, other.next_ms)
+        self.next_deliver_at_ms = min(self.next_deliver_at_ms, other.next_deliver_at_ms)
 
     def drop(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Drop every row of these positions of a ledger; O(n)."""
@@ -198,7 +198,7 @@ class RowQueue:
 
     def runs_through(self, through_ms: int) -> list[SortedRun]:
         """Return the runs that hold rows due by this time; only those are touched."""
-        if self.next_ms > through_ms:
+        if self.next_deliver_at_ms > through_ms:
             return []
         self._fold()
         return [run for run in self._runs if run.head_ms <= through_ms]
@@ -210,7 +210,7 @@ class RowQueue:
     def _push_run(self, run: SortedRun) -> None:
         self._runs.append(run)
         self._runs_rows += len(run)
-        self.next_ms = min(self.next_ms, run.head_ms)
+        self.next_deliver_at_ms = min(self.next_deliver_at_ms, run.head_ms)
 
     def drop_empty_runs(self) -> None:
         """Forget runs that are used up and find the next time; call after taking rows from runs."""
@@ -218,7 +218,7 @@ class RowQueue:
         self._runs = [run for run in self._runs if run.head < run.end]
         self._runs_rows = sum([run.end - run.head for run in self._runs])
         assert len(self) == self._runs_rows
-        self.next_ms = min([run.head_ms for run in self._runs], default=NEVER)
+        self.next_deliver_at_ms = min([run.head_ms for run in self._runs], default=NEVER)
 
     def positions(self) -> set[tuple[int, int]]:
         """Return the position of every row; for checks, O(n) and slow."""
@@ -228,22 +228,22 @@ class RowQueue:
 
     def check(self) -> None:
         """Assert every invariant of the queue."""
-        next_ms = NEVER
+        next_deliver_at_ms = NEVER
         for run in self._runs:
             assert is_sorted(*run.columns(run.end))
             assert run.head_ms == (int(run.deliver_at_ms[run.head]) if len(run) else NEVER)
             assert run.is_key_of_head()
-            next_ms = min(next_ms, run.head_ms)
+            next_deliver_at_ms = min(next_deliver_at_ms, run.head_ms)
         for deliver_at_ms, _, _ in self._chunks:
-            next_ms = min(next_ms, int(deliver_at_ms.min()))
+            next_deliver_at_ms = min(next_deliver_at_ms, int(deliver_at_ms.min()))
         assert self._runs_rows == sum(map(len, self._runs))
         assert self._chunks_rows == sum(len(deliver_at_ms) for deliver_at_ms, _, _ in self._chunks)
         assert len(self._chunks) <= self.sizes.chunks_max
         if self._few:
             assert len(set(map(len, self._few))) == 1
             assert 0 < len(self._few[0]) < self.sizes.few_rows_max
-            next_ms = min(next_ms, *self._few[0])
-        assert self.next_ms == next_ms
+            next_deliver_at_ms = min(next_deliver_at_ms, *self._few[0])
+        assert self.next_deliver_at_ms == next_deliver_at_ms
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
@@ -270,7 +270,7 @@ def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest:
 
     Runtime complexity: O(m log m) for m = max(limit, `POP_ROWS_MIN`) rows that are due; nothing due costs O(queues).
     """
-    touched = [queue for queue in queues if queue.next_ms <= through.deliver_at_ms]
+    touched = [queue for queue in queues if queue.next_deliver_at_ms <= through.deliver_at_ms]
     runs = [run for queue in touched for run in queue.runs_through(through.deliver_at_ms)]
     if not runs:
         return _NO_ROWS

@@ -28,7 +28,7 @@ class TimeWindows:
         """The times of the windows, as a heap."""
 
     @property
-    def next_ms(self) -> int:
+    def next_deliver_at_ms(self) -> int:
         """The time of the first window, which may have nothing that counts; `NEVER` if there is none."""
         return self._times[0] if self._times else NEVER
 

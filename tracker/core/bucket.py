@@ -250,10 +250,10 @@ class Bucket:
         the bucket's first ledger at the next span's time: of many buckets that are due at one instant, the first can
         be handed out while the others are not loaded.
         """
-        next_ms = self.next_segment_ms
-        if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_ms:
+        next_deliver_at_ms = self.next_segment_ms
+        if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_deliver_at_ms:
             return self.loaded_key
-        return RowKey(next_ms, self.ledgers.first_ledger_id, -1)
+        return RowKey(next_deliver_at_ms, self.ledgers.first_ledger_id, -1)
 
     def next_load(self, through_ms: int, row_count_max: int) -> NextLoad:
         """Return the segments of the next load.

@@ -77,20 +77,20 @@ class DueRows:
         return self._empty
 
     @property
-    def _unsealed_next_ms(self) -> int:
+    def _unsealed_next_deliver_at_ms(self) -> int:
         deliver_at_ms = self._unsealed_times
         while deliver_at_ms:
-            next_ms, serial = deliver_at_ms[0]
+            next_deliver_at_ms, serial = deliver_at_ms[0]
             queue = self._unsealed.get(serial)
-            if queue is not None and queue.next_ms == next_ms:
-                return next_ms
+            if queue is not None and queue.next_deliver_at_ms == next_deliver_at_ms:
+                return next_deliver_at_ms
             heappop(deliver_at_ms)
         return NEVER
 
     @property
-    def next_ms(self) -> int:
+    def next_deliver_at_ms(self) -> int:
         """The earliest time of a row, `NEVER` if there is none."""
-        return min(self.mutable.next_ms, self.loaded.next_ms, self._unsealed_next_ms)
+        return min(self.mutable.next_deliver_at_ms, self.loaded.next_deliver_at_ms, self._unsealed_next_deliver_at_ms)
 
     @property
     def row_count(self) -> int:
@@ -104,9 +104,9 @@ class DueRows:
 
     def due_sources(self, through_ms: int) -> list[int]:
         """Return whose rows begin by a time, beside loaded ones."""
-        sources = [MUTABLE] if self.mutable.next_ms <= through_ms else []
-        if self._unsealed_next_ms <= through_ms:
-            sources += [serial for serial, queue in self._unsealed.items() if queue.next_ms <= through_ms]
+        sources = [MUTABLE] if self.mutable.next_deliver_at_ms <= through_ms else []
+        if self._unsealed_next_deliver_at_ms <= through_ms:
+            sources += [serial for serial, queue in self._unsealed.items() if queue.next_deliver_at_ms <= through_ms]
         return sources
 
     def queue_of(self, source: int) -> RowQueue:
@@ -121,7 +121,7 @@ class DueRows:
         assert len(queue)
         self._unsealed[serial] = queue
         self._unsealed_row_count += len(queue)
-        heappush(self._unsealed_times, (queue.next_ms, serial))
+        heappush(self._unsealed_times, (queue.next_deliver_at_ms, serial))
         return queue
 
     def drop_mutable(self) -> None:
@@ -167,10 +167,10 @@ class DueRows:
             self.popped.update(dict.fromkeys(changed))
         if not changed:
             return
-        self._unsealed_times = [(queue.next_ms, serial) for serial, queue in self._unsealed.items()]
+        self._unsealed_times = [(queue.next_deliver_at_ms, serial) for serial, queue in self._unsealed.items()]
         heapify(self._unsealed_times)
         self._unsealed_row_count = sum(map(len, self._unsealed.values()))
-        self._empty = {serial: None for serial, queue in self._unsealed.items() if queue.next_ms == NEVER}
+        self._empty = {serial: None for serial, queue in self._unsealed.items() if queue.next_deliver_at_ms == NEVER}
 
     def clear(self) -> None:
         """Forget every row."""
@@ -182,7 +182,9 @@ class DueRows:
         """Assert every invariant."""
         for queue in self.queues:
             queue.check()
-        assert self.next_ms == min(queue.next_ms for queue in self.queues)
+        assert self.next_deliver_at_ms == min(queue.next_deliver_at_ms for queue in self.queues)
         assert self._unsealed_row_count == sum(map(len, self._unsealed.values()))
-        assert self._empty.keys() == {serial for serial, queue in self._unsealed.items() if queue.next_ms == NEVER}
+        assert self._empty.keys() == {
+            serial for serial, queue in self._unsealed.items() if queue.next_deliver_at_ms == NEVER
+        }
         assert self.popped.keys() <= self._unsealed.keys()

@@ -93,12 +93,12 @@ def first_ms_through(state: TrackerState, through: RowKey) -> int | None:
 
     PERFORMANCE: where each row is a position's only one, which is nearly always so, no row is looked at.
     """
-    next_ms = state.rows.next_ms
-    if next_ms > through.deliver_at_ms:
+    next_deliver_at_ms = state.rows.next_deliver_at_ms
+    if next_deliver_at_ms > through.deliver_at_ms:
         return None
     sources = state.rows.due_sources(through.deliver_at_ms)
-    if next_ms < through.deliver_at_ms and not may_have_stale(state, sources):
-        return next_ms
+    if next_deliver_at_ms < through.deliver_at_ms and not may_have_stale(state, sources):
+        return next_deliver_at_ms
     return first_tracked_ms(_queues(state, sources), through, state.positions.mask)
 
 
@@ -115,7 +115,7 @@ def _queues(state: TrackerState, sources: Sequence[int]) -> list[RowQueue]:
 def first_deliver_at_ms(state: TrackerState, now_ms: int) -> int | None:
     """Return the time of the first message that can be handed out, None if there is none."""
     cutoff_ms = state.due_through_ms(now_ms)
-    if state.rows.next_ms > cutoff_ms:
+    if state.rows.next_deliver_at_ms > cutoff_ms:
         return None
     return first_ms_through(state, hand_out_through(state, now_ms))
 
@@ -128,9 +128,9 @@ def hand_out_through(state: TrackerState, now_ms: int) -> RowKey:
 def next_deliver_at_ms(state: TrackerState) -> int | None:
     """Return when the next message is due, None if nothing is tracked; never later than it is."""
     first = state.barriers.first_unloaded()
-    loaded_ms = state.rows.next_ms if state.positions else NEVER
-    next_ms = min(loaded_ms, NEVER if first is None else first.next_segment_ms)
-    return None if next_ms == NEVER else next_ms
+    loaded_ms = state.rows.next_deliver_at_ms if state.positions else NEVER
+    next_deliver_at_ms = min(loaded_ms, NEVER if first is None else first.next_segment_ms)
+    return None if next_deliver_at_ms == NEVER else next_deliver_at_ms
 
 
 def first_withheld_ms(state: TrackerState, now_ms: int) -> int | None:
@@ -219,9 +219,9 @@ def next_wakeup_ms(state: TrackerState, now_ms: int, latest_ms: int) -> int:
     A row that is due already is no reason to wake up: the dispatcher was told of it and will poll. It is due no more
     when the clock is put back, so the tracker looks again at `latest_ms` at the latest.
     """
-    wakeup_ms = state.timers.next_ms
+    wakeup_ms = state.timers.earliest_ms
     # Stale rows are no reason to wake up.
-    next_ms = state.rows.next_ms if state.positions else NEVER
-    if next_ms <= state.barriers.barrier.deliver_at_ms:
-        wakeup_ms = min(wakeup_ms, next_ms if next_ms > now_ms else latest_ms)
+    next_deliver_at_ms = state.rows.next_deliver_at_ms if state.positions else NEVER
+    if next_deliver_at_ms <= state.barriers.barrier.deliver_at_ms:
+        wakeup_ms = min(wakeup_ms, next_deliver_at_ms if next_deliver_at_ms > now_ms else latest_ms)
     return wakeup_ms

@@ -48,22 +48,22 @@ class Why(IntEnum):
 class Timers:
     """The earliest time of each reason; there are so few that looking at all of them is fastest."""
 
-    __slots__ = ("_times", "next_ms")
+    __slots__ = ("_times", "earliest_ms")
 
     def __init__(self) -> None:
         self._times = [NEVER] * len(Why)
-        self.next_ms = NEVER
+        self.earliest_ms = NEVER
         """When the first of them comes due, `NEVER` if none is set."""
 
     def wake(self, why: Why) -> None:
         """Let a reason be due at once."""
-        self._times[why] = self.next_ms = AT_ONCE
+        self._times[why] = self.earliest_ms = AT_ONCE
 
     def at(self, why: Why, at_ms: int) -> None:
         """Let a reason come due at a time, if it does not come earlier."""
         if at_ms < self._times[why]:
             self._times[why] = at_ms
-            self.next_ms = min(self.next_ms, at_ms)
+            self.earliest_ms = min(self.earliest_ms, at_ms)
 
     def when(self, why: Why) -> int:
         """Return when a reason comes due, `NEVER` if it does not."""
@@ -71,14 +71,14 @@ class Timers:
 
     def take_due(self, now_ms: int) -> list[Why]:
         """Return the reasons that have come due, in their order, and forget when."""
-        if self.next_ms > now_ms:
+        if self.earliest_ms > now_ms:
             return []
         due = [why for why in Why if self._times[why] <= now_ms]
         for why in due:
             self._times[why] = NEVER
-        self.next_ms = min(self._times)
+        self.earliest_ms = min(self._times)
         return due
 
     def check(self) -> None:
         """Assert that what is kept is what is there."""
-        assert self.next_ms == min(self._times)
+        assert self.earliest_ms == min(self._times)

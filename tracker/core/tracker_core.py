@@ -311,7 +311,7 @@ class TrackerCore:
     @property
     def has_work(self) -> bool:
         """Whether `plan` may have something to start at once."""
-        return self.timers.next_ms == AT_ONCE
+        return self.timers.earliest_ms == AT_ONCE
 
     def handle(self, event: Event, *, now_ms: int) -> None:
         """Take the answer to an action."""

@@ -167,7 +167,7 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def next_delivery_time(self) -> int | None:
         indexed_ms = self._index.tracker.next_delivery_time()
-        deliver_at_ms = self._rows.next_ms
+        deliver_at_ms = self._rows.next_deliver_at_ms
         if deliver_at_ms == NEVER:
             return indexed_ms
         return deliver_at_ms if indexed_ms is None else min(deliver_at_ms, indexed_ms)
@@ -186,7 +186,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         for _ in range(_POLLS_MAX):
             through = self._through()
             indexed_ms = self._available_ms()
-            if len(self._rows) >= wanted and self._rows.next_ms < indexed_ms:
+            if len(self._rows) >= wanted and self._rows.next_deliver_at_ms < indexed_ms:
                 # Enough that nothing in the index could come before.
                 through = min(through, first_key_at(indexed_ms))
                 break
@@ -207,8 +207,8 @@ class SharedIndexView(DelayedDeliveryTracker):
     def _available_ms(self) -> int:
         """Return the earliest time in the index when it has something to give, else `NEVER`."""
         tracker = self._index.tracker
-        next_ms = tracker.next_delivery_time() if tracker.has_message_available() else None
-        return NEVER if next_ms is None else next_ms
+        next_deliver_at_ms = tracker.next_delivery_time() if tracker.has_message_available() else None
+        return NEVER if next_deliver_at_ms is None else next_deliver_at_ms
 
     def _through(self) -> RowKey:
         """Return the key before which due rows may go as far as the index knows: nothing it withholds comes before."""

@@ -134,7 +134,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._note_error(error)
             raise
         # `core.has_work`, without a call: this is asked for every message.
-        if core.timers.next_ms == AT_ONCE or (is_tracked and deliver_at < self._wakes_before_ms):
+        if core.timers.earliest_ms == AT_ONCE or (is_tracked and deliver_at < self._wakes_before_ms):
             self._turn_soon()
         return is_tracked
 

@@ -77,7 +77,7 @@ def test_rows_come_out_sorted_and_up_to_the_key(
 
     assert first == [row for row in rows_added if row <= through]
     assert rest == [row for row in rows_added if row > through]
-    assert all(queue.next_ms == NEVER and len(queue) == 0 for queue in queues)
+    assert all(queue.next_deliver_at_ms == NEVER and len(queue) == 0 for queue in queues)
 
 
 @given(batch=ROWS, spread=st.sampled_from([1, 2**40, 2**58]))

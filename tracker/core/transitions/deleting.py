@@ -32,9 +32,9 @@ ORPHANS_SERIAL: Final = 0
 def remove_exhausted(state: TrackerState) -> None:
     """Remove buckets of which every row was handed out; if there are more than one turn should take, look again."""
     ended = [state.buckets[serial] for serial in islice(state.rows.emptied, REMOVALS_MAX)]
-    next_ms = state.rows.loaded.next_ms
+    next_deliver_at_ms = state.rows.loaded.next_deliver_at_ms
     merging: list[tuple[int, int]] = []
-    while state.ending and state.ending[0][0] < next_ms and len(ended) < REMOVALS_MAX:
+    while state.ending and state.ending[0][0] < next_deliver_at_ms and len(ended) < REMOVALS_MAX:
         entry = heapq.heappop(state.ending)
         bucket = state.buckets.get(entry[1])
         if bucket is None or not (bucket.state is BucketState.SEALED and bucket.is_fully_loaded):

@@ -69,7 +69,7 @@ def _take_mixed(state: TrackerState, popped: Popped) -> DelayedIndexes:
 def drop_stale_rows(state: TrackerState, now_ms: int) -> None:
     """Drop the rows of no tracked position at the front of what is due."""
     cutoff_ms = state.due_through_ms(now_ms)
-    if state.rows.next_ms > cutoff_ms:
+    if state.rows.next_deliver_at_ms > cutoff_ms:
         return
     sources = state.rows.due_sources(cutoff_ms)
     if not may_have_stale(state, sources):
@@ -85,7 +85,7 @@ def drop_stale_rows(state: TrackerState, now_ms: int) -> None:
 def note_rows_taken(state: TrackerState) -> None:
     """Look at the buckets again if what is gone may have exhausted one, or lets a load go on."""
     rows, loads = state.rows, state.loads
-    if rows.emptied or rows.loaded.next_ms > state.next_end_ms:
+    if rows.emptied or rows.loaded.next_deliver_at_ms > state.next_end_ms:
         state.timers.wake(Why.EXHAUSTED)
     is_unblocked = loads.blocked_at is not None and first_ms_through(state, loads.blocked_at) is None
     if len(rows.loaded) < loads.has_room_below or is_unblocked:

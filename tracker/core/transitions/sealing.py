@@ -103,7 +103,7 @@ def _leave_memory(state: TrackerState, bucket: Bucket, now_ms: int) -> None:
     spans = bucket.spans_through(horizon_ms, row_count_max=room)
     if bucket.serial in state.rows.popped:
         # Rows that were handed out, also before the clock was put back, must not come again.
-        spans = max(spans, bucket.spans_through(state.rows.unsealed[bucket.serial].next_ms))
+        spans = max(spans, bucket.spans_through(state.rows.unsealed[bucket.serial].next_deliver_at_ms))
     bucket.loaded_spans = spans
     kept = bucket.next_segment_ms
     left = _release(state, bucket, last_key_at(NEVER) if kept == NEVER else first_key_at(kept))

@@ -105,9 +105,9 @@ class ViewRows:
         return self.barrier.deliver_at_ms if self.returning or self.spilled else None
 
     @property
-    def next_ms(self) -> int:
+    def next_deliver_at_ms(self) -> int:
         """The time of the first row, in memory or not; `NEVER` if there is none."""
-        return min(self.due.next_ms, self.barrier.deliver_at_ms)
+        return min(self.due.next_deliver_at_ms, self.barrier.deliver_at_ms)
 
     def has_row_through(self, through: RowKey) -> bool:
         """Whether a row in memory that is not forgotten is at or before a key, and may be handed out."""
