@@ -116,7 +116,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """Begin to recover what the cursor's properties name; call once, on the event loop."""
         self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
         named = self._core.recover(self._context.cursor.properties, now_ms=self._now_ms())
-        # Last: where the core raises, nobody has this tracker, and the cursor has to tell it nothing.
+        # Last: where the core raises, no caller has this tracker, and the cursor has to tell it nothing.
         self._context.cursor.add_listener(self._on_mark_delete_moved)
         for key, value in named.malformed.items():
             logger.warning("%s: ignored the property %s=%s, which names no bucket", self._name, key, value)
