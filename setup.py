@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the commented `config/broker.conf` is part of the wheel, beside what reads it."""
+"""Build what pyproject.toml cannot name: the commented `config/broker.conf` goes into the wheel, beside its reader."""
 
 from pathlib import Path
 from shutil import copyfile

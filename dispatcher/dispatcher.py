@@ -337,7 +337,7 @@ class Dispatcher:
 
         Args:
             consumer: The consumer that acknowledges.
-            positions: Which entries.
+            positions: The entries.
             ack_sets: For batches of which only a part is meant: what remains.
         """
         outbox = self._by_handle.get(id(consumer))

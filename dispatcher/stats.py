@@ -79,7 +79,7 @@ class SubscriptionStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewcomerStats:
-    """What PIP-282 and the classic mode show; consumers in the order of `SubscriptionStats.consumers`."""
+    """The figures of PIP-282 and the classic mode; consumers in the order of `SubscriptionStats.consumers`."""
 
     position_when_joining: list[Position | None]
     """The last sent position, or the read position, when each consumer joined."""

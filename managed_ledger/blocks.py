@@ -31,7 +31,7 @@ JOINED_PAYLOAD_BYTES = 16 * 1024
 BLOCK_OVERHEAD_BYTES = 200
 """The smallest part of that."""
 PAYLOAD_OVERHEAD_BYTES = 48
-"""What Python adds to a `bytes` object in a list."""
+"""Bytes that Python adds to a `bytes` object in a list."""
 
 _PAIR = struct.Struct("<2I")
 

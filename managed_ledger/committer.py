@@ -50,7 +50,7 @@ MARK_SECONDS = 1.0
 
 
 class Participant(Protocol):
-    """Something with changes to write."""
+    """A part of the log with changes to write."""
 
     def fill(self, batch: Batch) -> None:
         """Put everything pending into the batch; it is in flight from now on."""

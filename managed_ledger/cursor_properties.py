@@ -1,7 +1,7 @@
 """The properties of all cursors in a log's folder, for tools that know no topic and deliver nothing.
 
-They are read beside a service that has the folder open, or read and changed while none has. What a cursor has
-acknowledged is not read.
+They are read beside a service that has the folder open, or read and changed while none has. Positions that a
+cursor has acknowledged are not read.
 """
 
 import json

@@ -252,7 +252,7 @@ class LedgerStore:
             return self._decode(owner_id, name)
         except (struct.error, ValueError, LookupError) as error:
             raise StoreCorruptedError(
-                f"What is stored of {name} makes no sense ({error}). Restore the folder from a copy"
+                f"The record of {name} makes no sense ({error}). Restore the folder from a copy"
             ) from error
 
     def _decode(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:

@@ -1,6 +1,6 @@
 """Reads blocks of headers and payloads: from memory where they are, else from RocksDB in one hop to a thread.
 
-What the cache holds is served without suspending the caller, so a consumer at the tail of the log never waits for a
+Entries in the cache are served without suspending the caller, so a consumer at the tail of the log never waits for a
 thread. Other entries are collected first, over all ledgers of a call, and read together.
 """
 

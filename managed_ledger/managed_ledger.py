@@ -114,7 +114,7 @@ class ManagedLedger(ReadableLog):
             deliver_at_ms: When it may be delivered.
             sticky_hash: The hash of its key.
             message_count: How many messages it holds.
-            flags: What else its header says (`managed_ledger.headers`).
+            flags: The flags of its header (`managed_ledger.headers`).
 
         Raises:
             AppendRefusedError: The disk has too little room; nothing was appended.
@@ -160,8 +160,8 @@ class ManagedLedger(ReadableLog):
 
         Args:
             entries: The new entries.
-            acknowledged: Which entries give way, by cursor.
-            hidden: Which of the new entries a cursor shall not have, by their place in `entries`.
+            acknowledged: The entries that give way, by cursor.
+            hidden: The new entries that a cursor shall not have, by their place in `entries`.
 
         Raises:
             AppendRefusedError: The disk has too little room; nothing has changed.

@@ -62,8 +62,8 @@ async def last_expired(
 ) -> Position | None:
     """The end of the unbroken run of expired entries from `start` on; None where `start` is not expired.
 
-    An entry is expired when the later of its publish and delivery times is at or before `due_ms_max`. What is
-    acknowledged does not break the run.
+    An entry is expired when the later of its publish and delivery times is at or before `due_ms_max`. An
+    acknowledged one does not break the run.
     """
     expired: Position | None = None
     position = start

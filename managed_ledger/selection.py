@@ -1,4 +1,4 @@
-"""Which entries a discontinuous read wants: positions from a point on, without those that bitmaps name.
+"""The entries that a discontinuous read wants: positions from a point on, without those that bitmaps name.
 
 Pure functions over the ledgers and Roaring bitmaps: what is left out costs nothing per position, so a million
 skipped ones are milliseconds, and blocks that hold nothing else are never read.

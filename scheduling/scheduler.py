@@ -230,7 +230,7 @@ class Scheduler:
         [('ben', b'stretch')]
 
         Args:
-            matching: Which ones; None for all.
+            matching: The conditions that they meet; None for all.
             limit: How many at most; None for all.
             has_payload: Whether the payloads are wanted, too: as they are stored, so that one of a producer with LZ4,
                 ZSTD or SNAPPY is compressed still (`payload_compression`).

@@ -65,7 +65,7 @@ class StorageAccessError(SnapshotStorageError):
 
 
 class StorageReadOnlyError(SnapshotStorageError):
-    """Something would be written to a storage that was opened to read."""
+    """A write was asked of a storage that was opened to read."""
 
     def __init__(self, operation: str) -> None:
         super().__init__(f"cannot {operation}: the storage was opened read-only")

@@ -398,7 +398,7 @@ def drop(config: BrokerConfig, *, bucket_id: int, is_sure: bool, is_json: bool) 
     else:
         click.echo("No cursor named it.")
     if dropped.left is not None:
-        click.echo(f"What there is of it stays in the storage, as it cannot be deleted: {dropped.left}")
+        click.echo(f"Its remains stay in the storage, as they cannot be deleted: {dropped.left}")
 
 
 @snapshots.command(

@@ -249,7 +249,7 @@ def _copied_lines(copied: Copied, target: str) -> Iterator[str]:
     if copied.moved_before:
         yield (
             f"The cursors name {counted(copied.moved_before, 'snapshot')} there already: an earlier run moved them. "
-            "What no cursor names here any more, `postdate snapshots gc` deletes."
+            "`postdate snapshots gc` deletes the snapshots that no cursor names here any more."
         )
     for unnamed_id, reason in copied.unnamed_damaged.items():
         yield f"[yellow]Left out, named by no cursor:[/] {id_shown(unnamed_id)}: {escape(reason)}"

@@ -31,7 +31,7 @@ class TrackerConfig:
     tracker_factory_class_name: str = field(
         default=BUCKET_FACTORY, metadata={"key": "delayedDeliveryTrackerFactoryClassName"}
     )
-    """Which tracker: a Java class name of Pulsar's or the Python path of a factory, see `FACTORY_CLASS_NAMES`.
+    """The tracker: a Java class name of Pulsar's or the Python path of a factory, see `FACTORY_CLASS_NAMES`.
 
     Default: the bucket tracker, as what is delayed must survive a restart at no cost; Pulsar's default forgets.
     """

@@ -1,4 +1,4 @@
-"""Which factory a configuration names: the one place where that is decided, for the service and for other programs."""
+"""The factory that a configuration names: decided in one place, for the service and for other programs."""
 
 from collections.abc import Callable
 from random import Random

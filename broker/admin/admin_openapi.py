@@ -22,8 +22,11 @@ _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 
 def admin_paths() -> Json:
     """Return the paths."""
-    health = {"200": _body("All is well", _JSON, ref("Health")), "503": _body("Something fails", _JSON, ref("Health"))}
-    broker_health = {"200": _text("ok", _PLAIN), "503": _text("What fails, a line each", _PLAIN)}
+    health = {
+        "200": _body("All is well", _JSON, ref("Health")),
+        "503": _body("A part of the service fails", _JSON, ref("Health")),
+    }
+    broker_health = {"200": _text("ok", _PLAIN), "503": _text("The parts that fail, a line each", _PLAIN)}
     metrics = {"get": _get("metrics", "Metrics for Prometheus", {"200": _text("Its text format", _PLAIN)})}
     return {
         "/": {"get": _get("page", "The page", {"200": _text("The page", _HTML)})},

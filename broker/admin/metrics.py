@@ -256,7 +256,11 @@ def _store_lines(store: StoreSnapshot, labels: Labels) -> Iterator[bytes]:
     yield _head(name, "How long writes of the log took, each for everything that all topics had pending.")
     yield _histogram(name, labels, BOUNDS_SECONDS, store.commits.counts, store.commits.sum_s)
     for name, documentation, value in (
-        ("postdate_problems", "What keeps the service from doing its job; `/health` names each.", store.problem_count),
+        (
+            "postdate_problems",
+            "Faults that keep the service from doing its job; `/health` names each.",
+            store.problem_count,
+        ),
         ("postdate_storage_refusing", "1 while new messages are refused until there is room.", store.is_refusing),
         ("postdate_disk_size_bytes", "Bytes of the file system of the data folder.", store.disk_size_bytes),
         ("postdate_disk_free_bytes", "Bytes that are free there.", store.disk_free_bytes),

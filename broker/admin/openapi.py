@@ -18,7 +18,7 @@ def document() -> Json:
             "title": "Postdate",
             "version": version("postdate"),
             "description": (
-                "What is scheduled on a topic, and how to cancel it, move it, send it now, hold it and let it go. "
+                "The scheduled messages of a topic: list them, cancel, move, send now, hold and let go. "
                 "A message is scheduled while it has a delivery time and one of the subscriptions meant has not "
                 "acknowledged it. Ids are `ledger:entry`, with a batch index behind them for a message of a batch. "
                 "Counts are of messages, each message of a batch and each chunk as one. A backlog alone counts entries "

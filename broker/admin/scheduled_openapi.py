@@ -35,12 +35,12 @@ def scheduled_paths() -> Json:
                 [
                     in_query("contains", TEXT, "Those whose name contains this, in upper or lower case"),
                     in_query("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most topics"),
-                    in_query("after", TEXT, "What next gave"),
+                    in_query("after", TEXT, "The next of the page before"),
                 ],
             )
         },
         "/postdate/v1/operations/{operation}": {
-            "parameters": [in_path("operation", "What the header Operation-Id of a request was")],
+            "parameters": [in_path("operation", "The value of the header Operation-Id of a request")],
             "get": operation("getOperation", "How far a cancel, reschedule or deliver-now is", ref("Operation")),
         },
         _TOPIC: {"parameters": topic_parts(), "get": operation("getTopic", "One topic", ref("Topic"))},
@@ -48,7 +48,7 @@ def scheduled_paths() -> Json:
             "parameters": topic_parts(),
             "get": operation(
                 "listScheduled",
-                "What is scheduled, in order of time and position; a page may end early, `next` is null at the end. "
+                "Scheduled messages, in order of time and position; a page may end early, `next` is null at the end. "
                 "A list of nothing is an answer",
                 ref("Page"),
                 [
@@ -60,7 +60,7 @@ def scheduled_paths() -> Json:
                     in_query(
                         "limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Most messages"
                     ),
-                    in_query("after", TEXT, "What next gave"),
+                    in_query("after", TEXT, "The next of the page before"),
                     in_query("payload", {"type": "boolean", "default": False}, "Whether to give payloads, in base64"),
                 ],
             ),
@@ -88,8 +88,8 @@ def scheduled_paths() -> Json:
         ),
         f"{_TOPIC}/scheduled/reschedule": _change(
             "reschedule",
-            "Give messages another time: exactly one of the old and the new one is ever delivered. What is due already "
-            "stays, unless a pause has held it since before its time",
+            "Give messages another time: exactly one of the old and the new one is ever delivered. A message that "
+            "is due already stays, unless a pause has held it since before its time",
             "NewTime",
             "Rescheduled",
         ),
@@ -154,7 +154,7 @@ def scheduled_schemas() -> Json:
         "sinceMs": MS,
         "since": TEXT_TIME,
         "slot": {"type": ["integer", "null"], "description": "The hash slot of its key"},
-        "reason": {**TEXT_OR_NULL, "description": "What it waits for"},
+        "reason": {**TEXT_OR_NULL, "description": "The reason why it waits"},
         "mayHaveExpired": {
             **BOOL,
             "description": "Whether it is acknowledged and its time to live has ended: expiry acknowledges too",
@@ -185,7 +185,7 @@ def scheduled_schemas() -> Json:
         "shiftMs": {"type": "integer", "description": "From each one's own time"},
     }
     matched: Json = {
-        "matched": {**COUNT, "description": f"What is meant and scheduled. {_OF_MESSAGES}"},
+        "matched": {**COUNT, "description": f"Scheduled messages that are meant. {_OF_MESSAGES}"},
         "alreadyDue": {**COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
         "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},
     }
@@ -195,14 +195,14 @@ def scheduled_schemas() -> Json:
         "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start"},
         "consumers": COUNT,
         "backlog": {**COUNT, "description": "Entries of the log that are not acknowledged; a batch is one"},
-        "delayed": {**COUNT, "description": f"What still waits for its time. {_OF_MESSAGES}"},
+        "delayed": {**COUNT, "description": f"Messages that still wait for their time. {_OF_MESSAGES}"},
         **dues,
         **subscription_pause,
     }
     topic = {
         "name": TEXT,
         "subscriptions": list_of(object_of(topic_subscription)),
-        "delayed": {**COUNT, "description": f"What still waits for its time. {_OF_MESSAGES}"},
+        "delayed": {**COUNT, "description": f"Messages that still wait for their time. {_OF_MESSAGES}"},
         **dues,
         "backlog": {
             **COUNT,
@@ -216,8 +216,8 @@ def scheduled_schemas() -> Json:
         "topic": TEXT,
         "startedMs": MS,
         "started": TEXT_TIME,
-        "matched": {**COUNT, "description": f"What is meant; 0 until it has been found. {_OF_MESSAGES}"},
-        "done": {**COUNT, "description": f"What has been looked at so far. {_OF_MESSAGES}"},
+        "matched": {**COUNT, "description": f"Messages that are meant; 0 until they have been found. {_OF_MESSAGES}"},
+        "done": {**COUNT, "description": f"Messages looked at so far. {_OF_MESSAGES}"},
         "finished": BOOL,
         "error": {**TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
     }

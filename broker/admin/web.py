@@ -96,7 +96,7 @@ async def start_web(
         problems: Gives the present failures of the service, one text each.
         routes: Further endpoints.
         access: Middleware that refuses callers; None lets every caller in. With it, `/health` lists no problems.
-        audience: Which requests are meant for this port; None takes all.
+        audience: Chooses the requests that are meant for this port; None takes all.
 
     Raises:
         OSError: The port cannot be listened on.

@@ -36,7 +36,7 @@ _algorithm_of_pair = click.option(
     type=click.Choice(PUBLIC_ALGORITHMS),
     default="RS256",
     show_default=True,
-    help="What the private key signs with.",
+    help="The algorithm that the private key signs with.",
 )
 _TOKEN_OPTIONS: Final = (
     click.argument("token_text", metavar="[TOKEN]", required=False),
@@ -84,7 +84,7 @@ def _takes_token(command: Callable[..., R]) -> Callable[..., R]:
     type=click.Choice(SECRET_ALGORITHMS),
     default="HS256",
     show_default=True,
-    help="What it is long enough for.",
+    help="An algorithm that it is long enough for.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it to FILE, a new one.")
 @click.option("-b", "--base64", "is_base64", is_flag=True, help="Write it as base64, for data:;base64,TEXT.")

@@ -282,7 +282,7 @@ def load_config(path: Path | None, *, environment: Mapping[str, str], overrides:
         overrides: Texts `key=value`; the last of a key wins.
 
     Raises:
-        ConfigError: Something cannot be accepted; the text names the place, the key and the allowed values.
+        ConfigError: A line or value cannot be accepted; the text names the place, the key and the allowed values.
     """
     known = {setting.key: setting for setting in settings()}
     everything = collect(path, environment=environment, overrides=overrides, read=known)

@@ -49,7 +49,7 @@ class ServerTls:
     """The certificates in force; made of files that can be used, and kept when they no longer can.
 
     Args:
-        config: Which files. It must have a certificate.
+        config: The files. It must have a certificate.
         now: The time with its zone.
 
     Raises:

@@ -300,7 +300,7 @@ def messages(
     """Build the MESSAGE frames of many entries.
 
     Args:
-        consumer_id: Which consumer of the connection they are for.
+        consumer_id: The consumer of the connection that they are for.
         deliveries: Of each: ledger id, entry id, how often it was delivered before, what SEND brought from the magic
             number on, and the acknowledgement words of a batch (bit 1 for what is not acknowledged; empty for "all").
         consumer_epoch: The epoch of the consumer's last redelivery request, where it names one.

@@ -27,7 +27,7 @@ class ChunkedMessage(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What an entry says of the message that it is a chunk of."""
+    """The metadata by which an entry names the message that it is a chunk of."""
 
     message: ChunkedMessage
     is_last: bool

@@ -61,7 +61,7 @@ class ScheduleTotals:
 
 
 class BatchLeft(NamedTuple):
-    """What is left of a scheduled batch."""
+    """The messages of a scheduled batch that are left."""
 
     deliver_at_ms: int
     message_count: int
@@ -69,7 +69,7 @@ class BatchLeft(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsFound:
-    """What matches some conditions."""
+    """The scheduled messages that match some conditions."""
 
     rows: Rows
     """Whole entries."""

@@ -66,7 +66,7 @@ class _ReadyCallbacks:
         """Take what is appended from now on for events."""
         self._are_events_coming = True
 
-    # What asyncio calls.
+    # Methods that asyncio calls.
 
     def append(self, handle: asyncio.Handle) -> None:
         (self._events if self._are_events_coming else self._others).append(handle)
@@ -139,7 +139,7 @@ def spare_old_objects() -> None:
     """Limit full collections to objects made since the one before, for the whole process."""
     gc.set_threshold(*_COLLECTION_THRESHOLDS)
     gc.callbacks.append(_freeze_survivors)
-    # What was imported is looked at now: in the first full collection of the loop it would take 30 ms.
+    # Imported modules are looked at now: in the first full collection of the loop they would take 30 ms.
     gc.collect()
 
 

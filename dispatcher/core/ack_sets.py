@@ -1,4 +1,4 @@
-"""Which messages of a batch are still unacknowledged: words of 64 bits, bit 1 while it is.
+"""The messages of a batch that are still unacknowledged: words of 64 bits, bit 1 while it is.
 
 The protocol carries words as signed 64-bit integers and leaves out trailing zero words, so they are kept signed;
 Python's `&` on negative integers is that of two's complement. A batch has words only once part of it was acknowledged.

@@ -339,7 +339,7 @@ class KeySharedCore(MultipleConsumersCore):
             self._check_slot_is_offered(slot, heap[0])
 
     def _check_slot_is_offered(self, slot: int, head: Item) -> None:
-        """Nothing that may be sent is left lying."""
+        """Check that no entry that may be sent is left lying."""
         owner = self.selector.owners[slot]
         is_held = slot in self.unblocked or slot in self.waiting.returning.slot_counts
         if owner == NO_OWNER or is_held or self.fence.blocks(head, owner, is_fresh=False):

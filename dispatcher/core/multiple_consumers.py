@@ -1,4 +1,4 @@
-"""What Shared and Key_Shared have in common: giving entries to consumers and taking them back, and the limits.
+"""The common part of Shared and Key_Shared: giving entries to consumers and taking them back, and the limits.
 
 Assignment is the decision: an entry that is given to a consumer is in its pending map from that moment, its permits are
 taken, and a `Deliver` goes out. The payload is read afterwards. So no read in flight can meet a changed membership.

@@ -1,4 +1,4 @@
-"""Which part of the log is still unread, and what to read next.
+"""The part of the log that is still unread, and the next range to read.
 
 Two frontiers move through the log. The *scan* reads every header as soon as it is durable and takes delayed entries
 out, so that a delayed message behind a backlog of immediate ones is on time, and so that after an outage all that fell

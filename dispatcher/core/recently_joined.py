@@ -5,7 +5,7 @@
 
 The bound is the first position that a newcomer may not get. With PIP-282 it is the first position that was never sent
 when the consumer joined, so the last sent position is the one before it; in the classic mode it is the read position.
-What waited already is held to the smallest bound of all newcomers, which is that of the first.
+Entries that waited already are held to the smallest bound of all newcomers, which is that of the first.
 
 In the classic mode the newcomer waits for what the other consumers held when it joined. In Pulsar it waits for
 mark-delete, and so for every delayed message before the bound, for as long as that is delayed; no consumer holds such a

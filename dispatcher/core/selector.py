@@ -1,4 +1,4 @@
-"""Which consumer owns which slot: the interface of the three selectors.
+"""The owner of each slot: the interface of the three selectors.
 
 A selector keeps its own structure for joins and leaves, which are rare, and publishes an `Assignment`, which is what
 dispatching reads: one `take` for a whole batch. A change makes a new one.

@@ -1,4 +1,4 @@
-"""What RocksDB's list of files (`MANIFEST-*`) says: which tables are in use, and the numbers of the column families.
+"""The content of RocksDB's list of files (`MANIFEST-*`): the tables in use, and the numbers of the column families.
 
 It is a log like the write-ahead log, of changes of the list; each is tags with values. Only files and families are
 taken from it. (RocksDB's `version_edit.cc`.)

@@ -243,6 +243,6 @@ def check_rewritten(folder: Path) -> None:
             for _ in database.scan(family, b"", b"\xff" * 32):
                 pass
     except StoreCorruptedError as error:
-        raise StoreUnavailableError(f"What was written is damaged again, so the disk fails: {error}") from error
+        raise StoreUnavailableError(f"The repaired log is damaged again, so the disk fails: {error}") from error
     finally:
         database.release()

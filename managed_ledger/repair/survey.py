@@ -35,7 +35,7 @@ class EntryFormat(Protocol):
 
 
 class LogProblem(NamedTuple):
-    """Something wrong with a file."""
+    """A fault of a file."""
 
     file: str
     what: str
@@ -50,7 +50,7 @@ class StoredBlock(NamedTuple):
     entries: int
     sequence: int
     table: int
-    """Which of the tables has it; -1 for one that is here."""
+    """The number of the table that has it; -1 for one that is here."""
     offset: int
     row: int
     value: bytes | None

@@ -1,7 +1,7 @@
 """The one place that knows rocksdict: a RocksDB folder, opened strictly, written in batches, scanned honestly.
 
-The log (`managed_ledger`) and the snapshots on one machine (`snapshot_storage/rocksdb`) each have such a folder. What
-is in it, what a damaged one means and which errors a caller sees is theirs. Here are the traps of rocksdict 0.3.29,
+The log (`managed_ledger`) and the snapshots on one machine (`snapshot_storage/rocksdb`) each have such a folder. Its
+content, the meaning of damage and the errors that a caller sees are theirs. Here are the traps of rocksdict 0.3.29,
 each of them met; `docs/rocksdict-reports.md` has those that are rocksdict's own, as reports with a program to see them.
 
 * **Errors.** Every failure is a plain `Exception` with a text, or an `OSError` without a path. `failures` tells

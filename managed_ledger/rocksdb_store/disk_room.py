@@ -1,7 +1,7 @@
 """The room of a disk, and its uses: taking entries, compacting, opening a folder again.
 
 New entries are refused while there is still some room, since acknowledging, trimming and compacting need some to give
-any back. What waits in the write-ahead logs must still fit as tables, and a margin beside. A compaction that finds no
+any back. Entries in the write-ahead logs must still fit as tables, and a margin beside. A compaction that finds no
 room ends all writes, so there is none while the tables that it may write do not fit. `Room` decides, over figures;
 `measure_room` and `has_room_to_open` ask the system. Nothing here knows RocksDB but the names of its files.
 """

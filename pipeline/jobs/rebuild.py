@@ -33,7 +33,7 @@ NOT_DELAYED = -1
 def set_aside(headers: DataFrame) -> DataFrame:
     """Return the rows that no index can hold, with the reason; `rebuild` leaves them out.
 
-    Nothing that is wrong with one row fails a job over millions. Count these, look at them, and mend their source.
+    A fault of one row does not fail a job over millions. Count these, look at them, and mend their source.
     """
     check_headers(headers)
     return headers.withColumn("reason", _reason(headers)).where("reason is not null")

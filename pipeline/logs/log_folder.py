@@ -164,7 +164,7 @@ class LogFolder:
 
     def _makes_no_sense(self, topic: str, error: Exception) -> StoreCorruptedError:
         return StoreCorruptedError(
-            f"What is stored of {topic} makes no sense ({error}). Restore the folder {self._path} from a copy"
+            f"The record of {topic} makes no sense ({error}). Restore the folder {self._path} from a copy"
         )
 
 

@@ -231,7 +231,7 @@ class ActionFailed:
     is_lost: bool
     reason: str
     lost_bucket_id: int | None = None
-    """Which snapshot is lost, as far as the error says: a merge reads several."""
+    """The snapshot that is lost, as far as the error says: a merge reads several."""
 
 
 Event = (

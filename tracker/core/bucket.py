@@ -103,7 +103,7 @@ class Bucket:
     parts: Sequence[DelayedIndexes] = ()
     """The rows to be stored, until they are."""
     tracked_parts: Mapping[int, BitMap] | None = None
-    """Which of the rows to store; None is all."""
+    """The rows to store; None is all."""
 
     sources: tuple[int, ...] = ()
     """Serials of the buckets that are merged into this one, until it has taken over."""
@@ -144,7 +144,7 @@ class Bucket:
     """The read of its positions in flight."""
     read_attempts: Attempts = field(default_factory=Attempts)
     loaded_meanwhile: list[SegmentsLoaded] = field(default_factory=list)
-    """What was loaded while that read was in flight."""
+    """Segments that were loaded while that read was in flight."""
     overlap_ms: int = -1
     """Rows up to this time may be handed out from elsewhere before they are loaded."""
 

@@ -30,7 +30,7 @@ class Popped(NamedTuple):
     rest: Columns
     """Rows that were taken with the others, in order; to be put back or dropped."""
     sources: list[int]
-    """Whose rows are among both, beside loaded ones: serials, or `MUTABLE`."""
+    """Buckets with rows among both, beside loaded ones: serials, or `MUTABLE`."""
 
 
 class DueRows:

@@ -1,4 +1,4 @@
-"""Which segments to load next: those that begin soon, the bucket that holds up hand-out first.
+"""The segments to load next: those that begin soon, the bucket that holds up hand-out first.
 
     upcoming ─► queued ─► ready ─► in flight ─► loaded: upcoming again, with its next segment
                    ▲                   │

@@ -1,4 +1,4 @@
-"""Which buckets to merge.
+"""The choice of buckets to merge.
 
 PIP-195 says: the two adjacent buckets with the fewest messages. Taken literally, that rewrites the newest bucket
 again and again while it grows to the size of the others: with one-message ledgers and a limit of 10, a row is

@@ -46,7 +46,7 @@ NO_LEDGER = -1
 
 @dataclass(slots=True)
 class MutableBucket:
-    """Which ledgers the mutable bucket has; its rows and positions are among the others."""
+    """The ledgers of the mutable bucket; its rows and positions are among the others."""
 
     row_count_max: int
     first_ledger_id: int = NO_LEDGER

@@ -149,7 +149,7 @@ class TrackerTimer:
         """Set it for a time, or for none.
 
         Args:
-            at_ms: What it waits for; nothing is done where that has not changed.
+            at_ms: The time that it waits for; nothing is done where that has not changed.
             alarm_at_ms: When to wake up for it, if that is another time.
         """
         if at_ms == self.at_ms:

@@ -26,7 +26,7 @@ def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOwner:
-    """Whose snapshots an action is about, and how they are made."""
+    """The owner of the snapshots that an action is about, and how they are made."""
 
     topic_name: str
     cursor_name: str

@@ -181,7 +181,7 @@ def test_drop_gives_up_what_can_be_deleted_and_what_cannot(service: StoppedServi
     forgotten, again = service.run("drop", str(nameless)), service.run("drop", "12345")
     assert forgotten.exit_code == 0, forgotten.output
     assert "No cursor names it any more" in forgotten.stdout
-    assert "stays in the storage, as it cannot be deleted" in forgotten.stdout
+    assert "stay in the storage, as they cannot be deleted" in forgotten.stdout
     assert again.exit_code == 2
     assert "no snapshot has the bucket id 12345" in again.stderr
     assert str(nameless) not in service.run("verify", "--second-look", "0").stdout

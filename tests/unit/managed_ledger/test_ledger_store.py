@@ -369,7 +369,7 @@ def test_a_cursor_that_makes_no_sense_is_refused(kind: int, value: bytes) -> Non
 
         database.tables[Family.CURSORS][cursor_state_key(cursor.cursor_id or 0, kind, number)] = value
 
-        with pytest.raises(StoreCorruptedError, match="What is stored of orders makes no sense"):
+        with pytest.raises(StoreCorruptedError, match="The record of orders makes no sense"):
             await store.open_managed_ledger("orders")
         await store.close()
 
