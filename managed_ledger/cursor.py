@@ -253,12 +253,12 @@ class Cursor:
                 if self._state.acknowledge(ledger_id, ids):
                     self._changed_since_fold[ledger_id] = None
         if not is_durable:
-            self.doubt_journal()
+            self.note_failed_batch()
         elif self._is_journal_long and not self._is_closed:
             self._flush_soon(self)
         self._tell(before)
 
-    def doubt_journal(self) -> None:
+    def note_failed_batch(self) -> None:
         """Note that another writer's batch with a record of this cursor failed: the disk may have it or not."""
         self._must_rewrite = True
 

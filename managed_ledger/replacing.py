@@ -66,7 +66,7 @@ class Replacement:
             self._tell(error)
         elif error is not None:
             for cursor in self._acknowledged:
-                cursor.doubt_journal()
+                cursor.note_failed_batch()
         self._has_failed |= error is not None
         return error is not None
 

@@ -7,7 +7,7 @@ against an attacker.
 Needed where a snapshot's rows are not the positions that its entry 0 names: a reader has passed over those, and a
 message without a row would be lost. These tests fail without:
 
-    test_positions_that_have_no_row_are_read_again_where_somebody_may_have_passed_over_them
+    test_positions_that_have_no_row_are_read_again_where_a_reader_may_have_passed_over_them
     test_a_merge_of_rows_that_are_not_the_named_positions_fails
 
 The bitmaps themselves would say the same, but they are evicted while the rows come, and a merge would keep those of all

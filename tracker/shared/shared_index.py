@@ -11,7 +11,7 @@ view polls leave the index and become due for every view.
 Why each subscription gets each message once. To a subscription with a dispatcher, a delayed position is at any moment
 in exactly one of these places:
 
-1. *unread*: its reader has not come by;
+1. *not read*: its reader has not come by;
 2. *indexed*: in the tracker. Its reader passes over it, also where another view added it. (1 to 2 when any view adds
    it.)
 3. *due*: polled, in the view's rows. Its reader passes over it. (2 to 3 in one step, for all views at once; where one
@@ -25,8 +25,8 @@ position may come back into the index although a subscription has it in 4 alread
 the clock was put back, or the tick became shorter: the view remembers it as *foreign* and leaves it out when it is due.
 
 A subscription without a dispatcher has its cursor alone. Rows that were polled meanwhile are overdue when its
-dispatcher comes, and lie unread in the log: from 1 straight to 4. The same holds after a seek, when the view forgets
-its rows.
+dispatcher comes, and are not read yet in the log: from 1 straight to 4. The same holds after a seek, when the view
+forgets its rows.
 
 The subscriptions' acknowledgements filter what a view receives; the tracker itself regards as acknowledged what all
 subscriptions have acknowledged. A lost snapshot's positions are read again by every view; the first puts them back.

@@ -97,7 +97,7 @@ def test_a_kill_at_any_write_leaves_exactly_one_of_old_and_new(rewrites: bool) -
             replacement = replaced(ledger, cursor, [position], others=[other])
             if rewrites:
                 for one in (cursor, other):
-                    one.doubt_journal()
+                    one.note_failed_batch()
                     await one.flush()
             await replacement.durable
         await store.close()

@@ -50,7 +50,7 @@ class CoreMachine(RuleBasedStateMachine):
         loaded_max=st.sampled_from([1, 4, 1_000]),
         order_wait_ms=st.sampled_from([-1, -1, 0]),
         are_reads_checked=st.booleans(),
-        is_warm_at_once=st.booleans(),
+        is_cached_at_once=st.booleans(),
         plan=st.builds(
             FaultPlan,
             seed=st.integers(0, 2**16),
@@ -69,7 +69,7 @@ class CoreMachine(RuleBasedStateMachine):
         loaded_max: int,
         order_wait_ms: int,
         are_reads_checked: bool,
-        is_warm_at_once: bool,
+        is_cached_at_once: bool,
         plan: FaultPlan,
     ) -> None:
         self.config = TrackerConfig(
@@ -91,7 +91,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.now_ms = 1_000
         self.loop = asyncio.new_event_loop()
         self.are_reads_checked = are_reads_checked
-        self.is_warm_at_once = is_warm_at_once
+        self.is_cached_at_once = is_cached_at_once
         self.stored = MemoryBucketSnapshotStorage()
         self.storage = FaultInjectingBucketSnapshotStorage(self.stored, plan, are_reads_checked=are_reads_checked)
         self.cursor = FakeCursor()
@@ -318,8 +318,8 @@ class CoreMachine(RuleBasedStateMachine):
         try:
             event = self.loop.run_until_complete(answer_to(self.work, action))
             # Where a snapshot has many bitmaps, recovery does not decode them.
-            is_cold = isinstance(event, MetadataRead) and not self.is_warm_at_once
-            return replace(event, positions=None) if is_cold else event
+            is_left_out = isinstance(event, MetadataRead) and not self.is_cached_at_once
+            return replace(event, positions=None) if is_left_out else event
         except SnapshotStorageError as error:
             return ActionFailed(action, is_lost(error), str(error), lost_bucket_id(error))
 

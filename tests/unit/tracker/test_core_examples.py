@@ -620,19 +620,19 @@ def test_the_first_messages_do_not_wait_for_bitmaps(driver: Driver) -> None:
     assert driver.is_recovering(3)
     driver.answer(driver.waiting(ReadMetadata)[0])
     assert driver.is_recovering(3)
-    [question] = driver.waiting(ReadPositions)
+    [read] = driver.waiting(ReadPositions)
     driver.answer(driver.waiting(LoadSegments)[0])
 
     assert len(driver.pop()) == 4
     assert driver.is_recovering(3)
-    driver.answer(question)
+    driver.answer(read)
     assert not driver.is_recovering(3)
     assert driver.core.message_count == 1
     assert not driver.contains(3, 3)
     assert driver.contains(5, 5)
 
 
-# Cold and warm.
+# Cached positions, and others.
 
 
 def test_a_bucket_of_few_bitmaps_is_known_after_recovery(runner: asyncio.Runner) -> None:
@@ -649,8 +649,8 @@ def test_a_bucket_of_few_bitmaps_is_known_after_recovery(runner: asyncio.Runner)
     assert driver.core.message_count == 4
 
 
-def cold_driver(runner: asyncio.Runner, **settings: int) -> Driver:
-    """Return a driver with the ledgers 1 to 5 in a bucket that is cold."""
+def driver_without_cache(runner: asyncio.Runner, **settings: int) -> Driver:
+    """Return a driver with the ledgers 1 to 5 in a bucket whose positions are not cached."""
     driver = Driver(runner, **settings)
     driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
     driver.answer_all()
@@ -659,8 +659,8 @@ def cold_driver(runner: asyncio.Runner, **settings: int) -> Driver:
     return driver
 
 
-def test_a_bucket_is_warm_after_its_seal_and_cools_when_nobody_asks(driver: Driver) -> None:
-    """Then it is not known what its ledgers hold, and a question makes it known again."""
+def test_positions_are_cached_after_the_seal_and_evicted_when_no_reader_comes(driver: Driver) -> None:
+    """Then it is not known what its ledgers hold, until a read for a reader that comes makes it known again."""
     driver.add(*((600_000 + n, n, n) for n in range(1, 7)))
     driver.answer_all()
     for _ in range(30):
@@ -685,7 +685,7 @@ def test_a_bucket_is_warm_after_its_seal_and_cools_when_nobody_asks(driver: Driv
 
 def test_nothing_of_a_cold_bucket_is_in_memory_but_its_table(runner: asyncio.Runner) -> None:
     """Neither rows nor positions; they are counted all the same."""
-    driver = cold_driver(runner)
+    driver = driver_without_cache(runner)
 
     assert driver.core.tracked_ledger_ids() == []
     assert driver.core.loaded_row_count == 0
@@ -699,7 +699,7 @@ def test_a_position_of_a_cold_bucket_that_is_added_again_comes_once_at_the_earli
     runner: asyncio.Runner, deliver_at_ms: int, expected: tuple[int, int, int]
 ) -> None:
     """Also when both rows are in snapshots in the end."""
-    driver = cold_driver(runner)
+    driver = driver_without_cache(runner)
     driver.add((deliver_at_ms, 3, 3))
     driver.core.seal(index_count_min=1)
     driver.plan()
@@ -714,7 +714,7 @@ def test_a_position_of_a_cold_bucket_that_is_added_again_comes_once_at_the_earli
 
 def test_a_position_of_a_cold_bucket_that_is_refused_does_not_come(runner: asyncio.Runner) -> None:
     """Whoever offered it has it; nobody is told of it when he asks, before and after."""
-    driver = cold_driver(runner)
+    driver = driver_without_cache(runner)
     assert driver.add((NOW_MS, 3, 3)) == [False]
     assert not driver.is_tracked(3, 3)
     assert driver.is_tracked(4, 4)
@@ -727,21 +727,21 @@ def test_a_position_of_a_cold_bucket_that_is_refused_does_not_come(runner: async
 
 def test_what_is_loaded_while_a_question_is_answered_is_not_known_as_unread(runner: asyncio.Runner) -> None:
     """Or it would be tracked for ever."""
-    driver = cold_driver(runner, segment_row_count_max=2, loaded_row_count_max=2)
+    driver = driver_without_cache(runner, segment_row_count_max=2, loaded_row_count_max=2)
     assert driver.is_recovering(5)
     driver.plan()
-    [question] = driver.waiting(ReadPositions)
+    [read] = driver.waiting(ReadPositions)
     driver.now_ms = 60_002
     driver.plan()
     driver.answer(driver.waiting(LoadSegments)[0])
     assert len(driver.pop()) == 2
-    driver.answer(question)
+    driver.answer(read)
 
     assert [ledger for ledger in range(1, 6) if driver.contains(ledger, ledger)] == [3, 4, 5]
     assert driver.core.message_count == 3
 
 
-def test_only_so_many_buckets_are_read_and_kept_warm_at_once(runner: asyncio.Runner) -> None:
+def test_the_positions_of_only_so_many_buckets_are_read_and_cached_at_once(runner: asyncio.Runner) -> None:
     """Memory stays bounded when the whole log is asked about; each gets its turn."""
     driver = Driver(runner, cached_bytes_max=2_000)
     driver.add(*((900_000, n, n) for n in range(1, 42)))
@@ -787,8 +787,10 @@ def test_all_buckets_that_have_a_ledger_become_known_together(runner: asyncio.Ru
     assert driver.tracked_in(2) == BitMap(range(2, 7))
 
 
-def test_a_ledger_that_is_asked_about_all_the_time_does_not_keep_another_one_waiting(runner: asyncio.Runner) -> None:
-    """Its bucket never cools, and takes all the memory that there is."""
+def test_a_ledger_that_a_reader_asks_about_all_the_time_does_not_keep_another_one_waiting(
+    runner: asyncio.Runner,
+) -> None:
+    """Its positions are never evicted, and take all the memory that there is."""
     driver = Driver(runner, cached_bytes_max=1)
     driver.add(*((900_000, n, n) for n in range(1, 12)))
     driver.answer_all()
@@ -808,7 +810,7 @@ def test_a_ledger_that_is_asked_about_all_the_time_does_not_keep_another_one_wai
 
 def test_a_question_that_fails_is_asked_again(runner: asyncio.Runner) -> None:
     """After a while, and again and again."""
-    driver = cold_driver(runner)
+    driver = driver_without_cache(runner)
     for _ in range(3):
         assert driver.is_recovering(3)
         driver.plan()
@@ -822,8 +824,8 @@ def test_a_question_that_fails_is_asked_again(runner: asyncio.Runner) -> None:
     assert driver.is_tracked(3, 3)
 
 
-def test_whoever_asked_about_a_bucket_that_is_merged_is_answered_by_the_target(runner: asyncio.Runner) -> None:
-    """The question does not go with the source."""
+def test_a_reader_in_a_bucket_that_is_merged_is_answered_by_the_target(runner: asyncio.Runner) -> None:
+    """The read does not go with the source."""
     driver = Driver(runner)
     driver.add(*((60_000 + n, n, n) for n in range(1, 12)))
     driver.answer_all()
@@ -833,10 +835,10 @@ def test_whoever_asked_about_a_bucket_that_is_merged_is_answered_by_the_target(r
         driver.answer(driver.pending[0])
     assert driver.is_recovering(3)
     driver.plan()
-    [question] = driver.waiting(ReadPositions)
+    [read] = driver.waiting(ReadPositions)
     driver.answer(merges[0])
     driver.answer(driver.waiting(PutProperty)[0])
-    driver.answer(question)
+    driver.answer(read)
     driver.answer_all()
 
     assert driver.bucket_names == ["1_10"]
@@ -860,7 +862,7 @@ def test_the_messages_of_a_ledger_that_the_cursor_passes_count_no_more_in_a_cold
     runner: asyncio.Runner,
 ) -> None:
     """To pass a part of a bucket is to ask how much of it is left."""
-    driver = cold_driver(runner, index_count_per_bucket_min=150)
+    driver = driver_without_cache(runner, index_count_per_bucket_min=150)
     driver.add(*((50_000, ledger, entry) for ledger in range(1, 6) for entry in range(30)), (50_000, 9, 0))
     driver.answer_all()
     driver.recover()
@@ -895,7 +897,7 @@ def test_passing_a_ledger_costs_the_same_however_many_buckets_there_are(runner: 
 
 def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:
     """Pulsar's merges leave some: they are dropped, which takes the bitmaps."""
-    driver = cold_driver(runner)
+    driver = driver_without_cache(runner)
     [(key, bucket_id)] = driver.cursor.properties.items()
     rows = DelayedIndexes.of([60_001, 60_002], [1, 2], [1, 2])
     metadata = encode_metadata([segment_metadata(rows)])
@@ -916,8 +918,8 @@ def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:
 
 
 @pytest.mark.parametrize("rows", [[1, 2, 9], [1, 2, 2]])
-@pytest.mark.parametrize("when_loaded", ["warm", "cold again", "never warm", "cold and asked again"])
-def test_positions_that_have_no_row_are_read_again_where_somebody_may_have_passed_over_them(
+@pytest.mark.parametrize("when_loaded", ["cached", "evicted", "never cached", "evicted and read again"])
+def test_positions_that_have_no_row_are_read_again_where_a_reader_may_have_passed_over_them(
     runner: asyncio.Runner, rows: list[int], when_loaded: str
 ) -> None:
     """Although there are as many rows as entry 0 names positions: 1 to 3, of two segments in one ledger, and 5."""
@@ -933,28 +935,28 @@ def test_positions_that_have_no_row_are_read_again_where_somebody_may_have_passe
     driver.cursor.properties[key] = str(bucket_id)
     driver.recover()
     driver.answer_all()
-    if when_loaded != "never warm":
+    if when_loaded != "never cached":
         assert driver.is_tracked(1, 3)
     for now_ms in (54_000, 60_001, 84_000, 90_000):
-        if when_loaded.startswith("cold"):
+        if when_loaded.startswith("evicted"):
             driver.now_ms = now_ms - 2_000
             evict_positions(driver.core)
             assert not cached_bucket_count(driver.core)
-        if when_loaded == "warm":
+        if when_loaded == "cached":
             assert driver.is_tracked(1, 5)
         driver.now_ms = now_ms
         driver.plan()
         driver.answer_all()
         driver.pop()
-        if when_loaded == "cold and asked again" and now_ms == 60_001:
+        if when_loaded == "evicted and read again" and now_ms == 60_001:
             assert driver.is_tracked(1, 5)
 
     untracked = driver.core.take_untracked()
     ranges = driver.core.take_untracked_ranges()
     losses = [key for key, _ in driver.core.take_losses()]
-    if when_loaded == "never warm":
+    if when_loaded == "never cached":
         assert (untracked, ranges, losses) == ({}, [], [])
-    elif when_loaded == "warm":
+    elif when_loaded == "cached":
         assert (untracked, ranges, losses) == ({1: BitMap([3])}, [], [key])
     else:
         assert (untracked, ranges, losses) == ({}, [LedgerRange(1, 1)], [key])
@@ -1094,7 +1096,7 @@ def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Dri
 
 def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(runner: asyncio.Runner) -> None:
     """Nobody passed over its messages in the log."""
-    driver = cold_driver(runner)
+    driver = driver_without_cache(runner)
     [bucket_id] = map(int, driver.cursor.properties.values())
     driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
     assert driver.is_recovering(3)
