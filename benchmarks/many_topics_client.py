@@ -55,20 +55,21 @@ class ManyTopicsClient(asyncio.Protocol):
         await asyncio.wait_for(client._connected.wait(), 30)
         return client
 
-    async def open_topics(self, numbers: range) -> None:
+    async def open_topics(self, numbers: range, *, has_producers: bool = True) -> None:
         """Look up, produce, subscribe and give permits; ids of producers and consumers are the topics' numbers."""
         waiting = iter(numbers)
 
         async def some() -> None:
             for number in waiting:
-                await self._open_topic(number)
+                await self._open_topic(number, has_producer=has_producers)
 
         await asyncio.gather(*(some() for _ in range(TOPICS_AT_A_TIME)))
 
-    async def _open_topic(self, number: int) -> None:
+    async def _open_topic(self, number: int, *, has_producer: bool) -> None:
         topic = topic_name(number)
         await self._ask(frames.LOOKUP, {1: topic}, request_id_field=2)
-        await self._ask(frames.PRODUCER, {1: topic, 2: number, 4: f"producer-{number}"}, request_id_field=3)
+        if has_producer:
+            await self._ask(frames.PRODUCER, {1: topic, 2: number, 4: f"producer-{number}"}, request_id_field=3)
         subscribe = {1: topic, 2: "all", 3: _KEY_SHARED, 4: number, 6: "consumer", 13: _EARLIEST, 17: {1: 0}}
         await self._ask(frames.SUBSCRIBE, subscribe, request_id_field=5)
         self.give_permits(number, PERMITS)

@@ -15,7 +15,7 @@ from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action, Deliver, ForgetDelayed
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.intake import Intake
-from dispatcher.core.items import COUNT, ENTRY, LEDGER, SLOT, Item, Key, key_of
+from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
 from managed_ledger.position import Position
 
 
@@ -98,12 +98,7 @@ class MultipleConsumersCore(Intake):
 
     def _give(self, consumer: ConsumerState, items: list[Item]) -> Deliver:
         """Make entries a consumer's own, and charge it: the one way to a `Deliver`, so neither is without the other."""
-        pending = consumer.pending.items
-        counts = consumer.pending.slot_counts
-        for item in items:
-            pending[item[LEDGER], item[ENTRY]] = item
-            slot = item[SLOT]
-            counts[slot] = counts.get(slot, 0) + 1
+        consumer.pending.add_all(items)
         acknowledged = sum([item[COUNT] - self._unacked_of(item) for item in items]) if self.ack_sets else 0
         self.unacked += consumer.charge(items, acknowledged, self.config.unacked_per_consumer_max, self.now_ms)
         consumer.pending.note_given(items, self.now_ms)

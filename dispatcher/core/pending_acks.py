@@ -5,10 +5,10 @@ still holds, and must not walk over 50,000 entries to know.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, Key
+from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, Key, key_of_item, slot_of_item
 
 _GIVEN_SPARE: Final = 1_000
 
@@ -25,7 +25,7 @@ class PendingAcksMap:
 
     def __init__(self) -> None:
         self.items: dict[Key, Item] = {}
-        """By position. Read and filled by the dispatch loop, together with `slot_counts`; else changed here only."""
+        """By position. Read by the dispatch loop; changed here only."""
         self.slot_counts: dict[int, int] = {}
         self._given: list[tuple[int, list[Item]]] = []
         self._given_count = 0
@@ -47,6 +47,13 @@ class PendingAcksMap:
             self.remove(position)
         self.items[position] = item
         self.slot_counts[item[SLOT]] = self.slot_counts.get(item[SLOT], 0) + 1
+
+    def add_all(self, items: Sequence[Item]) -> None:
+        """Store items of which none is here."""
+        self.items.update(zip(map(key_of_item, items), items, strict=True))
+        counts = self.slot_counts
+        for slot in map(slot_of_item, items):
+            counts[slot] = counts.get(slot, 0) + 1
 
     def remove(self, position: Key) -> Item | None:
         """Take an item out; None when it is not here."""
