@@ -5,11 +5,12 @@
 
 While a turn lasts, the loop receives nothing, and no timer fires. Time in which other threads hold the interpreter
 counts, sleeping does not. When thousands of topics are opened, more callbacks are ready than a turn should take: it
-takes what came in and the timers that are due, and of the others only a slice (`_ReadyCallbacks`).
+takes what came in and the timers that are due, and of the others only some (`ServiceEventLoop.call_soon`).
 
 Python's collector of cyclic garbage would be the longest by far: with 10,000 topics a full collection looks at over two
-million objects, for half a second. So objects that have survived one full collection are exempt from later ones
-(`spare_old_objects`). They are freed by their reference counts, as most objects are; cycles among them are not found.
+million objects, for half a second. So objects that have survived one collection are exempt from later ones, and a
+collection comes between two turns (`spare_old_objects`). Old objects are freed by their reference counts, as most
+objects are; cycles among them are not found.
 """
 
 import asyncio
@@ -19,19 +20,23 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 TURN_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The upper ends of the histogram's ranges; one more range is for longer turns."""
 
-CALLBACKS_A_TURN_MAX: Final = 16
-"""Callbacks of a turn beside events: the first read of a subscription takes 0.3 ms, a turn in between 0.02 ms."""
+TURN_S: Final = 0.002
+"""After so long a turn begins no other callback beside events; the longest, as the first read of a subscription, take
+0.5 ms on a quiet machine. A turn costs 0.02 ms."""
 
-_COLLECTION_THRESHOLDS: Final = (5_000, 0, 0)
-"""A full collection comes after 15,000 new objects, and takes 2 ms. After 35,000 it took up to 10 ms of processor on a
-busy machine. An object that stays is looked at twice on average, and three times by Python's own thresholds."""
+COLLECTED_OBJECTS_MIN: Final = 10_000
+"""So many more objects than before: a collection looks at these alone, and takes 2 ms. By Python's own generations an
+object that stays is looked at two or three times, in the middle of a turn."""
 
 
 class TurnHistogram:
@@ -50,63 +55,49 @@ class TurnHistogram:
         self.longest_s = max(self.longest_s, seconds)
 
 
-class _ReadyCallbacks:
-    """The queue of a loop's ready callbacks, in place of asyncio's: a turn takes all new events and some of the rest.
-
-    asyncio appends the events of sockets and the timers after `select`, asks for the length once, and takes so many.
-    The other callbacks keep their order.
-    """
-
-    def __init__(self) -> None:
-        self._events: deque[asyncio.Handle] = deque()
-        self._others: deque[asyncio.Handle] = deque()
-        self._are_events_coming = False
-
-    def note_select(self) -> None:
-        """Take what is appended from now on for events."""
-        self._are_events_coming = True
-
-    # Methods that asyncio calls.
-
-    def append(self, handle: asyncio.Handle) -> None:
-        (self._events if self._are_events_coming else self._others).append(handle)
-
-    def popleft(self) -> asyncio.Handle:
-        return (self._events or self._others).popleft()
-
-    def clear(self) -> None:
-        self._events.clear()
-        self._others.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self._events or self._others)
-
-    def __len__(self) -> int:
-        self._are_events_coming = False
-        return len(self._events) + min(len(self._others), CALLBACKS_A_TURN_MAX)
-
-
 class _TurnSelector(selectors.DefaultSelector):
-    """A selector that measures the time between its calls."""
+    """A selector that measures the time between its calls, and collects garbage before a call when it is time."""
 
-    def __init__(self, turns: TurnHistogram, ready: _ReadyCallbacks, monotonic: Callable[[], float]) -> None:
+    def __init__(self, turns: TurnHistogram, monotonic: Callable[[], float]) -> None:
         super().__init__()
         self._turns = turns
-        self._ready = ready
         self._monotonic = monotonic
         self._woken_at: float | None = None
 
+    @property
+    def turn_s(self) -> float:
+        """How long the present turn has taken."""
+        return 0.0 if self._woken_at is None else self._monotonic() - self._woken_at
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        _collect_if_due()
         if self._woken_at is not None:
-            self._turns.note(self._monotonic() - self._woken_at)
-        self._ready.note_select()
+            self._turns.note(self.turn_s)
         events = super().select(timeout)
         self._woken_at = self._monotonic()
         return events
 
 
+class _Work(asyncio.Handle):
+    """A callback that waits for its turn."""
+
+    __slots__ = ("run",)
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: asyncio.AbstractEventLoop, context: Context
+    ) -> None:
+        super().__init__(callback, args, loop, context)
+        self.run: Callable[[], object] | None = partial(context.run, callback, *args)
+
+    def cancel(self) -> None:
+        self.run = None
+        super().cancel()
+
+
 class ServiceEventLoop(asyncio.SelectorEventLoop):
     """An event loop that measures its turns and keeps them short.
+
+    asyncio runs all callbacks that are ready before it looks for events again. So callbacks wait in a queue of this class, and one callback a turn, behind the events, runs a part of it in its order.
 
     Args:
         monotonic: A clock that never goes back, in seconds.
@@ -114,10 +105,53 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.turns = TurnHistogram()
-        ready = _ReadyCallbacks()
-        super().__init__(_TurnSelector(self.turns, ready, monotonic))
-        # asyncio has no public way to end a turn before all ready callbacks have run.
-        self._ready = ready
+        self._turn = _TurnSelector(self.turns, monotonic)
+        self._work: deque[_Work] = deque()
+        self._is_working = False
+        super().__init__(self._turn)
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if not self._is_working:
+            self._work_soon()
+        work = _Work(callback, args, self, copy_context() if context is None else context)
+        self._work.append(work)
+        return work
+
+    def close(self) -> None:
+        super().close()
+        self._work.clear()
+        self._is_working = False
+
+    def _work_for_a_turn(self) -> None:
+        # Callbacks that are added meanwhile have their turn after new events.
+        left = len(self._work)
+        try:
+            while left:
+                left -= 1
+                self._run(self._work.popleft())
+                if self._turn.turn_s >= TURN_S:
+                    break
+        finally:
+            self._is_working = False
+            if self._work:
+                self._work_soon()
+
+    def _work_soon(self) -> None:
+        # A timer that is due: asyncio calls it behind the events of a turn.
+        self.call_later(0, self._work_for_a_turn)
+        self._is_working = True
+
+    def _run(self, work: _Work) -> None:
+        if work.run is None:
+            return
+        try:
+            work.run()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # A supervisor: as asyncio treats what a callback raises.
+            self.call_exception_handler({"message": f"Exception in {work!r}", "exception": error, "handle": work})
 
 
 def run_on_service_loop(work: Coroutine[Any, Any, T]) -> T:
@@ -136,11 +170,16 @@ def turns_of(loop: asyncio.AbstractEventLoop) -> TurnHistogram | None:
 
 
 def spare_old_objects() -> None:
-    """Limit full collections to objects made since the one before, for the whole process."""
-    gc.set_threshold(*_COLLECTION_THRESHOLDS)
+    """Look for garbage between the loop's turns, and among objects made since the last time only; for the process."""
+    gc.disable()
     gc.callbacks.append(_freeze_survivors)
-    # Imported modules are looked at now: in the first full collection of the loop they would take 30 ms.
+    # Imported modules are looked at now: in the first collection of the loop they would take 30 ms.
     gc.collect()
+
+
+def _collect_if_due() -> None:
+    if gc.get_count()[0] >= COLLECTED_OBJECTS_MIN and not gc.isenabled():
+        gc.collect()
 
 
 def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
