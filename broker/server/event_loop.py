@@ -97,7 +97,8 @@ class _Work(asyncio.Handle):
 class ServiceEventLoop(asyncio.SelectorEventLoop):
     """An event loop that measures its turns and keeps them short.
 
-    asyncio runs all callbacks that are ready before it looks for events again. So callbacks wait in a queue of this class, and one callback a turn, behind the events, runs a part of it in its order.
+    asyncio runs all callbacks that are ready before it looks for events again. So callbacks wait in a queue of this
+    class, and one callback a turn, behind the events, runs a part of it in its order.
 
     Args:
         monotonic: A clock that never goes back, in seconds.
