@@ -1,11 +1,14 @@
 """What it takes to see and change scheduled messages over HTTP, beside a Redis sorted set with payload hashes.
 
     python -m benchmarks scheduled [--messages 1000000] [--bulk 500000] [--only postdate | redis]
+    python -m benchmarks scheduled --messages 10000000 --fill DIR
+    python -m benchmarks scheduled --messages 10000000 --filled DIR
 
-A log is filled first, then a service is started on it, with a Key_Shared consumer. Each question is asked first on a
-cold service and then again. The third column is from the service's own histogram of the turns of its event loop: all of
-them were shorter. The last one is the resident memory of the service afterwards. At the end as many messages as are
-changed at once, at most `--messages`, are published by a client to another topic, and its first page is asked for.
+A log is filled first, which with `--fill` is all: `--filled` needs a quiet machine for less long. Then a service is
+started on it, with a Key_Shared consumer. Each question is asked first on a cold service and then again. The third
+column is from the service's own histogram of the turns of its event loop: all of them were shorter. The last one is the
+resident memory of the service afterwards. At the end as many messages as are changed at once, at most `--messages`, are
+published by a client to another topic, and its first page is asked for.
 
 Redis has the same messages: a sorted set of ids by time, a hash for each message, a set of ids for each key. Without
 `redis-server` (Debian's package) that part is left out.
@@ -41,6 +44,7 @@ HORIZON_MS: Final = 7 * 24 * 3_600_000
 REPEATS: Final = 7
 PUBLISHED_MAX: Final = 1_000_000
 _COMMIT_ENTRIES: Final = 500
+_FIRST_TIME: Final = "first-time"
 
 
 def key_of(number: int, messages: int) -> str:
@@ -153,6 +157,7 @@ def _publish(client: pulsar.Client, messages: int, first_ms: int) -> None:
 
 def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> None:
     """Start a service on the log, and ask."""
+    print("\nPostdate", flush=True)
     service = PostdateProcess(folder)
     service.start(timeout_s=120)
     client = pulsar.Client(service.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
@@ -213,26 +218,38 @@ def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> No
         service.stop()
 
 
+def _fill_timed(folder: Path, messages: int, first_ms: int) -> None:
+    log = folder / "data" / "ledgers"
+    log.mkdir(parents=True)
+    begin = time.perf_counter()
+    asyncio.run(fill(log, messages, first_ms))
+    print(f"{messages:,} delayed messages of {len(PAYLOAD)} bytes, written in {time.perf_counter() - begin:.0f} s")
+
+
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--bulk", type=int, default=500_000)
     parser.add_argument("--only", choices=("postdate", "redis"), help="leave the other one out")
+    parser.add_argument("--fill", type=Path, metavar="DIR", help="fill a log there, and measure nothing")
+    parser.add_argument(
+        "--filled", type=Path, metavar="DIR", help="measure on a log that was filled before, and use it up"
+    )
     arguments = parser.parse_args()
     first_ms = time.time_ns() // 1_000_000 + 6 * 3_600_000
     bulk = min(arguments.bulk, arguments.messages)
-    if arguments.only != "redis":
+    if arguments.fill is not None:
+        _fill_timed(arguments.fill, arguments.messages, first_ms)
+        (arguments.fill / _FIRST_TIME).write_text(str(first_ms))
+        return
+    if arguments.filled is not None:
+        first_ms = int((arguments.filled / _FIRST_TIME).read_text())
+        measure_service(arguments.filled, arguments.messages, bulk, first_ms)
+    elif arguments.only != "redis":
         with tempfile.TemporaryDirectory(prefix="postdate-scheduled-", ignore_cleanup_errors=True) as name:
-            folder = Path(name)
-            log = folder / "data" / "ledgers"
-            log.mkdir(parents=True)
-            begin = time.perf_counter()
-            asyncio.run(fill(log, arguments.messages, first_ms))
-            taken_s = time.perf_counter() - begin
-            print(f"{arguments.messages:,} delayed messages of {len(PAYLOAD)} bytes, written in {taken_s:.0f} s")
-            print("\nPostdate", flush=True)
-            measure_service(folder, arguments.messages, bulk, first_ms)
+            _fill_timed(Path(name), arguments.messages, first_ms)
+            measure_service(Path(name), arguments.messages, bulk, first_ms)
     if arguments.only != "postdate":
         measure_redis(arguments.messages, bulk, first_ms)
 

@@ -70,6 +70,7 @@ class Cursor:
         self._listeners: list[MarkDeleteListener] = []
         self._waiters = Waiters(asyncio.get_running_loop())
         self._is_closed = False
+        self._is_deletion_put = False
         # Acknowledgements in memory that are not in the journal, and those in the journal that are not in the base.
         self._pending: dict[int, BitMap] = {}
         self._journalled_mark_delete = self._state.mark_delete
@@ -234,7 +235,8 @@ class Cursor:
 
     def put_withheld(self, batch: Batch, entries: Mapping[int, BitMap]) -> None:
         """Put the acknowledgement of withheld entries into a batch."""
-        if self._is_closed or self.cursor_id is None:
+        # A cursor whose deletion is to come needs the record: the deletion may fail, or a crash may come before it.
+        if self._is_deletion_put or self.cursor_id is None:
             return
         # The record says nothing of mark-delete, which is computed when the record is read.
         self._put_record(batch, encode_journal(BEFORE_EVERYTHING, entries))
@@ -248,7 +250,8 @@ class Cursor:
         for ledger_id, entry_ids in entries.items():
             _remove(self._withheld, ledger_id, entry_ids)
             _remove(self._withheld_in_flight, ledger_id, entry_ids)
-            if is_durable and not self._is_closed:
+            # Also while the cursor is being deleted, which may fail.
+            if is_durable:
                 ids = np.frombuffer(entry_ids.to_array(), dtype=np.uint32).astype(np.int64)
                 if self._state.acknowledge(ledger_id, ids):
                     self._changed_since_fold[ledger_id] = None
@@ -264,7 +267,7 @@ class Cursor:
 
     def put_without_withheld(self, batch: Batch) -> None:
         """Put all that is acknowledged into a batch, in place of what a failed write may have left."""
-        if not self._is_closed and self.cursor_id is not None:
+        if not self._is_deletion_put and self.cursor_id is not None:
             self._put_everything(batch)
 
     def add_listener(self, on_mark_delete_moved: MarkDeleteListener) -> None:
@@ -280,9 +283,13 @@ class Cursor:
         self._is_closed = True
         self._waiters.refuse(self._closed_error())
 
+    def note_deletion_put(self) -> None:
+        """Put nothing into batches any more: the batch under way deletes all that is stored."""
+        self._is_deletion_put = True
+
     def reopen(self) -> None:
         """The deletion that this was closed for failed."""
-        self._is_closed = False
+        self._is_closed = self._is_deletion_put = False
         self._must_rewrite = True
         self._flush_soon(self)
 

@@ -449,6 +449,7 @@ class ManagedLedger(ReadableLog):
 
         batch.delete(Family.META, keys.cursor_key(self.owner_id, cursor.name))
         batch.delete_range(Family.CURSORS, *keys.cursor_range(cursor.cursor_id))
+        cursor.note_deletion_put()
 
     def _new_cursor(self, name: str, cursor_id: int | None) -> Cursor:
         return Cursor(name, cursor_id, self._ledgers, self._services.committer, self._services.flush_soon)

@@ -16,6 +16,7 @@ from broker.protocol.entries import StoredMessage, messages_of, metadata_of
 from broker.protocol.errors import ProtocolError
 from broker.scheduled.selection import Rows
 from broker.server.slices import Turns
+from broker.topics.cancelled_parts import has_index
 from command_line.output import iso_or_none
 from dispatcher.core.ack_sets import AckSet
 from dispatcher.sticky_key import key_of
@@ -133,7 +134,7 @@ def described(
         messages = [StoredMessage(None, None, {}, "", entry, "UNREADABLE", len(entry))]
     found = []
     for message in messages:
-        if left is not None and message.batch_index is not None and not _is_left(left, message.batch_index):
+        if left is not None and message.batch_index is not None and not has_index(left, message.batch_index):
             continue
         message_id = MessageId(position, message.batch_index)
         json: Json = {
@@ -160,11 +161,6 @@ def key_json(key: bytes | None) -> Json:
         return {"key": key.decode(), "keyBase64": None}
     except UnicodeDecodeError:
         return {"key": None, "keyBase64": base64.b64encode(key).decode()}
-
-
-def _is_left(left: AckSet, index: int) -> bool:
-    word, bit = divmod(index, 64)
-    return word < len(left) and bool(left[word] >> bit & 1)
 
 
 class ChosenOfBatch(NamedTuple):

@@ -24,6 +24,7 @@ from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
+from dispatcher.core.ack_sets import unacknowledged
 from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed
 from managed_ledger.cursor import Cursor
@@ -159,13 +160,12 @@ class Operations:
             done += self._cancel_rows(matched, matched.rows.take(slice(begin, begin + portion)))
             await turns.give_way()
         parts = await self._with_batch_sizes(matched.parts)
+        is_new: set[tuple[Position, int]] = set()
         for subscription in self._subscriptions:
-            left = [part for part in parts if not subscription.cursor.is_acknowledged(*part[0])]
-            if left:
-                await subscription.cancel_parts(left)
+            is_new |= await subscription.cancel_parts(parts)
         self._note(len(matched.parts))
         await self._flush()
-        return done + len(matched.parts)
+        return done + len(is_new)
 
     def _cancel_rows(self, matched: Matched, rows: Rows) -> int:
         """Acknowledge entries in memory; return how many messages they held that were not acknowledged."""
@@ -173,7 +173,7 @@ class Operations:
         is_new: set[tuple[int, int]] = set()
         for subscription in self._subscriptions:
             new = [at for at in positions if not subscription.cursor.is_acknowledged(*at)]
-            subscription.cancel(new, matched.messages_of(new))
+            subscription.cancel(new, _messages_left(subscription, new, matched))
             is_new.update(new)
         self._note(matched.messages_of(positions))
         return matched.messages_of(is_new)
@@ -331,6 +331,19 @@ class Operations:
             logger.info(
                 "%s: %d of %d scheduled messages", self._topic.name, self._progress.done, self._progress.matched
             )
+
+
+def _messages_left(subscription: Subscription, entries: Collection[tuple[int, int]], matched: Matched) -> int:
+    """Return how many messages of some found entries a subscription has not acknowledged, of batches those left."""
+    if not matched.batches:
+        return len(entries)
+    count = 0
+    for at in entries:
+        batch = matched.batches.get(Position(*at))
+        left = None if batch is None else subscription.parts_left(at)
+        # Where this subscription lacks no message of a batch, all of them are left for one of the subscriptions.
+        count += unacknowledged(left) if left is not None else 1 if batch is None else batch.message_count
+    return count
 
 
 class _Withdrawn(NamedTuple):

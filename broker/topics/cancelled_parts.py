@@ -40,6 +40,16 @@ def to_property(parts: Mapping[Key, AckSet]) -> dict[str, str]:
     return {PARTS_PROPERTY: json.dumps(stored, separators=(",", ":"))}
 
 
+def has_index(words: AckSet, index: int) -> bool:
+    """Whether a message of a batch is left.
+
+    >>> has_index((0b101,), 1), has_index((0b101,), 2), has_index((0b101,), 64)
+    (False, True, False)
+    """
+    word, bit = divmod(index, 64)
+    return word < len(words) and bool(words[word] >> bit & 1)
+
+
 def without(words: AckSet | None, message_count: int, index: int) -> AckSet:
     """Return the words of a batch without one of its messages; no words for an empty rest.
 

@@ -22,7 +22,7 @@ from broker.admin.figures import SubscriptionSnapshot
 from broker.clients.consumer import Consumer
 from broker.clients.link import ClientLink
 from broker.errors import MetadataError
-from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, parts_of, to_property, without
+from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, has_index, parts_of, to_property, without
 from broker.topics.pause import PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter
@@ -333,8 +333,7 @@ class Subscription:
     def has_part(self, position: tuple[int, int], index: int) -> bool:
         """Whether a message of a batch is not acknowledged."""
         left = self.parts_left(position)
-        word, bit = divmod(index, 64)
-        return left is None or (word < len(left) and bool(left[word] >> bit & 1))
+        return left is None or has_index(left, index)
 
     def parts_left(self, position: tuple[int, int]) -> AckSet | None:
         """Return the messages of a batch that are not acknowledged; None for all of them."""
@@ -356,17 +355,26 @@ class Subscription:
             if at not in known and not self.cursor.is_acknowledged(*at):
                 known[at] = words
 
-    async def cancel_parts(self, parts: Sequence[tuple[Position, int, int]]) -> None:
+    async def cancel_parts(self, parts: Sequence[tuple[Position, int, int]]) -> set[tuple[Position, int]]:
         """Acknowledge messages of batches: position, place in the batch, size of the batch. Durable on return.
+
+        Returns:
+            Those that were not acknowledged before, by position and place.
 
         Raises:
             LedgerWriteError: The acknowledgement could not be stored.
         """
         stored = parts_of(self.cursor.properties)
         stored = {at: words for at, words in stored.items() if not self.cursor.is_acknowledged(*at)}
+        held = {} if self.dispatcher is None else self.dispatcher.core.ack_sets
         whole: list[tuple[int, int]] = []
+        new: set[tuple[Position, int]] = set()
         for position, index, message_count in parts:
-            left = without(stored.get(position, self.parts_left(position)), message_count, index)
+            words = held.get(position, stored.get(position))
+            if self.cursor.is_acknowledged(*position) or (words is not None and not has_index(words, index)):
+                continue
+            new.add((position, index))
+            left = without(stored.get(position, words), message_count, index)
             if left:
                 stored[position] = left
             else:
@@ -377,8 +385,11 @@ class Subscription:
         if self.dispatcher is not None:
             self._restore_parts(stored)
         self.cancel(whole, 0)
-        self.cancelled_total += len(parts)
+        self.cancelled_total += len(new)
+        if not new:
+            return new
         await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
+        return new
 
     def withdraw(self, entries: Mapping[int, BitMap], message_count: int) -> None:
         """Take entries with so many messages, which the cursor withholds, out of the dispatcher."""

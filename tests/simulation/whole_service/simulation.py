@@ -344,15 +344,15 @@ class Simulation:
             self.oracle.acknowledged(sub, positions)
             cancel(positions, message_count)
 
-        async def on_cancel_parts(parts: Sequence[tuple[Position, int, int]]) -> None:
+        async def on_cancel_parts(parts: Sequence[tuple[Position, int, int]]) -> set[tuple[Position, int]]:
             if found.cursor.is_closed:
-                await cancel_parts(parts)
-                return
+                return await cancel_parts(parts)
             self.note(f"{sub.name}: cancelled are {list(parts)} of batches")
             self.oracle.sync(sub)
             for position, place, _ in parts:
-                self.oracle.cancelled_part(sub, tuple(position), place)
-            await cancel_parts(parts)
+                if not found.cursor.is_acknowledged(*position):
+                    self.oracle.cancelled_part(sub, tuple(position), place)
+            return await cancel_parts(parts)
 
         found.cancel, found.cancel_parts = on_cancel, on_cancel_parts  # type: ignore[method-assign]
 

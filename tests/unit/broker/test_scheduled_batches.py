@@ -51,6 +51,15 @@ def batch_frame(names: list[str], *, deliver_at_ms: int, is_compressed: bool = F
     return (int.from_bytes(simple[:4], "big") + len(entry)).to_bytes(4, "big") + simple[4:] + entry
 
 
+OTHER: dict[str, Any] = {
+    "topic": "t",
+    "subscription": "other",
+    "subType": CommandSubscribe.Shared,
+    "consumer_id": 2,
+    "consumer_name": "o",
+}
+
+
 async def subscribed(service: Service) -> tuple[Peer, Topic]:
     peer = Peer(service)
     await peer.request(
@@ -117,6 +126,62 @@ def test_a_message_of_a_batch_is_cancelled_alone_and_for_good(tmp_path: Path, *,
         assert known[position] == (0b101,)
         assert (rest, await listed(service, topic)) == (2, [])
         assert topic.subscriptions["sub"].cursor.backlog == 0
+        await service.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("has_consumer", [True, False])
+def test_a_message_that_a_subscription_lacked_already_is_not_counted_as_cancelled_there(
+    tmp_path: Path, *, has_consumer: bool
+) -> None:
+    """Counted are a message of a batch, and a batch of which a part was cancelled before, by what each one lost."""
+
+    async def story() -> None:
+        service = await open_service(tmp_path)
+        peer, topic = await subscribed(service)
+        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **OTHER)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
+        peer.send_bytes(batch_frame(["a", "b", "c"], deliver_at_ms=NOW_MS + 60_000))
+        await until(lambda: topic.ledger.entries_total)
+        if not has_consumer:
+            peer.connection.connection_lost(None)
+        position = topic.ledger.last_confirmed_position
+        one, other = topic.subscriptions["sub"], topic.subscriptions["other"]
+        alone = TopicSchedule(topic, service.catalog, [one], service.now_ms)
+        operations = Operations(alone, now_ms=service.now_ms, early_ms=0, progress=Progress())
+        first = await operations.cancel(await operations.find(Selector(message_ids=[MessageId(position, 1)])))
+        counts = [(one.cancelled_total, other.cancelled_total)]
+
+        part, _ = await cancel(service, topic, MessageId(position, 1), MessageId(position, 2))
+        counts.append((one.cancelled_total, other.cancelled_total))
+        rest, _ = await cancel(service, topic, MessageId(position))
+        counts.append((one.cancelled_total, other.cancelled_total))
+
+        assert (first, part, rest) == (1, 2, 1)
+        assert counts == [(1, 0), (2, 2), (3, 3)]
+        await service.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("parts", [(1,), ()])
+def test_a_batch_counts_by_subscription_as_what_is_left_of_it_there(tmp_path: Path, parts: tuple[int, ...]) -> None:
+    async def story() -> None:
+        service = await open_service(tmp_path)
+        peer, topic = await subscribed(service)
+        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **OTHER)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
+        peer.send_bytes(batch_frame(["a", "b", "c"], deliver_at_ms=NOW_MS + 60_000))
+        await until(lambda: topic.ledger.entries_total)
+        position = topic.ledger.last_confirmed_position
+        one, other = topic.subscriptions["sub"], topic.subscriptions["other"]
+        await one.cancel_parts([(position, index, 3) for index in parts])
+
+        done, _ = await cancel(service, topic, MessageId(position))
+
+        assert done == 3
+        assert (one.cancelled_total, other.cancelled_total) == (3, 3)
         await service.close()
 
     asyncio.run(story())

@@ -1,6 +1,7 @@
 """Cursors: what they cost on disk, when they are durable, and what they promise around it."""
 
 import asyncio
+import time
 
 import pytest
 from pyroaring import BitMap
@@ -14,7 +15,8 @@ from managed_ledger.errors import (
 )
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
-from tests.helpers.fakes.managed_ledger_fakes import LedgerClock, MemoryDatabase, append_all, open_store
+from managed_ledger.replacing import NewEntry, Replacement
+from tests.helpers.fakes.managed_ledger_fakes import LedgerClock, MemoryBatch, MemoryDatabase, append_all, open_store
 
 
 async def _ledger(database: MemoryDatabase, entries: int, **limits: int) -> ManagedLedger:
@@ -406,6 +408,101 @@ def test_a_deletion_that_fails_leaves_the_cursor_as_it_was() -> None:
         await ledger.close()
 
     asyncio.run(scenario())
+
+
+async def _at_the_gate(database: MemoryDatabase) -> None:
+    """Wait until a write is held at the database's gate."""
+    await asyncio.to_thread(database.arrived.wait)
+    database.arrived.clear()
+
+
+def _replaced(ledger: ManagedLedger) -> Replacement:
+    """Entry 3 gives way to a copy."""
+    cursor = ledger.cursors["subscription"]
+    copy = NewEntry(b"copy", publish_time_ms=1, deliver_at_ms=-1, sticky_hash=0, message_count=1)
+    return ledger.replace([copy], acknowledged={cursor: {1: BitMap([3])}}, hidden={})
+
+
+@pytest.mark.parametrize("is_deletion_first", [False, True])
+def test_a_deletion_that_fails_while_a_replacement_settles_gives_no_entry_twice(*, is_deletion_first: bool) -> None:
+    """The copy is in the log, so the entry that it replaces stays acknowledged, in memory and after a restart."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10)
+        cursor = await ledger.open_cursor("subscription")
+        database.gate.clear()
+        database.arrived.clear()
+        if is_deletion_first:
+            deletion = asyncio.create_task(ledger.delete_cursor("subscription"))
+            await _at_the_gate(database)
+            replacement = _replaced(ledger)
+            database.failures_to_come = 1
+            database.gate.set()
+        else:
+            replacement = _replaced(ledger)
+            await _at_the_gate(database)
+            deletion = asyncio.create_task(ledger.delete_cursor("subscription"))
+            await asyncio.sleep(0.01)
+            assert cursor.is_closed
+            database.gate.set()
+            await replacement.durable
+            database.failures_to_come = 1
+
+        with pytest.raises(LedgerWriteError):
+            await deletion
+        await replacement.durable
+
+        assert cursor.is_acknowledged(1, 3)
+        assert not cursor.is_acknowledged(*replacement.positions[0])
+        await cursor.flush()
+        found = (await _reopened(database.after_power_loss())).cursors["subscription"]
+        assert found.is_acknowledged(1, 3)
+        assert not found.is_acknowledged(*replacement.positions[0])
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_crash_between_a_replacement_and_a_deletion_gives_no_entry_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr("managed_ledger.committer.PARTICIPANTS_MAX", 1)
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10)
+        await ledger.open_cursor("subscription")
+        database.gate.clear()
+        database.arrived.clear()
+        ledger.append_nowait(b"", publish_time_ms=1)
+        await _at_the_gate(database)
+        replacement = _replaced(ledger)
+        deletion = asyncio.create_task(ledger.delete_cursor("subscription"))
+        await asyncio.sleep(0.01)
+        at_crash: list[MemoryDatabase] = []
+        replacement.durable.add_done_callback(lambda _: at_crash.append(database.after_power_loss()))
+        write = database.write
+
+        def write_deletion_late(batch: MemoryBatch, *, sync: bool) -> None:
+            if any(end is not None for _, _, _, end in batch.changes):
+                while not at_crash:
+                    time.sleep(0.001)
+            write(batch, sync=sync)
+
+        monkeypatch.setattr(database, "write", write_deletion_late)
+        database.gate.set()
+        await deletion
+
+        found = (await _reopened(at_crash[0])).cursors["subscription"]
+        assert found.is_acknowledged(1, 3)
+        assert not found.is_acknowledged(*replacement.positions[0])
+        assert database.cursor_rows() == {}
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+async def _reopened(database: MemoryDatabase) -> ManagedLedger:
+    store = await open_store(database, entries_per_ledger_max=50_000)
+    return await store.open_managed_ledger("orders")
 
 
 def test_what_a_cancelled_caller_had_written_is_there_in_memory_as_well() -> None:
