@@ -92,7 +92,8 @@ def measure_redis(messages: int, bulk: int, first_ms: int) -> None:
     try:
         wait_until(lambda: _answers(port), timeout_s=10)
         redis = Redis(port)
-        _measure(redis, messages, bulk, first_ms)
+        fill(redis, messages, first_ms)
+        ask(redis, messages, bulk, first_ms)
         redis.close()
     finally:
         process.terminate()
@@ -108,7 +109,9 @@ def _answers(port: int) -> bool:
     return True
 
 
-def _fill(redis: Redis, messages: int, first_ms: int) -> None:
+def fill(redis: Redis, messages: int, first_ms: int) -> None:
+    """Put all messages in; they are synced once, at the end, which is not what is measured."""
+
     def commands() -> Iterable[Command]:
         for number in range(messages):
             deliver_at_ms = first_ms + number * 7_919 % messages * HORIZON_MS // messages
@@ -118,21 +121,23 @@ def _fill(redis: Redis, messages: int, first_ms: int) -> None:
             yield "HSET", f"m:{number}", "key", key, "campaign", campaign, "payload", PAYLOAD
             yield "SADD", f"k:{key}", number
 
-    redis.run_all(commands())
-
-
-def _measure(redis: Redis, messages: int, bulk: int, first_ms: int) -> None:
     begin = time.perf_counter()
-    _fill(redis, messages, first_ms)
+    redis.run([("CONFIG", "SET", "appendfsync", "no")])
+    redis.run_all(commands())
+    redis.run([("CONFIG", "SET", "appendfsync", "always")])
     print(f"filled in {time.perf_counter() - begin:.0f} s")
+
+
+def ask(redis: Redis, messages: int, bulk: int, first_ms: int) -> None:
+    """Ask, and print how long the answers take."""
     print(f"{'':<44}{'first ms':>10}{'median ms':>10}")
 
     def page(start: str) -> Callable[[], None]:
-        def ask() -> None:
+        def ask_page() -> None:
             (ids,) = redis.run([("ZRANGEBYSCORE", "due", start, "+inf", "LIMIT", 0, 100)])
             redis.run([("HGETALL", b"m:" + one) for one in ids])
 
-        return ask
+        return ask_page
 
     def histogram() -> None:
         step = HORIZON_MS // 60
@@ -164,7 +169,7 @@ def _measure(redis: Redis, messages: int, bulk: int, first_ms: int) -> None:
             redis.run([("ZREM", "due", *(one for one, _ in gone)), ("DEL", *(b"m:" + one for one, _ in gone))])
             redis.run([("SREM", b"k:" + key, one) for one, key in gone])
 
-    for name, ask, repeats in (
+    for name, question, repeats in (
         ("first page of 100", page("-inf"), REPEATS),
         ("page of 100 from the middle", page(str(first_ms + HORIZON_MS // 2)), REPEATS),
         ("histogram of 60", histogram, REPEATS),
@@ -176,6 +181,6 @@ def _measure(redis: Redis, messages: int, bulk: int, first_ms: int) -> None:
         taken = []
         for _ in range(repeats):
             begin = time.perf_counter()
-            ask()
+            question()
             taken.append(time.perf_counter() - begin)
         print(f"{name:<44}{taken[0] * 1e3:>10.1f}{statistics.median(taken[1:] or taken) * 1e3:>10.1f}", flush=True)

@@ -325,7 +325,7 @@ class ManagedLedger(ReadableLog):
         ttl_ms: int,
         *,
         spared: Collection[str] = (),
-        on_expired: Callable[[str, int], None] | None = None,
+        on_expired: Callable[[str, Entries], None] | None = None,
     ) -> dict[str, int]:
         """Acknowledge, per cursor, the entries from mark-delete on whose time to live is over.
 
@@ -335,8 +335,8 @@ class ManagedLedger(ReadableLog):
             now_ms: The present time.
             ttl_ms: The time to live.
             spared: Names of cursors that nothing expires for.
-            on_expired: Told the name of a cursor and how many of its entries expired, in the step in which it moved:
-                a dispatcher must not send them in between.
+            on_expired: Told the name of a cursor and which of its entries expired, in the step in which it moved: a
+                dispatcher must not send them in between.
 
         Returns:
             How many entries expired, by cursor.
@@ -349,14 +349,14 @@ class ManagedLedger(ReadableLog):
             if name in spared:
                 continue
             try:
-                count = await self._expire(cursor, now_ms - ttl_ms)
+                entries = await self._expire(cursor, now_ms - ttl_ms)
             except LedgerError as error:
                 failures.append(error)
             else:
-                if count:
-                    expired[name] = count
+                if entries:
+                    expired[name] = sum(map(len, entries.values()))
                     if on_expired is not None:
-                        on_expired(name, count)
+                        on_expired(name, entries)
         if failures:
             raise failures[0]
         return expired
@@ -402,7 +402,7 @@ class ManagedLedger(ReadableLog):
                 self._put_cursor_deletion(batch, cursor)
         batch.delete(Family.META, keys.managed_ledger_key(self.name))
 
-    async def _expire(self, cursor: Cursor, due_ms_max: int) -> int:
+    async def _expire(self, cursor: Cursor, due_ms_max: int) -> Entries:
         while True:
             seeks = cursor.seeks
             last = await retention.last_expired(
@@ -413,10 +413,24 @@ class ManagedLedger(ReadableLog):
                 acknowledged_in=cursor.durably_acknowledged_in,
             )
             if last is None or cursor.is_closed:
-                return 0
+                return {}
             # A seek during the scan wants entries again that the scan passed over: look again.
             if cursor.seeks == seeks:
-                return cursor.acknowledge_cumulative(last)
+                entries = self._unacknowledged_through(cursor, last)
+                cursor.acknowledge_cumulative(last)
+                return entries
+
+    def _unacknowledged_through(self, cursor: Cursor, last: Position) -> Entries:
+        """Return the entries up to a position that a cursor has not acknowledged."""
+        found: Entries = {}
+        for ledger in self._ledgers:
+            if cursor.mark_delete_position.ledger_id <= ledger.ledger_id <= last.ledger_id:
+                entries = BitMap()
+                entries.add_range(0, last.entry_id + 1 if ledger.ledger_id == last.ledger_id else ledger.entries)
+                entries -= cursor.acknowledged_in(ledger.ledger_id)
+                if entries:
+                    found[ledger.ledger_id] = entries
+        return found
 
     def _put_deletion(self, batch: Batch, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:

@@ -8,7 +8,7 @@ into one request, there are the jobs of `postdate pipeline`.
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import click
@@ -27,7 +27,6 @@ from scheduling.command_options import (
     on_service,
     query_of,
     subscription_option,
-    time_options,
 )
 from scheduling.errors import ScheduleRequestError, SchedulingError
 from scheduling.tables import (
@@ -43,9 +42,8 @@ from scheduling.tables import (
 )
 
 LIST_LIMIT: Final = 20
-PROGRESS_MESSAGES: Final = 1_000
-"""A change of so many shows how far it is."""
-_PROGRESS_INTERVAL_S: Final = 0.5
+PROGRESS_INTERVAL_S: Final = 0.5
+"""A change that takes longer shows how far it is, so often."""
 
 
 @click.command(
@@ -111,11 +109,12 @@ def list_scheduled(
 @scheduled.command(
     epilog=help_end(
         "postdate scheduled count reminders",
+        "postdate scheduled count reminders --key anna",
         "postdate scheduled count reminders --from 2027-01-15T00:00:00Z --until 2027-01-16T00:00:00Z --buckets 24",
     ),
 )
 @click.argument("topic")
-@time_options
+@filter_options
 @subscription_option
 @click.option("--buckets", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Bars of a histogram.")
 @json_option("the answer of GET .../scheduled/histogram")
@@ -123,14 +122,13 @@ def list_scheduled(
 def count(
     api: ScheduleApi,
     topic: str,
-    from_ms: int | None,
-    until_ms: int | None,
     subscription: str | None,
     buckets: int,
     is_json: bool,
+    **filters: Any,
 ) -> None:
     """Count the messages of TOPIC that are still to come, and say when they are due."""
-    query = query_of({"from": from_ms, "until": until_ms, "subscription": subscription, "buckets": buckets})
+    query = query_of({**fields_of_filters(**filters), "subscription": subscription, "buckets": buckets})
     answer = api.get(f"{topic_path(topic)}/scheduled/histogram", query)
     if is_json:
         print_json(answer)
@@ -228,14 +226,15 @@ def _change(
         body["all"] = True
     if subscription is not None:
         body["subscription"] = subscription
-    path = f"{topic_path(topic)}/scheduled/{what}"
+    path = f"{topic_path(topic)}/scheduled"
     try:
-        answer = api.post(path, body | new_time | {"dryRun": True})
+        with _progress(api, path, verb) as operation_id:
+            answer = api.post(f"{path}/{what}", body | new_time | {"dryRun": True}, operation_id=operation_id)
         if not is_dry_run:
             if answer["matched"] > 1 and not is_sure:
                 click.confirm(f"{counted(answer['matched'], 'message')} will be {verb}. Go on?", abort=True, err=True)
-            with _progress(api, verb, answer["matched"]) as operation_id:
-                answer = api.post(path, body | new_time, operation_id=operation_id)
+            with _progress(api, path, verb) as operation_id:
+                answer = api.post(f"{path}/{what}", body | new_time, operation_id=operation_id)
     except ScheduleRequestError as error:
         if not error.finds_nothing(body):
             raise
@@ -253,34 +252,40 @@ def _change(
 
 
 @contextmanager
-def _progress(api: ScheduleApi, verb: str, matched: int) -> Iterator[str | None]:
-    """Show the progress of a long change while it runs; give its operation id."""
-    if matched < PROGRESS_MESSAGES:
-        yield None
-        return
+def _progress(api: ScheduleApi, path: str, verb: str) -> Iterator[str]:
+    """Show the progress of a change that takes long while it runs, its search first; give its operation id."""
     operation_id = new_operation_id()
     is_over = threading.Event()
-    steps = Steps()
 
     def follow() -> None:
-        done = 0
-        while not is_over.wait(_PROGRESS_INTERVAL_S):
-            try:
-                now_done = int(api.operation(operation_id)["done"])
-            except SchedulingError:
-                continue
-            steps.advance(now_done - done)
-            done = now_done
+        steps: Steps | None = None
+        stage, done = "", 0
+        with ExitStack() as shown:
+            while not is_over.wait(PROGRESS_INTERVAL_S):
+                try:
+                    found = api.operation(operation_id)
+                    if found["finished"]:
+                        return
+                    if steps is None:
+                        steps = shown.enter_context(Steps().shown())
+                    now = "searched" if found["searching"] else verb
+                    if now != stage:
+                        total = api.get(f"{path}/histogram", [("buckets", "1")])["total"] if now == "searched" else None
+                        steps.begin(now, found["matched"] if total is None else total)
+                        stage, done = now, 0
+                except SchedulingError:
+                    continue
+                now_done = int(found["searched" if stage == "searched" else "done"])
+                steps.advance(now_done - done)
+                done = now_done
 
-    with steps.shown():
-        steps.begin(verb, matched)
-        follower = threading.Thread(target=follow, daemon=True)
-        follower.start()
-        try:
-            yield operation_id
-        finally:
-            is_over.set()
-            follower.join()
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    try:
+        yield operation_id
+    finally:
+        is_over.set()
+        follower.join()
 
 
 _holding = in_order(

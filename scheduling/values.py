@@ -67,11 +67,6 @@ class Matching:
     due_until: Time | None = None
     """The latest delivery time, not included."""
 
-    @property
-    def is_about_times_alone(self) -> bool:
-        """Whether it has neither key nor properties."""
-        return self.key is None and not self.properties
-
     def to_json(self) -> Json:
         """Return the fields of a request."""
         found: Json = {}

@@ -54,9 +54,7 @@ def scheduled_paths() -> Json:
                 [
                     _SUBSCRIPTION,
                     *_RANGE,
-                    in_query("key", TEXT, "The ordering key; the partition key of a message without one"),
-                    in_query("keyBase64", TEXT, "A key that is no text"),
-                    in_query("property", {"type": "array", "items": TEXT}, "name=value; all that are given must hold"),
+                    *_FILTERS,
                     in_query(
                         "limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Most messages"
                     ),
@@ -69,11 +67,13 @@ def scheduled_paths() -> Json:
             "parameters": topic_parts(),
             "get": operation(
                 "histogram",
-                "How much is due when; without from and until, of all that is scheduled",
+                "How much is due when; without from and until, of all that is selected. 413 where a key or "
+                "property selects more than a request can look at",
                 ref("Histogram"),
                 [
                     _SUBSCRIPTION,
                     *_RANGE,
+                    *_FILTERS,
                     in_query(
                         "buckets", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 60}, "How many parts"
                     ),
@@ -148,7 +148,7 @@ def scheduled_schemas() -> Json:
     }
     state = {
         "subscription": TEXT,
-        "state": {"enum": ["delayed", "held", "waiting", "pending", "acknowledged"]},
+        "state": {"enum": ["delayed", "held", "waiting", "pending", "acknowledged", "expired"]},
         "sentence": TEXT,
         "consumer": {**TEXT_OR_NULL, "description": "The consumer that has it, or that it waits for"},
         "sinceMs": MS,
@@ -157,7 +157,8 @@ def scheduled_schemas() -> Json:
         "reason": {**TEXT_OR_NULL, "description": "The reason why it waits"},
         "mayHaveExpired": {
             **BOOL,
-            "description": "Whether it is acknowledged and its time to live has ended: expiry acknowledges too",
+            "description": "Whether it expired, or may have: it is acknowledged and its time to live has ended, and of "
+            "a message that expired long ago or under an older version nothing else is known",
         },
     }
     selection: Json = {
@@ -216,8 +217,13 @@ def scheduled_schemas() -> Json:
         "topic": TEXT,
         "startedMs": MS,
         "started": TEXT_TIME,
-        "matched": {**COUNT, "description": f"Messages that are meant; 0 until they have been found. {_OF_MESSAGES}"},
-        "done": {**COUNT, "description": f"Messages looked at so far. {_OF_MESSAGES}"},
+        "searching": {
+            **BOOL,
+            "description": "Whether it still looks for what is meant; nothing has changed then",
+        },
+        "searched": {**COUNT, "description": "How many entries of the log it has looked at to find what is meant"},
+        "matched": {**COUNT, "description": f"What is meant; while it searches, what was found so far. {_OF_MESSAGES}"},
+        "done": {**COUNT, "description": f"What has been looked at so far. {_OF_MESSAGES}"},
         "finished": BOOL,
         "error": {**TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
     }
@@ -280,6 +286,11 @@ def scheduled_schemas() -> Json:
 _OF_MESSAGES: Final = "Messages, as the list shows them: a batch counts as those that are left of it"
 _NUMBER: Final[Json] = {"type": ["number", "null"], "description": "While a resume is smooth"}
 _SUBSCRIPTION: Final = in_query("subscription", TEXT, "For which subscription; none: for all that delay")
+_FILTERS: Final = (
+    in_query("key", TEXT, "The ordering key; the partition key of a message without one"),
+    in_query("keyBase64", TEXT, "A key that is no text"),
+    in_query("property", {"type": "array", "items": TEXT}, "name=value; all that are given must hold"),
+)
 _RANGE: Final = (
     in_query("from", TIME, "The earliest delivery time, included"),
     in_query("until", TIME, "The latest delivery time, not included"),

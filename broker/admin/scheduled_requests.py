@@ -16,6 +16,7 @@ import numpy as np
 
 from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
+from broker.scheduled.selection import TIME_MS_LAST
 from command_line.times import parse_time_ms
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array, Json
@@ -27,7 +28,7 @@ BUCKETS_DEFAULT: Final = 60
 MESSAGE_IDS_MAX: Final = 10_000
 RATE_MAX: Final = 1_000_000
 TIME_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999."""
+"""The end of the year 9999, the latest new time of a message: a later one is microseconds by mistake."""
 
 SELECTORS: Final = ("messageIds", "key", "keyBase64", "property", "from", "until", "all")
 SELECTION_FIELDS: Final = frozenset({*SELECTORS, "subscription", "dryRun"})
@@ -101,7 +102,7 @@ def check_fields(given: Collection[str], known: Collection[str], what: str) -> N
             raise _bad(name, f"{name!r} is no {what} of this request", f"Known are: {', '.join(sorted(known))}")
 
 
-def parse_time(field: str, value: object) -> int:
+def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int:
     """Return a time in milliseconds; a text is read as commands read it (`command_line.times`), so it needs a zone.
 
     >>> parse_time("from", "2027-01-15T09:00:00+01:00"), parse_time("from", 1_800_000_000_000)
@@ -120,8 +121,8 @@ def parse_time(field: str, value: object) -> int:
             raise _bad(field, f"{field}: {error}", _TIME_ADVICE) from error
     if type(value) is not int:
         raise _bad(field, f"{field} must be a time, not {_kind(value)}", _TIME_ADVICE)
-    if not 0 <= value <= TIME_MS_MAX:
-        raise _bad(field, f"{value} is outside of what can be scheduled", f"Write 0 to {TIME_MS_MAX} milliseconds")
+    if not 0 <= value <= last_ms:
+        raise _bad(field, f"{value} is outside of what can be scheduled", f"Write 0 to {last_ms} milliseconds")
     return value
 
 
@@ -251,7 +252,7 @@ def parse_selector(body: Mapping[str, Any]) -> Selector:
 
 
 def parse_range(given: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return a stretch of time; its end is not in it.
+    """Return a stretch of time; its end is not in it, but for the latest time there is, which means no end.
 
     Raises:
         RequestError: The values are no range of times.
@@ -260,7 +261,7 @@ def parse_range(given: Mapping[str, Any]) -> tuple[int | None, int | None]:
     until_ms = parse_time("until", given["until"]) if "until" in given else None
     if from_ms is not None and until_ms is not None and from_ms >= until_ms:
         raise _bad("until", "until is not behind from", "from is included and until is not, so until must be later")
-    return from_ms, until_ms
+    return from_ms, None if until_ms == TIME_MS_LAST else until_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +301,7 @@ def parse_new_time(body: Mapping[str, Any], now_ms: int) -> NewTime:
         return NewTime(field, shift_ms=parse_whole(field, body[field], -TIME_MS_MAX, TIME_MS_MAX))
     if field == "delayMs":
         return NewTime(field, now_ms + parse_whole(field, body[field], 0, TIME_MS_MAX - now_ms))
-    deliver_at_ms = parse_time(field, body[field])
+    deliver_at_ms = parse_time(field, body[field], last_ms=TIME_MS_MAX)
     if deliver_at_ms < now_ms:
         raise _bad(field, "deliverAtMs is past", "Deliver what is to come at once with deliver-now")
     return NewTime(field, deliver_at_ms)

@@ -33,6 +33,7 @@ from broker.configuration.config import BrokerConfig
 from broker.errors import BrokerError
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.explanation import explain_key, explain_message
+from broker.scheduled.filtered_counts import histogram_of
 from broker.scheduled.listing import list_messages, topic_summary
 from broker.scheduled.matched import Matched
 from broker.scheduled.messages import both
@@ -240,13 +241,16 @@ class _Routes:
 
     async def histogram(self, request: web.Request) -> Json:
         """The number of scheduled messages per span of time."""
-        query = _query(request, ("subscription", "from", "until", "buckets"))
-        from_ms, until_ms = requests.parse_range(query)
+        query = _query(request, ("subscription", "from", "until", "key", "keyBase64", "property", "buckets"))
+        selector = _filters(query)
         buckets = requests.parse_whole(
             "buckets", query.get("buckets", requests.BUCKETS_DEFAULT), 1, requests.BUCKETS_MAX
         )
         schedule = self._schedule(await self._topic(request), requests.parse_subscription(query))
-        found = await schedule.histogram(from_ms, until_ms, buckets)
+        if selector.filter.is_trivial:
+            found = await schedule.histogram(selector.from_ms, selector.until_ms, buckets)
+        else:
+            found = await histogram_of(schedule, selector, buckets, self._service.now_ms())
         counts = found.counts.tolist()
         return {
             "total": found.totals.count,
@@ -362,12 +366,10 @@ class _Routes:
     ) -> Json:
         selector, is_dry_run = requests.parse_selector(body), requests.parse_bool("dryRun", body.get("dryRun", False))
         topic = await self._topic(request)
-        for one in selector.message_ids or ():
-            if one.batch_index is not None:
-                advice = f"Name the whole batch, {one.position}; a single message of it can only be cancelled"
-                raise RequestError(400, f"{one} is a message of a batch", field="messageIds", advice=advice)
         with self._begun(request, kind, topic, body) as operations:
             matched = await self._find(operations, selector, body)
+            if selector.message_ids is not None:
+                _refuse_parts_by_id(matched)
             _refuse_batches_in_part(operations.batches_in_part(matched), body)
             movable = await operations.movable(matched)
             if new_time is not None:
@@ -386,7 +388,10 @@ class _Routes:
             )
             answer |= {verb: count, "alreadyDue": matched.message_count - count}
             if selector.message_ids is not None:
-                answer["ids"] = {str(old): str(new) for old, new in moved.items()}
+                # Each as it was named, and the other chunks of its message.
+                asked = {str(one): one.position for one in selector.message_ids if one.position in moved}
+                others = {str(old): old for old in moved.keys() - set(asked.values())}
+                answer["ids"] = {given: str(moved[old]) for given, old in (asked | others).items()}
             return answer
 
     def _check_new_times(self, topic: Topic, movable: Matched, new_time: requests.NewTime) -> None:
@@ -457,6 +462,12 @@ class _Routes:
             advice = "Only Shared and Key_Shared subscriptions delay; this one gets everything at once"
             raise RequestError(409, f"Subscription {name} delays nothing", field="subscription", advice=advice)
         return TopicSchedule(topic, self._service.catalog, delaying, self._service.now_ms)
+
+
+def _refuse_parts_by_id(matched: Matched) -> None:
+    for one in matched.parts:
+        advice = f"Name the whole batch, {one.position}; a single message of it can only be cancelled"
+        raise RequestError(400, f"{one} is a message of a batch", field="messageIds", advice=advice)
 
 
 def _refuse_batches_in_part(batches: Sequence[Position], body: Json) -> None:

@@ -4,10 +4,11 @@ delayed        its time has not come
 held           it is due, and a pause holds it
 waiting        it is due, and its consumer cannot take it yet
 pending        a consumer has it and has not acknowledged it
-acknowledged   delivered and acknowledged, or cancelled, or replaced by a copy with another time, or expired
+acknowledged   delivered and acknowledged, or cancelled, or replaced by a copy with another time
+expired        its time to live ended before it was acknowledged
 
-An expired message is an acknowledged one: neither log nor cursor tells the two apart. So the sentence names expiry
-where the time to live has ended, the field `mayHaveExpired` is true then, and the state is what is certain.
+A subscription notes what expired (`broker.topics.expired_entries`), within bounds. Where the note cannot be complete,
+the state of a message whose time to live has ended is `acknowledged`, and the field `mayHaveExpired` is true.
 """
 
 from dataclasses import replace
@@ -23,6 +24,7 @@ from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Json
 
+_ENDS: Final = {"expired": 1, "acknowledged": 2}
 MESSAGES_MAX: Final = 100
 """The most messages of a key in one answer."""
 
@@ -98,7 +100,7 @@ def _explained(
         sentence = f"{message_id} is in the log, and the topic has no subscription that would get it."
     else:
         # A state before the acknowledgement says more than one after it.
-        first = min(states, key=lambda one: one["state"] == "acknowledged")
+        first = min(states, key=lambda one: _ENDS.get(one["state"], 0))
         sentence = first["sentence"]
         if len(states) > 1:
             sentence = f"{first['subscription']}: {sentence}"
@@ -135,7 +137,10 @@ def _of_subscription(
     if message_id.batch_index is not None and not is_over:
         is_over = not subscription.has_part(position, message_id.batch_index)
     if is_over:
-        return state | _ended(message_id, max(deliver_at_ms, int(headers.publish_time_ms[row])), now_ms, ttl_ms)
+        lives_from_ms = max(deliver_at_ms, int(headers.publish_time_ms[row]))
+        if subscription.has_expired(position):
+            return state | _expired(message_id, lives_from_ms, now_ms, ttl_ms)
+        return state | _ended(message_id, lives_from_ms, now_ms, ttl_ms)
     dispatcher = subscription.dispatcher
     status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
     if status is not None and status.consumer is not None:
@@ -170,6 +175,17 @@ def _of_subscription(
         "consumer": owner,
         "slot": slot,
         "reason": reason,
+    }
+
+
+def _expired(message_id: MessageId, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
+    # The configuration may have another time to live by now.
+    is_known = 0 < ttl_ms <= now_ms - lives_from_ms
+    ended = f" {iso(lives_from_ms + ttl_ms)}" if is_known else ""
+    return {
+        "state": "expired",
+        "sentence": f"{message_id} expired: its time to live ended{ended} before it was acknowledged.",
+        "mayHaveExpired": True,
     }
 
 

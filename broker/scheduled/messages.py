@@ -5,7 +5,7 @@ Metadata stands before the payload in each entry, so both are read together, a f
 
 import asyncio
 import base64
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -173,7 +173,11 @@ class ChosenOfBatch(NamedTuple):
 Chosen = dict[Position, ChosenOfBatch]
 
 
-async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> tuple[Mask, Chosen]:
+OnSearched = Callable[[int, int], None]
+"""Receives the number of entries that were looked at since the last call, and how many of them match."""
+
+
+async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searched: OnSearched) -> tuple[Mask, Chosen]:
     """Return a mask of the rows that match whole, and the batches that match in part; computed in slices.
 
     Entries are looked at in the order of the log, where neighbours share a block.
@@ -186,6 +190,7 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> tuple
     for begin in range(0, len(rows), READ_ENTRIES):
         portion = order[begin : begin + READ_ENTRIES]
         entries = await log.read_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
+        matched = 0
         for row, entry in zip(portion.tolist(), entries, strict=True):
             found = entry is not None and wanted.chosen(entry)
             if found is True:
@@ -193,7 +198,9 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> tuple
             elif found:
                 deliver_at_ms, *position = rows.place(row)
                 chosen[Position(*position)] = ChosenOfBatch(deliver_at_ms, found)
+            matched += bool(found)
             await turns.give_way()
+        on_searched(len(portion), matched)
     return is_meant, chosen
 
 

@@ -77,10 +77,19 @@ Moved = dict[Position, Position]
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of an operation."""
+    """The progress of an operation: messages are searched for first, and changed then."""
 
+    searching: bool = True
+    searched: int = 0
+    """How many entries the search has looked at."""
     matched: int = 0
+    """How many messages are meant, as far as the search is."""
     done: int = 0
+
+    def note_search(self, searched: int, matched: int) -> None:
+        """Count entries that were looked at, and those of them that match."""
+        self.searched += searched
+        self.matched += matched
 
 
 def early_ms_of(topic: Topic, *, is_strict: bool) -> int:
@@ -120,8 +129,9 @@ class Operations:
             matched = await match_ids(self._schedule, selector.message_ids)
         else:
             takes = None if selector.filter.is_trivial else selector.filter
-            matched = match_rows(self._schedule, await self._schedule.rows(selector.wanted, takes))
-        self._progress.matched = matched.message_count
+            found = await self._schedule.rows(selector.wanted, takes, self._progress.note_search)
+            matched = match_rows(self._schedule, found)
+        self._progress.matched, self._progress.searching = matched.message_count, False
         return matched
 
     def batches_in_part(self, matched: Matched) -> list[Position]:

@@ -13,17 +13,13 @@ import numpy as np
 from pyroaring import BitMap
 
 from broker.scheduled.catalog import ScheduleCatalog
+from broker.scheduled.histogram import Histogram, HistogramCounter, ScheduleTotals, TotalsCounter
 from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
-from broker.scheduled.messages import Chosen, MessageFilter, matching
+from broker.scheduled.messages import Chosen, MessageFilter, OnSearched, matching
 from broker.scheduled.selection import (
-    TIME_MS_LAST,
     PageBuilder,
     Rows,
     Wanted,
-    bucket_edges,
-    counts_between,
-    messages_between,
-    open_span,
     ordered,
     rows_of,
     times_of,
@@ -40,24 +36,12 @@ ROWS_MAX: Final = 5_000_000
 """The most messages of one operation, 24 bytes each while it runs. Larger ones need the jobs on Spark."""
 
 
+def _nothing(_searched: int, _matched: int) -> None:
+    """No caller asks for the progress."""
+
+
 class TooManyRowsError(Exception):
     """A selector matches more messages than one operation can change."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleTotals:
-    """The number of scheduled messages, and their first and last times."""
-
-    count: int
-    """All messages that are not acknowledged, due ones included; a batch counts as those that are left of it."""
-    future_count: int
-    """The messages among them whose time has not come."""
-    future_entries: int
-    """The entries of the log with these messages, which Pulsar's `msgDelayed` counts."""
-    next_deliver_at_ms: int | None
-    """The earliest time of these."""
-    last_deliver_at_ms: int | None
-    """The latest time of these."""
 
 
 class BatchLeft(NamedTuple):
@@ -77,15 +61,6 @@ class RowsFound:
     """Those of them that hold several messages."""
     chosen: Chosen
     """The messages that match of batches of which others do not."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Histogram:
-    """The number of messages per span of time."""
-
-    totals: ScheduleTotals
-    edges: Sequence[int]
-    counts: Int64Array
 
 
 class TopicSchedule:
@@ -195,7 +170,9 @@ class TopicSchedule:
             await turns.give_way()
         return page.rows()
 
-    async def rows(self, wanted: Wanted, takes: MessageFilter | None = None) -> RowsFound:
+    async def rows(
+        self, wanted: Wanted, takes: MessageFilter | None = None, on_searched: OnSearched = _nothing
+    ) -> RowsFound:
         """Return all rows that match, in order of delivery, and what is to be known of the batches among them.
 
         Ledgers are filtered one by one, so that only what matches is in memory.
@@ -203,6 +180,7 @@ class TopicSchedule:
         Args:
             wanted: The conditions on the columns.
             takes: Those on the entries themselves, None for none.
+            on_searched: Told how far the search is.
 
         Raises:
             TooManyRowsError: There are more than `ROWS_MAX`.
@@ -214,8 +192,10 @@ class TopicSchedule:
         count = 0
         async for schedule in self._schedules(wanted.first_ms, wanted.until_ms):
             rows = rows_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), wanted)
-            if takes is not None:
-                is_meant, of_batches = await matching(self.topic.ledger, rows, takes)
+            if takes is None:
+                on_searched(len(rows), len(rows))
+            else:
+                is_meant, of_batches = await matching(self.topic.ledger, rows, takes, on_searched)
                 rows = rows.take(is_meant)
                 chosen |= of_batches
             count += len(rows)
@@ -233,22 +213,15 @@ class TopicSchedule:
         Raises:
             LedgerError: The log cannot be read.
         """
+        ends_ms: tuple[int, int] | None = None
         if from_ms is None or until_ms is None:
             spans = [(int(times[0]), int(times[-1])) async for times in self._times(from_ms, until_ms) if len(times)]
-            from_ms = min((first for first, _ in spans), default=self._now_ms()) if from_ms is None else from_ms
-            last_ms = max((last for _, last in spans), default=from_ms) if until_ms is None else until_ms - 1
-            from_ms, until_ms = open_span(from_ms, last_ms)
-        edges = bucket_edges(from_ms, until_ms, buckets)
-        # A message at the last time there is lies in the last bucket.
-        until_ms = None if until_ms == TIME_MS_LAST else until_ms
-        counts = np.zeros(len(edges) - 1, np.int64)
-        totals = _Totals(self._now_ms())
+            ends_ms = (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
+        counter = HistogramCounter(from_ms, until_ms, ends_ms, buckets, self._now_ms())
+        from_ms, until_ms = counter.from_ms, counter.until_ms
         async for schedule in self._schedules(from_ms, until_ms):
-            times = self.times_in(schedule, from_ms, until_ms)
-            batches = self.batches_in(schedule, from_ms, until_ms)
-            counts += counts_between(times, edges) + messages_between(batches, edges)
-            totals.add(times, batches)
-        return Histogram(totals.result(), edges, counts)
+            counter.add(self.times_in(schedule, from_ms, until_ms), self.batches_in(schedule, from_ms, until_ms))
+        return counter.result()
 
     async def totals(self) -> ScheduleTotals:
         """Count all scheduled messages.
@@ -256,7 +229,7 @@ class TopicSchedule:
         Raises:
             LedgerError: The log cannot be read.
         """
-        totals = _Totals(self._now_ms())
+        totals = TotalsCounter(self._now_ms())
         async for schedule in self._schedules(None, None):
             totals.add(self.times_in(schedule, None, None), self.batches_in(schedule, None, None))
         return totals.result()
@@ -297,7 +270,7 @@ async def totals_of_each(
     Raises:
         LedgerError: The log cannot be read.
     """
-    counted = [(TopicSchedule(topic, catalog, [one], now_ms), _Totals(now_ms())) for one in subscriptions]
+    counted = [(TopicSchedule(topic, catalog, [one], now_ms), TotalsCounter(now_ms())) for one in subscriptions]
     first = min((one.first_ledger_id for one, _ in counted), default=AFTER_EVERYTHING.ledger_id)
     turns = Turns()
     async for schedule in catalog.schedules(topic.ledger, first, None, None):
@@ -306,33 +279,6 @@ async def totals_of_each(
                 totals.add(one.times_in(schedule, None, None), one.batches_in(schedule, None, None))
                 await turns.give_way()
     return [totals.result() for _, totals in counted]
-
-
-class _Totals:
-    def __init__(self, now_ms: int) -> None:
-        self._now_ms = now_ms
-        self._count = self._future_count = self._future_entries = 0
-        self._next_deliver_at_ms: int | None = None
-        self._last_deliver_at_ms: int | None = None
-
-    def add(self, times: Int64Array, batches: Batches) -> None:
-        """Count entries by their times, ascending, and the messages of the batches among them."""
-        more = batches.message_counts - 1
-        self._count += len(times) + int(more.sum())
-        begin = int(np.searchsorted(times, self._now_ms, side="right"))
-        if begin < len(times):
-            self._future_entries += len(times) - begin
-            self._future_count += len(times) - begin + int(more[batches.deliver_at_ms > self._now_ms].sum())
-            first, last = int(times[begin]), int(times[-1])
-            self._next_deliver_at_ms = (
-                first if self._next_deliver_at_ms is None else min(self._next_deliver_at_ms, first)
-            )
-            self._last_deliver_at_ms = last if self._last_deliver_at_ms is None else max(self._last_deliver_at_ms, last)
-
-    def result(self) -> ScheduleTotals:
-        return ScheduleTotals(
-            self._count, self._future_count, self._future_entries, self._next_deliver_at_ms, self._last_deliver_at_ms
-        )
 
 
 def _by_position(ledger_id: int, batches: Batches) -> dict[Position, BatchLeft]:

@@ -23,6 +23,7 @@ from broker.clients.consumer import Consumer
 from broker.clients.link import ClientLink
 from broker.errors import MetadataError
 from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, has_index, parts_of, to_property, without
+from broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
 from broker.topics.pause import PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter
@@ -38,6 +39,7 @@ from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from managed_ledger.replacing import Entries
 from snapshot_storage.backoff import Backoff
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.core.questions import BucketFigures
@@ -142,6 +144,8 @@ class Subscription:
         self._last_defect_ms = 0
         self._rebuild_from_ms = 0
         self._now_ms = now_ms
+        self._newly_expired: dict[int, BitMap] = {}
+        """Not noted in the cursor yet."""
         cursor.add_listener(self._on_mark_delete_moved)
 
     @property
@@ -241,12 +245,39 @@ class Subscription:
             stats.msg_out_counter, stats.bytes_out_counter, stats.message_redeliver_counter, stats.message_ack_counter
         )
 
-    def expired(self, messages: int) -> None:
-        """Count messages that have expired, and let the dispatcher know."""
-        self.expiry.messages_total += messages
+    def expired(self, entries: Entries) -> None:
+        """Count entries that have expired, and let the dispatcher know."""
+        self.expiry.messages_total += sum(map(len, entries.values()))
         self.expiry.last_ms = self._now_ms()
-        if messages and self.dispatcher is not None:
+        for ledger_id, entry_ids in entries.items():
+            self._newly_expired[ledger_id] = self._newly_expired.get(ledger_id, BitMap()) | entry_ids
+        if entries and self.dispatcher is not None:
             self.dispatcher.mark_delete_advanced()
+
+    async def note_expired(self, first_ledger_id: int) -> None:
+        """Note durably which entries expired, for explanations; only a log message tells that it failed.
+
+        Args:
+            first_ledger_id: The first ledger that the log has: earlier ones are forgotten.
+        """
+        entries, self._newly_expired = self._newly_expired, {}
+        if not entries or not self.cursor.is_durable:
+            return
+        seeks = self.cursor.seeks
+        try:
+            # Acknowledged first: the note of an entry that is delivered after a crash would be wrong.
+            await self.cursor.flush()
+            put = with_expired(self.cursor.properties, entries, first_ledger_id=first_ledger_id)
+            await self.cursor.update_properties(put=put, remove=(EXPIRED_PROPERTY,))
+            if self.cursor.seeks != seeks:
+                # What a seek took back meanwhile has not expired.
+                await self.cursor.update_properties(remove=(EXPIRED_PROPERTY,))
+        except LedgerError as error:
+            logger.warning("%s / %s: what expired could not be noted: %s", self._ledger.name, self.name, error)
+
+    def has_expired(self, position: tuple[int, int]) -> bool:
+        """Whether an entry is acknowledged because it expired, as far as is noted."""
+        return has_expired(self.cursor.properties, position)
 
     def problems(self) -> list[str]:
         """Return the present failures of its deliveries; empty when all is well."""
@@ -475,9 +506,10 @@ class Subscription:
                 await self.dispatcher.reset(position)
             else:
                 await self.cursor.seek(position)
-            if PARTS_PROPERTY in self.cursor.properties:
-                # A seek takes acknowledgements back, and a cancelled message is an acknowledged one.
-                await self.cursor.update_properties(remove=(PARTS_PROPERTY,))
+            self._newly_expired = {}
+            if PARTS_PROPERTY in self.cursor.properties or EXPIRED_PROPERTY in self.cursor.properties:
+                # A seek takes acknowledgements back; a cancelled message is an acknowledged one, and an expired one.
+                await self.cursor.update_properties(remove=(PARTS_PROPERTY, EXPIRED_PROPERTY))
 
     async def prepare_unsubscribe(self, consumer: Consumer) -> None:
         """Give up the delayed index, so that the cursor can be deleted.

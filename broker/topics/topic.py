@@ -36,6 +36,7 @@ from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
 from managed_ledger.position import Position
+from managed_ledger.replacing import Entries
 from tracker.bucket_properties import names_buckets
 from tracker.core.questions import BucketFigures
 from tracker.residual_snapshots import ResidualSnapshots
@@ -365,13 +366,18 @@ class Topic:
 
     async def expire(self, now_ms: int, ttl_ms: int) -> None:
         """Acknowledge expired messages for every subscription, and let its dispatcher know."""
-        await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)
+        try:
+            await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)
+        finally:
+            for subscription in list(self.subscriptions.values()):
+                await subscription.note_expired(self.ledger.first_position.ledger_id)
 
-    def _on_expired(self, cursor_name: str, count: int) -> None:
+    def _on_expired(self, cursor_name: str, entries: Entries) -> None:
         subscription = self.subscriptions.get(subscription_of(cursor_name))
         if subscription is not None:
+            count = sum(map(len, entries.values()))
             logger.info("%d messages of %s / %s expired", count, self.name, subscription.name)
-            subscription.expired(count)
+            subscription.expired(entries)
 
     def end_rate_window(self, now_ms: int) -> None:
         """End a window of rates: they are those of the time since the last call."""

@@ -3,6 +3,7 @@
 import { ApiError, forgetToken, hasToken, setTokenPrompt } from "./api.js";
 import { el } from "./dom.js";
 import { askToken } from "./dialogs.js";
+import { decoded } from "./format.js";
 import { showTopic } from "./topic.js";
 import { showTopics } from "./topics.js";
 
@@ -24,15 +25,6 @@ function showProblem(given, source = "view") {
   if (error === undefined) return;
   const advice = error instanceof ApiError ? error.advice : "Reload the page; if that does not help, report it";
   problem.replaceChildren(el("strong", {}, error.message), advice ? ` ${advice}.`.replace("..", ".") : "");
-}
-
-/** A part of the address; one that a person has mistyped is taken as it stands. */
-function decoded(part) {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
 }
 
 function route() {

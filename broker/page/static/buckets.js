@@ -57,7 +57,7 @@ function shown(ledgers, index) {
   return el("section", {},
     el("h2", {}, index.subscription === null ? "The index that subscriptions share" : index.subscription),
     el("dl", { class: "figures" }, ...figures.map(([text, value]) => el("div", {}, el("dt", {}, text), el("dd", {}, value)))),
-    el("p", { class: "legend" }, el("span", { class: "swatch ledger" }), "ledger ", el("span", { class: "swatch loaded" }), "loaded ", el("span", { class: "swatch unloaded" }), "in its snapshot"),
+    el("p", { class: "legend" }, el("span", { class: "swatch ledger" }), "ledger ", el("span", { class: "swatch ledger open" }), "open ledger ", el("span", { class: "swatch loaded" }), "loaded ", el("span", { class: "swatch unloaded" }), "in its snapshot"),
     map(ledgers, index),
     index.buckets.length > DRAWN_MAX && el("p", { class: "quiet" }, `The first ${count(DRAWN_MAX)} buckets are drawn.`),
     index.buckets.length

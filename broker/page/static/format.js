@@ -49,3 +49,12 @@ export function localInput(ms) {
 
 export const keyText = (message) =>
   message.key ?? (message.keyBase64 === null || message.keyBase64 === undefined ? "–" : `base64:${message.keyBase64}`);
+
+/** A part of the address; one that a person has mistyped is taken as it stands. */
+export function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}

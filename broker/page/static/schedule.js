@@ -12,9 +12,9 @@ const CHART_HEIGHT = 260;
 const BUCKETS = 60;
 const REFRESH_MS = 5_000;
 const SHORTEST_MS = 60;
-const LAST_ASKED_MS = 253_402_300_799_999;
+const LAST_ASKED_MS = 2 ** 63 - 1_024;
 
-/** A span as a request takes it. The service takes no time after the year 9999, though messages can have one. */
+/** A span as a request takes it: a number of JavaScript is less exact than the latest time that a message can have. */
 const asked = ({ fromMs, untilMs }) => ({
   from: fromMs === undefined ? undefined : Math.min(fromMs, LAST_ASKED_MS),
   until: untilMs > LAST_ASKED_MS ? undefined : untilMs,

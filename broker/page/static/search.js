@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { act } from "./dialogs.js";
 import { announce, button, el, labelled } from "./dom.js";
-import { clock, keyText } from "./format.js";
+import { clock, decoded, keyText } from "./format.js";
 import { propertiesText } from "./messages.js";
 
 const ID = /^\d+:\d+(:\d+)?$/;
@@ -39,7 +39,7 @@ export function showSearch(view) {
     }
   }
 
-  const asked = decodeURIComponent(location.hash.split("?")[1] ?? "");
+  const asked = decoded(location.hash.split("?").slice(1).join("?"));
   if (asked) { text.value = asked; look(); }
   text.focus();
 }

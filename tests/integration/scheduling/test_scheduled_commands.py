@@ -46,6 +46,9 @@ def test_messages_are_listed_and_counted_on_80_columns(ask, scheduler: Scheduler
     assert "There are more" in ask("scheduled list T --limit 1").stdout
     assert "2 messages are scheduled" in ask("scheduled count T").stdout
     assert "█" in ask("scheduled count T --buckets 5").stdout
+    assert "1 message is scheduled" in ask(f"scheduled count T --key {'k' * 100}").stdout
+    assert "1 message is scheduled" in ask(f"scheduled count T --property kind={'retry' * 30} --buckets 3").stdout
+    assert ask("scheduled count T --key nobody").stdout == "Nothing is scheduled\n"
     found = json.loads(ask("scheduled list T --json --payload").stdout)
     assert [one["payload"] for one in found["messages"]] == ["cGF5", "Y2FsbA=="]
     assert json.loads(ask("scheduled count T --json").stdout)["total"] == 2
@@ -130,14 +133,3 @@ def test_a_resume_asks_before_undelayed_messages_are_let_go(
     assert "5 entries will be held" in ask("pause T", answer="n\n").stderr
     assert ask("resume T --yes").exit_code == 0
     assert [consumer.receive(timeout_millis=10_000).data() for _ in range(5)] == [b"x"] * 5
-
-
-def test_a_long_change_says_how_far_it_is(ask, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduling.cli.PROGRESS_MESSAGES", 5)
-    for _ in range(20):
-        scheduler.schedule(b"x", after=HOUR)
-
-    done = ask("scheduled cancel T --all --yes")
-
-    assert done.stdout == "20 messages cancelled\n"
-    assert "cancelled: 20" in done.stderr

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pyroaring import BitMap
 
 from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
@@ -457,7 +458,7 @@ def test_a_request_waits_for_no_snapshot_storage(
 
         await until(is_delivered)
         subscription.cursor.acknowledge_cumulative(topic.ledger.last_position)
-        subscription.expired(1)
+        subscription.expired({topic.ledger.last_position.ledger_id: BitMap([topic.ledger.last_position.entry_id])})
         topic.apply_delayed_delivery(replace(topic.delayed_delivery, is_active=False, tick_time_ms=7))
         await world.unsubscribe(peer)
         # What hangs in the background is not waited for in the end.

@@ -52,6 +52,10 @@ def test_messages_at_the_last_time_alone_are_counted_listed_held_and_changed(tmp
         found = await api.get("/scheduled/histogram?buckets=5")
         page = await api.get("/scheduled?limit=1")
         rest = await api.get(f"/scheduled?limit=1&after={page['next']}")
+        behind = await api.ids(f"?from={LAST_MS}")
+        between = await api.ids(f"?from={LAST_MS - 1}&until={LAST_MS}")
+        before = await api.ids(f"?until={LAST_MS - 1}")
+        dry, _ = await api.post("cancel", **{"from": 253_402_300_800_000, "dryRun": True})
         explained = await api.get(f"/explain?messageId={first}")
         summary = await api.get("")
         statuses = []
@@ -67,6 +71,7 @@ def test_messages_at_the_last_time_alone_are_counted_listed_held_and_changed(tmp
         assert all(bucket["fromMs"] < bucket["untilMs"] for bucket in found["buckets"])
         assert [one["messageId"] for one in page["messages"] + rest["messages"]] == [first, second]
         assert rest["next"] is None
+        assert (behind, between, before, dry) == ([first, second], [first, second], [], 200)
         assert explained["messages"][0]["deliverAtMs"] == summary["nextDueMs"] == LAST_MS
         assert statuses == [200, 200]
         assert (refused, error["field"]) == (400, "shiftMs")

@@ -281,3 +281,61 @@ def test_messages_that_move_to_one_time_by_their_ids_keep_the_order_of_their_tim
         assert await api.ids() == [answer["ids"][early_id], answer["ids"][late_id]]
 
     play(tmp_path, story)
+
+
+def test_the_messages_of_a_key_or_property_are_counted_as_they_are_listed(tmp_path: Path) -> None:
+    """In total and by time, also those of batches of which others do not match, or of which some are gone."""
+
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        data = [plain_frame(b"x", partition_key=b"k"), plain_frame(b"y", partition_key=b"other")]
+        data += [batch_frame(["a", "a", "b", "c"], deliver_at_ms=late_ms) for late_ms in (DUE_MS + 1, NEW_MS)]
+        data += [chunk_frame(number) for number in range(3)]
+        ids = await api.publish(b"".join(data), 15)
+        await api.post("cancel", messageIds=[ids[-4]])
+
+        for query in (
+            "key=k",
+            "property=name=a",
+            "property=name=c",
+            "key=k&property=name=b",
+            "key=nobody",
+            "keyBase64=aw==",
+        ):
+            for span in ("", f"&from={DUE_MS}", f"&until={NEW_MS}", f"&from={DUE_MS + 1}&until={NEW_MS + 1}"):
+                listed = await api.listed(f"?{query}{span}")
+                found = await api.get(f"/scheduled/histogram?{query}{span}&buckets=4")
+
+                times = [one["deliverAtMs"] for one in listed]
+                assert found["total"] == found["delayed"] == len(times)
+                assert (found["nextDueMs"], found["lastDueMs"]) == (min(times, default=None), max(times, default=None))
+                for bucket in found["buckets"]:
+                    in_it = [time for time in times if bucket["fromMs"] <= time < bucket["untilMs"]]
+                    assert bucket["count"] == len(in_it)
+
+    play(tmp_path, story)
+
+
+def test_the_first_message_of_no_batch_is_named_with_or_without_its_index(tmp_path: Path) -> None:
+    """A client's id has an index for each message; a change takes both forms, and answers in the given one."""
+
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        a, _, plain = await api.publish(plain_frame(b"x"), 3)
+
+        for wrong in (f"{plain}:1", f"{entry_of(a)}:2"):
+            assert (await api.post("reschedule", messageIds=[wrong], deliverAtMs=NEW_MS))[0] == 404
+            assert (await api.post("cancel", messageIds=[wrong]))[0] == 404
+        part = await api.post("reschedule", messageIds=[plain, a], deliverAtMs=NEW_MS)
+        moved = await api.post("reschedule", messageIds=[f"{plain}:0"], deliverAtMs=NEW_MS)
+        new = moved[1]["ids"][f"{plain}:0"]
+        twice = await api.post("reschedule", messageIds=[new, f"{new}:0"], shiftMs=1_000)
+        newest = twice[1]["ids"][new]
+        cancelled = await api.post("cancel", messageIds=[f"{newest}:0"])
+
+        assert (part[0], part[1]["field"]) == (400, "messageIds")
+        assert moved[1] == {"matched": 1, "alreadyDue": 0, "unknown": 0, "rescheduled": 1, "ids": {f"{plain}:0": new}}
+        assert twice[1]["ids"] == {new: newest, f"{new}:0": newest}
+        assert (cancelled[0], cancelled[1]["cancelled"]) == (200, 1)
+
+    play(tmp_path, story)

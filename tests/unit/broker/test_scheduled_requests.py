@@ -33,7 +33,7 @@ NOW_MS = 1_800_000_000_000
         ({"from": "yesterday"}, "from"),
         ({"from": True}, "from"),
         ({"from": -1}, "from"),
-        ({"until": 2**60}, "until"),
+        ({"until": 2**63}, "until"),
         ({"from": 5, "until": 5}, "until"),
     ],
 )
@@ -51,6 +51,7 @@ def test_a_selector_that_says_nothing_or_two_things_is_refused(body, field) -> N
         ({}, "deliverAtMs"),
         ({"deliverAtMs": NOW_MS - 1}, "deliverAtMs"),
         ({"deliverAtMs": NOW_MS + 1, "delayMs": 1}, "delayMs"),
+        ({"deliverAtMs": 1_000 * NOW_MS}, "deliverAtMs"),
         ({"delayMs": -1}, "delayMs"),
         ({"delayMs": 1.5}, "delayMs"),
         ({"shiftMs": "soon"}, "shiftMs"),

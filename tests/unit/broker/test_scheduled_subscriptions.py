@@ -9,11 +9,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from pyroaring import BitMap
 
 from broker.admin.web import start_web
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.server.server import all_routes
 from broker.server.service import Service
+from broker.topics.expired_entries import EXPIRED_BYTES_MAX, EXPIRED_PROPERTY, has_expired, with_expired
 from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.subscription import TYPE_PROPERTY, Subscription
 from broker.topics.topic_name import TopicName
@@ -244,3 +246,52 @@ def test_an_acknowledged_message_is_not_called_expired_when_its_time_to_live_has
         assert ["expired" in one["sentence"] for one in states] == [False, True]
 
     play(tmp_path, story, ttl_ms=2_000)
+
+
+def test_an_expired_message_is_called_so_and_an_acknowledged_one_is_not(tmp_path: Path) -> None:
+    """Also after a restart, at the subscription that lost it; a seek back takes it back."""
+
+    async def story(service: Service, clock: FakeClock, ask: Ask) -> None:
+        for name in ("s", "other"):
+            await _subscribe(service, name, SHARED)
+        topic = service.topics[NAME]
+        cancelled, expired, alive = [
+            await topic.ledger.append(b"x", publish_time_ms=clock(), deliver_at_ms=clock() + later_ms)
+            for later_ms in (1_000, 1_000, 60_000)
+        ]
+        topic.subscriptions["s"].cancel([cancelled])
+        topic.subscriptions["other"].cancel([expired])
+
+        async def states() -> list[list[str]]:
+            found = [(await ask("GET", f"/explain?messageId={at}"))[1] for at in (cancelled, expired, alive)]
+            return [[state["state"] for state in one["messages"][0]["subscriptions"]] for one in found]
+
+        clock.now_ms += 4_000
+        before = await states()
+        await topic.expire(clock(), 2_000)
+        after = await states()
+        sentence = (await ask("GET", f"/explain?messageId={expired}&subscription=s"))[1]["sentence"]
+        properties = dict(topic.subscriptions["s"].cursor.properties)
+        await topic.subscriptions["s"].seek(cancelled)
+        sought = await states()
+
+        assert before == [["acknowledged", "waiting"], ["waiting", "acknowledged"], ["delayed", "delayed"]]
+        assert after == [["acknowledged", "expired"], ["expired", "acknowledged"], ["delayed", "delayed"]]
+        assert sentence.startswith(f"{expired} expired: its time to live ended ")
+        assert has_expired(properties, expired)
+        assert not has_expired(properties, cancelled)
+        assert sought == [["waiting", "expired"], ["waiting", "acknowledged"], ["delayed", "delayed"]]
+
+    play(tmp_path, story, ttl_ms=2_000)
+
+
+def test_the_note_of_expired_messages_is_bounded_and_loses_the_oldest() -> None:
+    scattered = BitMap(range(0, 60_000, 2))
+
+    properties = with_expired({}, {1: scattered, 2: BitMap(range(100_000)), 3: scattered}, first_ledger_id=0)
+    trimmed = with_expired(properties, {4: BitMap([1])}, first_ledger_id=3)
+
+    assert len(properties[EXPIRED_PROPERTY]) < EXPIRED_BYTES_MAX + 100
+    assert [has_expired(properties, (ledger_id, 2)) for ledger_id in (1, 2, 3)] == [False, True, True]
+    assert [has_expired(trimmed, (ledger_id, 2)) for ledger_id in (2, 3)] == [False, True]
+    assert has_expired(trimmed, (4, 1))

@@ -12,11 +12,13 @@ from managed_ledger.errors import (
     CursorExistsError,
     CursorNotFoundError,
     LedgerWriteError,
+    StoreUnavailableError,
 )
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from managed_ledger.replacing import NewEntry, Replacement
 from tests.helpers.fakes.managed_ledger_fakes import LedgerClock, MemoryBatch, MemoryDatabase, append_all, open_store
+from tests.helpers.fakes.service_fakes import until
 
 
 async def _ledger(database: MemoryDatabase, entries: int, **limits: int) -> ManagedLedger:
@@ -424,30 +426,38 @@ def _replaced(ledger: ManagedLedger) -> Replacement:
 
 
 @pytest.mark.parametrize("is_deletion_first", [False, True])
-def test_a_deletion_that_fails_while_a_replacement_settles_gives_no_entry_twice(*, is_deletion_first: bool) -> None:
+def test_a_deletion_that_fails_while_a_replacement_settles_gives_no_entry_twice(
+    monkeypatch: pytest.MonkeyPatch, *, is_deletion_first: bool
+) -> None:
     """The copy is in the log, so the entry that it replaces stays acknowledged, in memory and after a restart."""
 
     async def scenario() -> None:
         database = MemoryDatabase()
         ledger = await _ledger(database, 10)
         cursor = await ledger.open_cursor("subscription")
+        write, refused = database.write, []
+
+        def refuse_the_deletion(batch: MemoryBatch, *, sync: bool) -> None:
+            database.arrived.set()
+            database.gate.wait()
+            if not refused and any(end is not None for _, _, _, end in batch.changes):
+                refused.append(batch)
+                raise StoreUnavailableError("the disk says no")
+            write(batch, sync=sync)
+
+        monkeypatch.setattr(database, "write", refuse_the_deletion)
         database.gate.clear()
         database.arrived.clear()
         if is_deletion_first:
             deletion = asyncio.create_task(ledger.delete_cursor("subscription"))
             await _at_the_gate(database)
             replacement = _replaced(ledger)
-            database.failures_to_come = 1
-            database.gate.set()
         else:
             replacement = _replaced(ledger)
             await _at_the_gate(database)
             deletion = asyncio.create_task(ledger.delete_cursor("subscription"))
-            await asyncio.sleep(0.01)
-            assert cursor.is_closed
-            database.gate.set()
-            await replacement.durable
-            database.failures_to_come = 1
+            await until(lambda: cursor.is_closed)
+        database.gate.set()
 
         with pytest.raises(LedgerWriteError):
             await deletion
@@ -476,7 +486,7 @@ def test_a_crash_between_a_replacement_and_a_deletion_gives_no_entry_twice(monke
         await _at_the_gate(database)
         replacement = _replaced(ledger)
         deletion = asyncio.create_task(ledger.delete_cursor("subscription"))
-        await asyncio.sleep(0.01)
+        await until(lambda: ledger.cursors["subscription"].is_closed)
         at_crash: list[MemoryDatabase] = []
         replacement.durable.add_done_callback(lambda _: at_crash.append(database.after_power_loss()))
         write = database.write

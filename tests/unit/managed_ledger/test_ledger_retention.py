@@ -4,11 +4,13 @@ import asyncio
 import threading
 
 import pytest
+from pyroaring import BitMap
 
 from managed_ledger.errors import LedgerWriteError, StoreCorruptedError, StoreFullError
 from managed_ledger.keys import Family
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from managed_ledger.replacing import Entries
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, LedgerClock, MemoryDatabase, append_all, open_store
 
 
@@ -240,13 +242,13 @@ def test_what_one_cursor_cannot_read_does_not_keep_the_others_from_expiring() ->
         headers = database.tables[Family.HEADERS]
         del headers[min(headers)]
 
-        told: list[tuple[str, int]] = []
+        told: list[tuple[str, Entries]] = []
         with pytest.raises(StoreCorruptedError, match="lacks entries"):
             await ledger.expire(START_MS, 100, on_expired=lambda *expired: told.append(expired))
 
         assert beyond.backlog == 0
         # Else its dispatcher would go on to send them.
-        assert told == [("beyond", 2)]
+        assert told == [("beyond", {2: BitMap([0, 1])})]
         await ledger.close()
 
     asyncio.run(scenario())

@@ -1,0 +1,100 @@
+"""Counts of scheduled messages: in total, and per equal part of a span of time. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.scheduled.ledger_schedule import Batches
+from broker.scheduled.selection import TIME_MS_LAST, bucket_edges, counts_between, messages_between, open_span
+from managed_ledger.value_types import Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleTotals:
+    """The number of scheduled messages, and their first and last times."""
+
+    count: int
+    """All messages that are not acknowledged, due ones included; a batch counts as those that are left of it."""
+    future_count: int
+    """The messages among them whose time has not come."""
+    future_entries: int
+    """The entries of the log with these messages, which Pulsar's `msgDelayed` counts."""
+    next_deliver_at_ms: int | None
+    """The earliest time of these."""
+    last_deliver_at_ms: int | None
+    """The latest time of these."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histogram:
+    """The number of messages per span of time."""
+
+    totals: ScheduleTotals
+    edges: Sequence[int]
+    counts: Int64Array
+
+
+class TotalsCounter:
+    """Counts messages in total.
+
+    Args:
+        now_ms: The present time.
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._count = self._future_count = self._future_entries = 0
+        self._next_ms: int | None = None
+        self._last_ms: int | None = None
+
+    def add(self, times: Int64Array, batches: Batches) -> None:
+        """Count entries by their times, ascending, and the messages of the batches among them."""
+        more = batches.message_counts - 1
+        self._count += len(times) + int(more.sum())
+        begin = int(np.searchsorted(times, self._now_ms, side="right"))
+        if begin < len(times):
+            self._future_entries += len(times) - begin
+            self._future_count += len(times) - begin + int(more[batches.deliver_at_ms > self._now_ms].sum())
+            first, last = int(times[begin]), int(times[-1])
+            self._next_ms = first if self._next_ms is None else min(self._next_ms, first)
+            self._last_ms = last if self._last_ms is None else max(self._last_ms, last)
+
+    def result(self) -> ScheduleTotals:
+        """Return the counts."""
+        return ScheduleTotals(self._count, self._future_count, self._future_entries, self._next_ms, self._last_ms)
+
+
+class HistogramCounter:
+    """Counts messages in equal parts of a span of time, from ascending times of one ledger or more.
+
+    Args:
+        from_ms: The beginning of the span; None for the first time that there is.
+        until_ms: The end of the span; None for the last time that there is, which is in the last part then.
+        ends_ms: The first and the last time that there is; None without messages.
+        buckets: How many parts, as far as milliseconds allow.
+        now_ms: The present time.
+    """
+
+    def __init__(
+        self, from_ms: int | None, until_ms: int | None, ends_ms: tuple[int, int] | None, buckets: int, now_ms: int
+    ) -> None:
+        if from_ms is None or until_ms is None:
+            first_ms = (now_ms if ends_ms is None else ends_ms[0]) if from_ms is None else from_ms
+            last_ms = (first_ms if ends_ms is None else ends_ms[1]) if until_ms is None else until_ms - 1
+            from_ms, until_ms = open_span(first_ms, last_ms)
+        self.edges = bucket_edges(from_ms, until_ms, buckets)
+        self.from_ms = from_ms
+        self.until_ms = None if until_ms == TIME_MS_LAST else until_ms
+        """None where a message at the last time there is lies in the last part."""
+        self._counts = np.zeros(len(self.edges) - 1, np.int64)
+        self._totals = TotalsCounter(now_ms)
+
+    def add(self, times: Int64Array, batches: Batches) -> None:
+        """Count entries by their times, ascending, and the messages of the batches among them, all in the span."""
+        self._counts += counts_between(times, self.edges) + messages_between(batches, self.edges)
+        self._totals.add(times, batches)
+
+    def result(self) -> Histogram:
+        """Return the counts."""
+        return Histogram(self._totals.result(), self.edges, self._counts)
