@@ -44,7 +44,8 @@ async def explain_message(schedule: TopicSchedule, message_id: MessageId, *, now
     found = [
         _explained(schedule, one, json, headers, 0, now_ms, ttl_ms)
         for one, json in described(entries[0], 0, headers, has_payload=False)
-        if message_id.batch_index in (None, one.batch_index)
+        # Of what is no batch, changes take the index 0 as well.
+        if message_id.batch_index in (None, one.batch_index or 0)
     ]
     return {"sentence": found[0]["sentence"], "messages": found} if found else None
 

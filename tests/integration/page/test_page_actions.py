@@ -201,6 +201,21 @@ def test_a_message_is_found_by_its_key_and_by_its_id(
     assert all("404" in one for one in shown.complaints())
 
 
+@pytest.mark.parametrize(
+    ("typed", "searched"), [("%E0%A4%A", "%E0%A4%A"), ("100%", "100%"), ("a%3Fb", "a?b"), ("a?b", "a?b")]
+)
+def test_an_address_that_a_person_has_typed_is_searched_for_as_it_stands(
+    page: Page, topic: str, schedule: pulsar.Consumer, typed: str, searched: str
+) -> None:
+    page.use()
+    page.topic(topic, f"search?{typed}")
+
+    page.text_has("#found", "has no scheduled message of this key")
+
+    assert page.one("#search").get_attribute("value") == searched
+    assert not page.driver.execute_script("return !document.getElementById('problem').hidden")
+
+
 def test_everything_is_done_with_the_keyboard_alone(shown: Page, page_service: RunningService, topic: str) -> None:
     def tab_to(text: str) -> None:
         for _ in range(80):

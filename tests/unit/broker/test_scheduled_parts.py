@@ -323,6 +323,7 @@ def test_the_first_message_of_no_batch_is_named_with_or_without_its_index(tmp_pa
         api = ScheduledApi(server, peer)
         a, _, plain = await api.publish(plain_frame(b"x"), 3)
 
+        assert (await api.get(f"/explain?messageId={plain}:0"))["messages"][0]["messageId"] == plain
         for wrong in (f"{plain}:1", f"{entry_of(a)}:2"):
             assert (await api.post("reschedule", messageIds=[wrong], deliverAtMs=NEW_MS))[0] == 404
             assert (await api.post("cancel", messageIds=[wrong]))[0] == 404
