@@ -63,6 +63,8 @@ _OPENAPI: Final = f"{PREFIX}/openapi.json"
 
 SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _HISTOGRAM})
 """Endpoints for callers that may produce to the topic or consume from it: counts and times."""
+SCHEDULED_CONTENT_FILTERS: Final = frozenset({"key", "keyBase64", "property"})
+"""Parameters by which a count, too, tells keys and properties: for callers that may consume from the topic."""
 SCHEDULED_CONTENT_PATHS: Final = frozenset({_SCHEDULED, _EXPLAIN})
 """Endpoints for callers that may consume from the topic: they give keys, properties and payloads."""
 SCHEDULED_CANCEL_PATHS: Final = frozenset({_CANCEL})

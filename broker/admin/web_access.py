@@ -4,7 +4,8 @@
     / and /page/..., the page's files  every caller; the files hold no data
     /metrics                           every caller; with authenticateMetricsEndpoint every authenticated caller
     endpoints of one topic             callers that may produce to it or consume from it
-    scheduled messages, explain        callers that may consume from the topic, since keys and properties are shown
+    scheduled messages, explain        callers that may consume from the topic, since keys and properties are shown; so
+                                       for counts of a key or of properties
     cancel                             callers that may consume from the topic
     reschedule, deliver-now            callers that may both consume from the topic and produce to it
     the list of topics for schedules   every authenticated caller; it has only the topics that the caller may see
@@ -26,6 +27,7 @@ from aiohttp.typedefs import Middleware
 from broker.admin.scheduled_routes import (
     CALLER,
     SCHEDULED_CANCEL_PATHS,
+    SCHEDULED_CONTENT_FILTERS,
     SCHEDULED_CONTENT_PATHS,
     SCHEDULED_KNOWN_PATHS,
     SCHEDULED_MOVE_PATHS,
@@ -101,7 +103,9 @@ def _authorize(request: web.Request, path: str, role: str, authorizer: Authorize
     if path in SCHEDULED_KNOWN_PATHS and request.method in _READING:
         request[CALLER] = Caller(lambda topic: authorizer.may_look_up(role, topic))
         return
-    if path in _READ_PATHS and request.method in _READING:
+    if path in SCHEDULED_READ_PATHS and not SCHEDULED_CONTENT_FILTERS.isdisjoint(request.query):
+        is_allowed = authorizer.may(role, Action.CONSUME, _topic(request))
+    elif path in _READ_PATHS and request.method in _READING:
         is_allowed = authorizer.may_look_up(role, _topic(request))
     elif (actions := _ACTIONS.get((path, request.method))) is not None:
         topic = _topic(request)

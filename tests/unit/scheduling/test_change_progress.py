@@ -13,7 +13,7 @@ CHANGING = {"finished": False, "searching": False, "searched": 1_000, "matched":
 FINISHED = CHANGING | {"finished": True, "done": 20}
 
 
-class Service:
+class OperationTeller:
     """Answers questions about an operation with one state after the other."""
 
     def __init__(self, states: list[dict[str, Any] | None]) -> None:
@@ -47,7 +47,7 @@ def test_a_change_says_what_it_does_and_of_how_many(
     states: list[dict[str, Any] | None], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("scheduling.cli.PROGRESS_INTERVAL_S", 0.001)
-    service = Service(states)
+    service = OperationTeller(states)
 
     with _progress(service, "/topics/t/scheduled", "cancelled") as operation_id:  # type: ignore[arg-type]
         assert service.is_asked_out.wait(20)
@@ -57,7 +57,7 @@ def test_a_change_says_what_it_does_and_of_how_many(
 
 
 def test_a_change_that_is_over_soon_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    service = Service([])
+    service = OperationTeller([])
 
     with _progress(service, "/topics/t/scheduled", "cancelled"):  # type: ignore[arg-type]
         pass
