@@ -222,8 +222,11 @@ def scheduled_schemas() -> Json:
             "description": "Whether it still looks for what is meant; nothing has changed then",
         },
         "searched": {**COUNT, "description": "How many entries of the log it has looked at to find what is meant"},
-        "matched": {**COUNT, "description": f"What is meant; while it searches, what was found so far. {_OF_MESSAGES}"},
-        "done": {**COUNT, "description": f"What has been looked at so far. {_OF_MESSAGES}"},
+        "matched": {
+            **COUNT,
+            "description": f"Messages that are meant; while it searches, those found so far. {_OF_MESSAGES}",
+        },
+        "done": {**COUNT, "description": f"Messages changed or passed over so far. {_OF_MESSAGES}"},
         "finished": BOOL,
         "error": {**TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
     }

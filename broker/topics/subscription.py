@@ -270,7 +270,7 @@ class Subscription:
             put = with_expired(self.cursor.properties, entries, first_ledger_id=first_ledger_id)
             await self.cursor.update_properties(put=put, remove=(EXPIRED_PROPERTY,))
             if self.cursor.seeks != seeks:
-                # What a seek took back meanwhile has not expired.
+                # Entries that a seek took back meanwhile have not expired.
                 await self.cursor.update_properties(remove=(EXPIRED_PROPERTY,))
         except LedgerError as error:
             logger.warning("%s / %s: what expired could not be noted: %s", self._ledger.name, self.name, error)
