@@ -9,6 +9,7 @@ resident memory is that of both, compared with both when an empty folder has bee
 batches of 1,000, the configuration's defaults; adding is as fast as snapshots are stored.
 
 Time is virtual: the adds take 30 seconds of it, and delivery goes in 1,000 steps from the first to the last message.
+The peak of delivery is the highest of some samples: after each fifth step, and within a step after each 200,000 rows.
 """
 
 import argparse
@@ -42,6 +43,8 @@ ENTRIES_PER_LEDGER: Final = 50_000
 BATCH_ROWS: Final = 1_000
 POLL_ROWS: Final = 1_000
 DELIVERY_STEPS: Final = 1_000
+STEPS_PER_SAMPLE: Final = 5
+POLLS_PER_SAMPLE: Final = 200
 UNSEALED_ROWS_MAX: Final = 2 * ENTRIES_PER_LEDGER
 """Adding waits while more rows wait for their snapshots."""
 TARGET_MIB: Final = 64
@@ -141,6 +144,10 @@ class MemoryWorld:
         self.peak = max(self.peak, above, key=sum)
         return sum(above)
 
+    def peak_mib(self) -> str:
+        """Return the peak since the last time that it was taken, in words."""
+        return f"at most {sum(self.peak) / 2**20:.1f}, {self.peak.own_bytes / 2**20:.1f} of it in this process"
+
     def take_peak(self, name: str) -> Figures:
         """Return the peak since the last time, and forget it."""
         peak, self.peak = self.peak, Resident(0, 0)
@@ -227,8 +234,10 @@ async def deliver(folder: Path, law: str, ledgers: int) -> Figures:
         for step in range(1, DELIVERY_STEPS + 1):
             world.clock.now_ms = max(world.clock.now_ms, START_MS + (last_ms - START_MS) * step // DELIVERY_STEPS)
             delivered += await deliver_due(world, tracker)
-            if step % 50 == 0:
-                say(f"{law}: delivered {delivered:,}, {world.above_empty() / 2**20:.1f} MiB")
+            if step % STEPS_PER_SAMPLE == 0:
+                above = world.above_empty() / 2**20
+                if step % 50 == 0 or step <= 50:
+                    say(f"{law}: delivered {delivered:,}, {above:.1f} MiB, {world.peak_mib()}")
             if "half_bytes" not in figures and 2 * delivered >= message_count:
                 figures["half_bytes"] = world.above_empty()
         world.clock.now_ms += 365 * 24 * HOUR_MS
@@ -262,10 +271,13 @@ async def ask_about_all(world: MemoryWorld, tracker: BucketDelayedDeliveryTracke
 
 async def deliver_due(world: MemoryWorld, tracker: BucketDelayedDeliveryTracker) -> int:
     """Take everything that is due now."""
-    delivered = 0
+    delivered = polls = 0
     tracker._turn_soon()
     while True:
         world.is_news.clear()
+        polls += 1
+        if polls % POLLS_PER_SAMPLE == 0:
+            world.above_empty()
         rows = tracker.get_scheduled_messages(POLL_ROWS)
         delivered += len(rows)
         if len(rows):

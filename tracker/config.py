@@ -89,7 +89,10 @@ class TrackerConfig:
     segment_row_count_max: int = field(
         default=5_000, metadata={"key": "delayedDeliveryMaxIndexesPerBucketSnapshotSegment"}
     )
-    """The most indexes in one segment, -1 for no limit. Default 5,000."""
+    """The most indexes in one segment, -1 for no limit. Default 5,000.
+
+    The more buckets there are, the fewer has a segment of the next one; see `core.segment_sizes`.
+    """
 
     bucket_count_max: int = field(default=UNLIMITED, metadata={"key": "delayedDeliveryMaxNumBuckets"})
     """Merge adjacent buckets when there are more than this. 0 or less switches merging off. Default -1."""

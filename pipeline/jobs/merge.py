@@ -170,12 +170,14 @@ def plan_merges(
         keys = {bucket.key for bucket in of_cursor}
         of_each = [counted[_as_named(name, bucket)] for bucket in of_cursor]
         counts, are_free = [bucket.row_count for bucket in of_each], [not bucket.error for bucket in of_each]
-        for group in groups_down_to(counts, are_free, bucket_count_max):
+        groups = groups_down_to(counts, are_free, bucket_count_max)
+        for group in groups:
             if len(group) > 1:
                 sources = tuple(of_cursor[group.start : group.stop])
                 key = free_key(_range_of(sources), keys)
                 keys.add(key)
-                tasks.append(MergeTask(name, key, sources, sum(counts[group.start : group.stop])))
+                row_count = sum(counts[group.start : group.stop])
+                tasks.append(MergeTask(name, key, sources, row_count, len(groups)))
     return sorted(tasks, key=lambda task: -task.row_count)
 
 

@@ -47,6 +47,8 @@ class PlannedBucket:
     bucket_key: str
     """The cursor property that will point to the bucket; as live, wider than the rows if it was taken."""
     pieces: tuple[LedgerPiece, ...]
+    number: int
+    """Its place among the subscription's buckets, from 1."""
 
     @property
     def ledgers(self) -> LedgerRange:
@@ -89,10 +91,11 @@ def plan_buckets(
     planned = []
     for (topic, cursor), of_cursor in groupby(in_order, lambda count: (count.topic, count.cursor)):
         keys: set[str] = set()
-        for pieces in _cut(of_cursor, rows_per_bucket_min, rows_per_bucket_max, last_bucket_rows_min):
+        cut = _cut(of_cursor, rows_per_bucket_min, rows_per_bucket_max, last_bucket_rows_min)
+        for number, pieces in enumerate(cut, start=1):
             key = free_key(LedgerRange(pieces[0].ledger_id, pieces[-1].ledger_id), keys)
             keys.add(key)
-            planned.append(PlannedBucket(topic, cursor, key, tuple(pieces)))
+            planned.append(PlannedBucket(topic, cursor, key, tuple(pieces), number))
     return planned
 
 

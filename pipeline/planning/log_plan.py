@@ -16,6 +16,7 @@ from pipeline.planning.buckets import LedgerCount, LedgerPiece, PlannedBucket, p
 from pipeline.planning.rules import RebuildRules
 from pipeline.tasks.log_tasks import READ_ENTRIES_MAX, BucketTask, CountTask, RangeCount, RowsOfRange
 from pipeline.tasks.row_checks import Acknowledged
+from tracker.core.segment_sizes import segment_row_count_max
 
 TASKS_PER_CORE = 6
 """So many that cores finish at about the same time, so few that starting them (some 20 ms each) costs little."""
@@ -64,7 +65,13 @@ def plan_tasks(
         last_bucket_rows_min=rules.last_bucket_rows_min,
     )
     buckets = [
-        _bucket_task(bucket, by_ledger, acknowledged[CursorName(bucket.topic, bucket.cursor)]) for bucket in planned
+        _bucket_task(
+            bucket,
+            by_ledger,
+            acknowledged[CursorName(bucket.topic, bucket.cursor)],
+            segment_rows_max=segment_row_count_max(rules.rows_max, bucket.number),
+        )
+        for bucket in planned
     ]
     rows = sum(bucket.row_count for bucket in buckets)
     return sorted(
@@ -80,6 +87,8 @@ def _bucket_task(
     bucket: PlannedBucket,
     by_ledger: Mapping[tuple[str, str, int], Sequence[RangeCount]],
     acknowledged: Acknowledged,
+    *,
+    segment_rows_max: int,
 ) -> BucketTask:
     rows = tuple(
         part
@@ -87,7 +96,8 @@ def _bucket_task(
         for part in rows_of_piece(piece, by_ledger[bucket.topic, bucket.cursor, piece.ledger_id])
     )
     ids = {piece.ledger_id for piece in bucket.pieces}
-    return BucketTask(bucket.topic, bucket.cursor, bucket.bucket_key, rows, acknowledged.in_ledgers(ids))
+    of_bucket = acknowledged.in_ledgers(ids)
+    return BucketTask(bucket.topic, bucket.cursor, bucket.bucket_key, rows, of_bucket, segment_rows_max)
 
 
 def rows_of_piece(piece: LedgerPiece, ranges: Sequence[RangeCount]) -> Iterator[RowsOfRange]:

@@ -22,7 +22,10 @@ class RebuildRules:
     """The longest time span of one segment (`...MaxTimeStepPerBucketSnapshotSegmentSeconds`)."""
 
     rows_max: int = 5_000
-    """The most rows of one segment, -1 for no limit (`...MaxIndexesPerBucketSnapshotSegment`)."""
+    """The most rows of one segment, -1 for no limit (`...MaxIndexesPerBucketSnapshotSegment`).
+
+    As live, segments have fewer where there are many buckets (`tracker.core.segment_sizes`).
+    """
 
     rows_per_bucket_min: int = 50_000
     """A bucket ends with the ledger that brings it to this many rows; 1 makes a bucket of each ledger."""

@@ -62,6 +62,8 @@ class BucketTask:
     bucket_key: str
     rows: tuple[RowsOfRange, ...]
     acknowledged: Acknowledged
+    segment_rows_max: int
+    """The most rows of one segment, -1 for no limit."""
 
     @property
     def row_count(self) -> int:
@@ -99,7 +101,7 @@ def build_task(log: HeaderLog, task: BucketTask, rules: RebuildRules, staging: S
             f"{task.topic}, {task.cursor}: {len(rows)} of the {task.row_count} rows of {task.bucket_key} are there; "
             "the log was trimmed while it was read: start again"
         )
-    snapshot = build_bucket(rows, step_ms=rules.step_ms, rows_max=rules.rows_max)
+    snapshot = build_bucket(rows, step_ms=rules.step_ms, rows_max=task.segment_rows_max)
     return staging.put(
         snapshot.metadata,
         snapshot.segments,

@@ -19,8 +19,8 @@ from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
 from tracker.columns.segment_table import tables_of
-from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
+from tracker.core.segment_sizes import segment_row_count_max
 from tracker.shell.snapshot_answers import positions_read
 from tracker.shell.snapshot_merge import SegmentCutter, merged_segments, source_readers
 
@@ -61,6 +61,8 @@ class MergeTask(NamedTuple):
     sources: tuple[SnapshotProperty, ...]
     """In order of their ledgers."""
     row_count: int
+    bucket_count: int
+    """How many buckets the subscription has after all merges."""
 
 
 async def count_buckets(storage: BucketSnapshotStorage, buckets: Sequence[NamedBucket]) -> list[CountedBucket]:
@@ -90,9 +92,8 @@ async def merge_task(
     Raises:
         SnapshotStorageError: A source cannot be read, or does not hold what its entry 0 says.
     """
-    action = await _action(storage, task)
-    config = TrackerConfig(segment_step_ms_max=rules.step_ms, segment_row_count_max=rules.rows_max)
-    cutter = SegmentCutter(config, may_repeat=action.may_repeat)
+    action = await _action(storage, task, rules)
+    cutter = SegmentCutter(step_ms=rules.step_ms, rows_max=action.segment_row_count_max, may_repeat=action.may_repeat)
 
     async def segments_of(bucket_id: int, first_segment: int, last_segment: int) -> DelayedIndexes:
         data = await storage.get_bucket_snapshot_segment(bucket_id, first_segment, last_segment)
@@ -114,7 +115,7 @@ async def merge_task(
     )
 
 
-async def _action(storage: BucketSnapshotStorage, task: MergeTask) -> MergeBuckets:
+async def _action(storage: BucketSnapshotStorage, task: MergeTask, rules: RebuildRules) -> MergeBuckets:
     sources = []
     for source in task.sources:
         columns = decode_metadata_columns(await storage.get_bucket_snapshot_metadata(source.bucket_id))
@@ -125,6 +126,7 @@ async def _action(storage: BucketSnapshotStorage, task: MergeTask) -> MergeBucke
         _SERIAL,
         task.bucket_key,
         sources,
+        segment_row_count_max(rules.rows_max, task.bucket_count),
         loaded={},
         settled={},
         first_ledger_id=0,

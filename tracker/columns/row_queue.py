@@ -45,8 +45,9 @@ RUN_ROWS_MIN: Final = 1_024
 """Rows that come in order are a run of their own from so many on: what is loaded is sorted already."""
 
 PACKED_FROM_ROWS: Final = 131_072
-"""Sorted rows that come to so many others are packed. Packed rows cost 10 to 20 ns more to take, and the rows of a few
-buckets take little memory; but thousands of buckets may wait with the rest of a segment each."""
+"""Sorted rows that come to so many others are packed, and so are rows that are sorted then. Packed rows cost 10 to 20
+ns more to take, and the rows of a few buckets take little memory; but thousands of buckets may wait with the rest of a
+segment each."""
 
 POP_RUN_ROWS_MIN: Final = 64
 """Of many runs, about so many rows of each are merged, up to twice `POP_ROWS_MIN`: to look at a run costs as much as to
@@ -65,7 +66,7 @@ class QueueSizes(NamedTuple):
     few_rows_max: int = FEW_ROWS_MAX
     copied_rows_max: int = COPIED_ROWS_MAX
     pop_rows_min: int = POP_ROWS_MIN
-    packed_from_rows: int = PACKED_FROM_ROWS
+    packed_from_rows: int = NEVER
 
 
 _SIZES: Final = QueueSizes()
@@ -160,16 +161,18 @@ class RowQueue:
             self._chunk_few()
         if not self._chunks:
             return
-        run = _sorted_run(self._chunks)
+        columns = _sorted_columns(self._chunks)
         self._runs_rows += self._chunks_rows
         self._chunks = []
         self._chunks_rows = 0
         # Runs shrink at their head, so their order by size is not the order in which they came.
         runs = sorted((other for other in self._runs if len(other)), key=len, reverse=True)
-        while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= self.sizes.run_rows_max:
+        row_count = len(columns[0])
+        while runs and len(runs[-1]) <= 2 * row_count and len(runs[-1]) + row_count <= self.sizes.run_rows_max:
             older = runs.pop()
-            run = _sorted_run([older.columns(older.end), run.columns(run.end)])
-        runs.append(run)
+            columns = _sorted_columns([older.columns(older.end), columns])
+            row_count = len(columns[0])
+        runs.append(SortedRun(*columns, is_packed=self._runs_rows >= self.sizes.packed_from_rows))
         self._runs = runs
 
     def absorb(self, other: "RowQueue") -> None:
@@ -251,7 +254,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return deliver_at_ms, ledger_ids, entry_ids
 
 
-def _sorted_run(parts: Sequence[Columns]) -> SortedRun:
+def _sorted_columns(parts: Sequence[Columns]) -> Columns:
     if len(parts) == 1:
         columns = parts[0]
     else:
@@ -259,7 +262,7 @@ def _sorted_run(parts: Sequence[Columns]) -> SortedRun:
         parts = sorted(parts, key=lambda part: tuple(column.item(0) for column in part))
         columns = _joined(parts)
     rows = DelayedIndexes(*columns).sorted()
-    return SortedRun(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+    return rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids
 
 
 def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest: Rest) -> Columns:
@@ -318,10 +321,10 @@ def _pop_merged(runs: list[SortedRun], through: RowKey, limit: int, rows_min: in
     heads = [(run, end) for run in runs if (end := run.end_through(one_time)) > run.head]
     if sum([end - run.head for run, end in heads]) > 4 * few:
         return _pop_counted(runs, through, 2 * few)
-    merged = _sorted_run([run.columns(end) for run, end in heads])
+    columns = _sorted_columns([run.columns(end) for run, end in heads])
     for run, end in heads:
         run.advance(end - run.head)
-    return merged.columns(merged.end)
+    return columns
 
 
 def time_of_rows(runs: list[SortedRun], wanted: int) -> int:

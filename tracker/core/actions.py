@@ -22,6 +22,8 @@ class PersistBucket:
     serial: int
     bucket_key: str
     parts: Sequence[DelayedIndexes]
+    segment_row_count_max: int
+    """The most rows of one segment, -1 for no limit."""
     tracked: Mapping[int, BitMap] | None = None
     """The positions of which the first row is stored, and no other; None where that is every row."""
 
@@ -43,6 +45,8 @@ class MergeBuckets:
     serial: int
     bucket_key: str
     sources: Sequence[MergeSource]
+    segment_row_count_max: int
+    """The most rows of one segment, -1 for no limit."""
     loaded: Mapping[int, BitMap]
     """Positions of loaded rows that are still tracked; other rows of loaded segments are left out."""
     settled: Mapping[int, BitMap]

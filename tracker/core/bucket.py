@@ -26,6 +26,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.columns.row_order import NEVER, RowKey
 from tracker.columns.segment_table import SegmentTable, is_in_order
+from tracker.config import UNLIMITED
 from tracker.core.actions import Action, LoadSegments, ReadPositions, SegmentsLoaded
 from tracker.core.attempts import Attempts
 
@@ -104,6 +105,8 @@ class Bucket:
     """The rows to be stored, until they are."""
     tracked_parts: Mapping[int, BitMap] | None = None
     """The rows to store; None is all."""
+    segment_row_count_max: int = UNLIMITED
+    """The most rows of a segment of the snapshot that is to be stored."""
 
     sources: tuple[int, ...] = ()
     """Serials of the buckets that are merged into this one, until it has taken over."""

@@ -54,7 +54,7 @@ def span_rows(config: TrackerConfig) -> int:
 def built(action: PersistBucket, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
     """Return the snapshot of the rows to be stored, and its table."""
     snapshot = build_snapshot(
-        _rows_to_store(action), step_ms=config.segment_step_ms_max, rows_max=config.segment_row_count_max
+        _rows_to_store(action), step_ms=config.segment_step_ms_max, rows_max=action.segment_row_count_max
     )
     (table,) = tables_of(decode_metadata_columns(snapshot.metadata), span_rows(config))
     return snapshot, table

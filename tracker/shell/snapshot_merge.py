@@ -21,7 +21,6 @@ from tracker.columns.position_sums import subtract, sum_of
 from tracker.columns.positions import is_in
 from tracker.columns.row_order import RowKey
 from tracker.columns.segment_table import SegmentTable, spans_of
-from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
 from tracker.core.merge_windows import WINDOW_MAX
 
@@ -190,9 +189,9 @@ class SegmentCutter:
     Keeps what entry 0 will say, encoded, and 24 bytes a segment.
     """
 
-    def __init__(self, config: TrackerConfig, *, may_repeat: bool) -> None:
-        self._step_ms = config.segment_step_ms_max
-        self._rows_max = config.segment_row_count_max
+    def __init__(self, *, step_ms: int, rows_max: int, may_repeat: bool) -> None:
+        self._step_ms = step_ms
+        self._rows_max = rows_max
         self._stored = PositionSet() if may_repeat else None
         self._open = DelayedIndexes.empty()
         self._metadata: list[bytes] = []

@@ -239,7 +239,11 @@ class StorageWork(StorageWorker):
     async def _merge(self, owner: SnapshotOwner, action: MergeBuckets) -> Event:
         """Merge the sources piece by piece; in memory are some segments of each, and the target's metadata."""
         rows_per_span = span_rows(owner.config)
-        cutter = SegmentCutter(owner.config, may_repeat=action.may_repeat)
+        cutter = SegmentCutter(
+            step_ms=owner.config.segment_step_ms_max,
+            rows_max=action.segment_row_count_max,
+            may_repeat=action.may_repeat,
+        )
         readers = source_readers(
             action, _each_in_time(owner, self._segments), _each_in_time(owner, self._read_positions)
         )

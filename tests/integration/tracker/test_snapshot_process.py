@@ -84,7 +84,8 @@ HOUR_MS = 3_600_000
 async def persist(storage: SnapshotProcess, ledger_id: int = 0) -> int:
     """Store a snapshot of one row, and return its id."""
     rows = DelayedIndexes(*(np.array([number], np.int64) for number in (HOUR_MS, ledger_id, 0)))
-    event = await storage.run_action(OWNER, PersistBucket(1, bucket_key(ledger_id, ledger_id), [rows]))
+    action = PersistBucket(1, bucket_key(ledger_id, ledger_id), [rows], segment_row_count_max=-1)
+    event = await storage.run_action(OWNER, action)
     assert isinstance(event, SnapshotCreated)
     return event.bucket_id
 

@@ -80,6 +80,24 @@ def test_a_rebuild_equals_the_live_index_byte_for_byte(
     )
 
 
+def test_a_rebuild_of_many_buckets_has_the_segments_of_the_live_index(tmp_path: Path) -> None:
+    """With so many buckets, segments have fewer rows than are configured, the later ones the fewest."""
+    bucket_rows = 4_400
+    log = TimesLog({ledger_id: [NOW_MS + 5] * bucket_rows for ledger_id in range(1, 64)})
+    rules = RebuildRules(now_ms=NOW_MS, rows_per_bucket_min=bucket_rows)
+
+    found = rebuilt(log, Acknowledged(), rules, tmp_path / "x")
+
+    assert sorted({len(bucket.segments) for bucket in found}) == [1, 2]
+    assert found == live_index(
+        [(ledger_id, entry_id, times[entry_id]) for ledger_id, times in log.times.items() for entry_id in range(4_400)],
+        step_ms=rules.step_ms,
+        rows_max=rules.rows_max,
+        rows_per_bucket_min=bucket_rows,
+        last_bucket_rows_min=1,
+    )
+
+
 def test_a_large_ledger_is_counted_and_built_by_many_tasks() -> None:
     """One ledger with nearly all messages and one topic with all ledgers are cut like any others."""
     rules = RebuildRules(now_ms=NOW_MS, rows_per_bucket_min=100, rows_per_bucket_max=1_000)

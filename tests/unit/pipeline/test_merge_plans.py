@@ -98,7 +98,7 @@ def _merged(buckets: list[list[Row]], folder: Path) -> tuple[list[CountedBucket]
                 )
                 sources.append(_bucket(min(ledgers), max(ledgers), bucket_id))
             counted = await count_buckets(storage, list(map(_named, sources)))
-            task = MergeTask(CURSOR, bucket_key(0, 99), tuple(sources), sum(map(len, buckets)))
+            task = MergeTask(CURSOR, bucket_key(0, 99), tuple(sources), sum(map(len, buckets)), 1)
             with StagingFolder(folder, "job") as staging:
                 with StagingWriter(staging.path, "0") as writer:
                     staged = await merge_task(storage, task, RULES, writer)

@@ -104,7 +104,16 @@ async def source_of(storage: MemoryBucketSnapshotStorage, rows: DelayedIndexes) 
 async def merge_of(storage: MemoryBucketSnapshotStorage, *parts: DelayedIndexes) -> MergeBuckets:
     await storage.start()
     sources = [await source_of(storage, rows) for rows in parts]
-    return MergeBuckets(1, "merged", sources, loaded={}, settled={}, first_ledger_id=0, may_repeat=False)
+    return MergeBuckets(
+        1,
+        "merged",
+        sources,
+        CONFIG.segment_row_count_max,
+        loaded={},
+        settled={},
+        first_ledger_id=0,
+        may_repeat=False,
+    )
 
 
 def work_on(storage: BucketSnapshotStorage) -> SnapshotWork:
@@ -157,7 +166,14 @@ def test_a_merge_leaves_out_what_was_handed_out_and_what_comes_twice() -> None:
             (table,) = tables_of(decode_metadata_columns(snapshot.metadata), 1)
             sources.append(MergeSource(bucket_id, table, loaded_spans))
         merge = MergeBuckets(
-            1, "merged", sources, loaded={1: BitMap([1])}, settled={1: BitMap([4])}, first_ledger_id=0, may_repeat=True
+            1,
+            "merged",
+            sources,
+            config.segment_row_count_max,
+            loaded={1: BitMap([1])},
+            settled={1: BitMap([4])},
+            first_ledger_id=0,
+            may_repeat=True,
         )
         context = TrackerContext(cursor=FakeCursor(), on_available=lambda: None, **NAMES)
         event = await answer_to(SnapshotWork(config, context, StorageWork(storage, run_inline)), merge)

@@ -167,7 +167,10 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
 def test_packed_rows_come_out_as_others_do(
     seed: int, row_counts: list[int], surplus: int, spread: int, limit: int
 ) -> None:
-    """Up to a key, then all: in runs of whole blocks and about so many, whose times are alike or not."""
+    """Up to a key, then all: in runs of whole blocks and about so many, whose times are alike or not.
+
+    Those that came in order, and those that were sorted here.
+    """
     rng = np.random.default_rng(seed)
     packed, plain = RowQueue(SMALL._replace(packed_from_rows=0)), RowQueue(SMALL._replace(packed_from_rows=10**6))
     for row_count in row_counts:
@@ -175,6 +178,7 @@ def test_packed_rows_come_out_as_others_do(
         rows = DelayedIndexes.of(*columns, np.arange(row_count + surplus)).sorted()
         for queue in (packed, plain):
             queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+            queue.push_rows(rows.deliver_at_ms[::-1], rows.ledger_ids[::-1], rows.entry_ids[::-1] + len(rows))
     middle = RowKey(spread // 2, int(rng.integers(-1, 4)), int(rng.integers(-1, 400)))
 
     for through in (middle, last_key_at(spread)):

@@ -11,6 +11,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.core.actions import ActionFailed, MergeBuckets, MergeSource
 from tracker.core.bucket import Bucket, BucketState, free_key_or_none
 from tracker.core.merge_windows import windows_to_merge
+from tracker.core.segment_sizes import segment_row_count_max
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import put_into_cache
@@ -44,6 +45,8 @@ def begin_merge(state: TrackerState, now_ms: int) -> None:
     target = new_bucket(state, ledgers, key, BucketState.MERGING)
     merging.target = target
     target.sources = tuple(source.serial for source in sources)
+    bucket_count = len(state.ranges) + 1 - len(sources)
+    target.segment_row_count_max = segment_row_count_max(state.config.segment_row_count_max, bucket_count)
     for source in sources:
         source.merging_into = target.serial
     # Rows of the sources are handed out while the target is made of them.
@@ -106,6 +109,7 @@ def action_of(state: TrackerState, target: Bucket) -> MergeBuckets:
         target.serial,
         target.key,
         [_merge_source(source) for source in sources],
+        target.segment_row_count_max,
         state.positions.copy_loaded(target.ledgers),
         state.positions.copy_handed_out(target.ledgers),
         state.positions.first_ledger_id,

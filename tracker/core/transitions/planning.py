@@ -134,7 +134,9 @@ def _start_calls(state: TrackerState, queue: CallQueue, now_ms: int) -> Iterator
 def _action_of(state: TrackerState, bucket: Bucket, now_ms: int) -> Action:
     """Return the one action that a bucket's state stands for."""
     if bucket.state is BucketState.SEALING:
-        return PersistBucket(bucket.serial, bucket.key, bucket.parts, bucket.tracked_parts)
+        return PersistBucket(
+            bucket.serial, bucket.key, bucket.parts, bucket.segment_row_count_max, bucket.tracked_parts
+        )
     if bucket.state is BucketState.MERGING:
         return merge_of(state, bucket)
     if bucket.state is BucketState.UNREGISTERING:

@@ -12,6 +12,7 @@ from tracker.columns.row_queue import pop_sorted
 from tracker.columns.segment_table import is_in_order
 from tracker.core.actions import ActionFailed, PropertyPut, SnapshotCreated
 from tracker.core.bucket import Bucket, BucketState, free_key_or_none
+from tracker.core.segment_sizes import segment_row_count_max
 from tracker.core.state import NO_LEDGER, TrackerState
 from tracker.core.transitions.caching import cache_if_there_is_room
 from tracker.core.transitions.life import move, new_bucket, progressed
@@ -45,6 +46,7 @@ def forget_ledgers(state: TrackerState) -> None:
 
 def _freeze(state: TrackerState, ledgers: LedgerRange, key: str) -> None:
     bucket = new_bucket(state, ledgers, key, BucketState.SEALING)
+    bucket.segment_row_count_max = segment_row_count_max(state.config.segment_row_count_max, len(state.ranges))
     positions = state.positions.seal_mutable(bucket.serial)
     rows = state.rows.seal_mutable(bucket.serial)
     if len(rows) != positions.count:
