@@ -140,7 +140,7 @@ class Outbox:
                 self._items = ()
 
     async def _until_writable(self) -> None:
-        waits = Backoff(initial_ms=self._config.retry_backoff_initial_ms, max_ms=self._config.retry_backoff_max_ms)
+        waits = Backoff(min_ms=self._config.retry_backoff_initial_ms, max_ms=self._config.retry_backoff_max_ms)
         while not self.handle.is_writable and self._items:
             self._writable = asyncio.Event()
             try:
@@ -171,7 +171,7 @@ class Outbox:
     async def _read(self, batch: list[Item]) -> list[bytes | None]:
         """Read payloads until the log gives them: these entries are next, and the consumer must get them."""
         waits = Backoff(
-            initial_ms=self._config.read_failure_backoff_initial_ms,
+            min_ms=self._config.read_failure_backoff_initial_ms,
             max_ms=self._config.read_failure_backoff_max_ms,
         )
         while True:

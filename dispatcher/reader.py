@@ -260,7 +260,7 @@ class Reader:
 
     async def _read_all(self) -> None:
         waits = Backoff(
-            initial_ms=self._config.read_failure_backoff_initial_ms,
+            min_ms=self._config.read_failure_backoff_initial_ms,
             max_ms=self._config.read_failure_backoff_max_ms,
         )
         while True:

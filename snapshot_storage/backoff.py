@@ -23,13 +23,13 @@ def backoff_ms(failures: int, *, min_ms: int, max_ms: int, chance: Random | None
 class Backoff:
     """The waits of one thing that is tried again and again.
 
-    >>> backoff = Backoff(initial_ms=1, max_ms=10)
+    >>> backoff = Backoff(min_ms=1, max_ms=10)
     >>> [backoff.next_seconds() for _ in range(6)]
     [0.001, 0.002, 0.004, 0.008, 0.01, 0.01]
     """
 
-    def __init__(self, *, initial_ms: int, max_ms: int, chance: Random | None = None) -> None:
-        self._initial_ms = initial_ms
+    def __init__(self, *, min_ms: int, max_ms: int, chance: Random | None = None) -> None:
+        self._min_ms = min_ms
         self._max_ms = max_ms
         self._chance = chance
         self._failures = 0
@@ -38,7 +38,7 @@ class Backoff:
         """Return the wait, and make the next one longer."""
         self._failures += 1
         # A wait of nothing grows all the same.
-        min_ms = self._initial_ms if self._failures == 1 else max(1, self._initial_ms)
+        min_ms = self._min_ms if self._failures == 1 else max(1, self._min_ms)
         wait_ms = backoff_ms(self._failures, min_ms=min(min_ms, self._max_ms), max_ms=self._max_ms, chance=self._chance)
         return wait_ms / 1_000
 

@@ -37,11 +37,14 @@ _Result = TypeVar("_Result")
 class Retries:
     """How often, and how patiently."""
 
-    tries_max: int = 5
-    """How often something is tried in all. Default 5."""
+    tries_max: int = 6
+    """How often something is tried in all. Default 6."""
 
-    first_pause_ms: int = 200
-    """The longest pause after the first failure; each further one may be twice as long. Default 200: 3 s in all."""
+    min_ms: int = 100
+    """The longest pause after the first failure; each further one may be twice as long. Default 100: 3 s in all."""
+
+    max_ms: int = 30_000
+    """No pause is longer. Default 30,000."""
 
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits for so many seconds."""
@@ -59,13 +62,11 @@ class Retries:
             try:
                 return await call()
             except StorageUnavailableError as error:
-                pause_s = self.chance.uniform(0, self._pause_ms_max(number + 1)) / 1_000
+                pause_ms_max = backoff_ms(number + 1, min_ms=self.min_ms, max_ms=self.max_ms)
+                pause_s = self.chance.uniform(0, pause_ms_max) / 1_000
                 logger.warning("trying again in %.1f s: %s", pause_s, error)
                 await self.sleep(pause_s)
         return await call()
-
-    def _pause_ms_max(self, failures: int) -> int:
-        return backoff_ms(failures, min_ms=self.first_pause_ms, max_ms=self.first_pause_ms << self.tries_max)
 
 
 class RetryingBucketSnapshotStorage(BucketSnapshotStorage):

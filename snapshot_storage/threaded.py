@@ -105,7 +105,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         # Set while the storage should be open and is not, as opening it again failed: a later call tries once more.
         self._is_reopening_due = False
         self._refusal: SnapshotStorageError | None = None
-        self._reopening_pauses = Backoff(initial_ms=_REOPENING_PAUSE_MS_MIN, max_ms=_REOPENING_PAUSE_MS_MAX)
+        self._reopening_pauses = Backoff(min_ms=_REOPENING_PAUSE_MS_MIN, max_ms=_REOPENING_PAUSE_MS_MAX)
         self._next_reopening_s = 0.0
         self._behind: asyncio.Future[None] | None = None
 

@@ -16,7 +16,7 @@ import click
 from rich.markup import escape
 
 from broker.configuration.config import BrokerConfig
-from broker.server.snapshot_storages import snapshots_folder
+from broker.server.snapshot_storages import retries_of, snapshots_folder
 from command_line.endings import EXIT_CODE_WRONG, help_end, say
 from command_line.options import dry_run_option, move_options, yes_option
 from command_line.output import counted, json_option, print_json, size
@@ -317,7 +317,7 @@ def copy(
     copying = partial(
         copy_snapshots, config, where, which, updates_cursors=update_cursors, deletes_source=delete_source
     )
-    copies: CopyWorkers = LocalCopies()
+    copies: CopyWorkers = LocalCopies(retries_of(config))
     if workers == "spark":
         # Spark is an extra, and slow to import.
         from pipeline.jobs.migrate import SparkCopies

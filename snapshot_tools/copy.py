@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from broker.configuration.config import BrokerConfig
-from broker.server.snapshot_storages import RETRIES, patient_storage_of, snapshots_folder
+from broker.server.snapshot_storages import patient_storage_of, snapshots_folder
 from pipeline.index.index_copy import (
     Copied,
     CopyResult,
@@ -22,15 +22,23 @@ from pipeline.index.index_copy import (
 from pipeline.index.selection import Selection
 from snapshot_storage.copying import copy_snapshot
 from snapshot_storage.errors import StorageAccessError
+from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from snapshot_tools.place import Filter, open_place, refuse_inside
 
 
 class LocalCopies:
-    """Copies snapshots in this process, one after the other (`CopyWorkers`)."""
+    """Copies snapshots in this process, one after the other (`CopyWorkers`).
+
+    Args:
+        retries: How often all of a copy is written again where the storage does not answer.
+    """
 
     may_repeat = False
+
+    def __init__(self, retries: Retries) -> None:
+        self._retries = retries
 
     def copies(
         self, here: BucketSnapshotStorage, there: BucketSnapshotStorage, wanted: Sequence[SnapshotToCopy]
@@ -38,7 +46,7 @@ class LocalCopies:
         """Write all of a copy again where the storage did not answer: the next run finds it, or it is an orphan."""
 
         async def write(info: BucketSnapshotInfo, metadata: bytes) -> int:
-            return await RETRIES.run(partial(copy_snapshot, here, there, info, metadata))
+            return await self._retries.run(partial(copy_snapshot, here, there, info, metadata))
 
         return find_or_copy(here, there, wanted, write)
 

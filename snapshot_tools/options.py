@@ -55,7 +55,9 @@ def filters(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def make_console() -> Console:
-    """Return a console as wide as the terminal, or wide enough for the tables."""
+    """Return a console as wide as the terminal or as `COLUMNS` says, else wide enough for the tables."""
     # Names are printed unchanged: `:name:` is no emoji.
     console = Console(highlight=False, emoji=False)
-    return console if console.is_terminal else Console(highlight=False, emoji=False, width=_COLUMNS_WHEN_PIPED)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _COLUMNS_WHEN_PIPED
+    return console

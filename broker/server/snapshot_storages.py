@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from broker.configuration.config import BrokerConfig
 from snapshot_storage.errors import StorageAccessError
@@ -16,9 +15,6 @@ from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.process import SnapshotProcess
 
 logger = logging.getLogger(__name__)
-
-RETRIES: Final = Retries()
-"""The retries of the command line tools."""
 
 
 def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
@@ -68,8 +64,12 @@ def _on_rocksdb(config: BrokerConfig, *, is_read_only: bool = False) -> Callable
 
 def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
     """Return the storage with retries, for a program that has none of its own; a tracker has. See `Retries`."""
-    storage = snapshot_storage_of(config, is_read_only=is_read_only)
-    return RetryingBucketSnapshotStorage(storage, RETRIES)
+    return RetryingBucketSnapshotStorage(snapshot_storage_of(config, is_read_only=is_read_only), retries_of(config))
+
+
+def retries_of(config: BrokerConfig) -> Retries:
+    """Return the retries of the command line tools, whose pauses are those of a tracker."""
+    return Retries(min_ms=config.tracker.retry_backoff_ms_min, max_ms=config.tracker.retry_backoff_ms_max)
 
 
 def tell_of_put_aside(config: BrokerConfig) -> None:

@@ -104,7 +104,7 @@ class StorageOpening:
             await asyncio.wait([self._task])
 
     async def _open(self) -> None:
-        pauses = Backoff(initial_ms=round(1_000 * PAUSE_S_MIN), max_ms=round(1_000 * PAUSE_S_MAX), chance=self._chance)
+        pauses = Backoff(min_ms=round(1_000 * PAUSE_S_MIN), max_ms=round(1_000 * PAUSE_S_MAX), chance=self._chance)
         while True:
             try:
                 await self._storage.start()

@@ -140,7 +140,7 @@ class Subscription:
         """Messages that were rescheduled since the start, or delivered early."""
         self.rebuilds_total = 0
         """How often a dispatcher stopped for a defect."""
-        self._rebuild_waits = Backoff(initial_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
+        self._rebuild_waits = Backoff(min_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
         self._last_defect_ms = 0
         self._rebuild_from_ms = 0
         self._now_ms = now_ms

@@ -89,9 +89,7 @@ class SnapshotProcess(StorageWorker):
                 "put it into a module of its own"
             )
         self._recipe = Recipe(pickled, str(Path.cwd()), lock_wait_s, start_wait_s, self._note_unclaimed)
-        self._pauses = Backoff(
-            initial_ms=round(1_000 * min(PAUSE_S_MIN, pause_s_max)), max_ms=round(1_000 * pause_s_max)
-        )
+        self._pauses = Backoff(min_ms=round(1_000 * min(PAUSE_S_MIN, pause_s_max)), max_ms=round(1_000 * pause_s_max))
         self._heap = Heap(in_thread, trim_of_c_library())
         self._is_open = False
         self._actions_at_once_max = 1

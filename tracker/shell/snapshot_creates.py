@@ -11,13 +11,16 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from snapshot_storage.backoff import backoff_ms
 from snapshot_storage.errors import SnapshotStorageError, StorageClosedError
 from snapshot_storage.storage import BucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
 
-_DELETE_WAITS_S: Final = (1, 5, 30, 60, 60, 60, 60, 60)
-"""Pauses between the attempts to delete one; after them it is left to a later start."""
+_DELETE_TRIES_MAX: Final = 10
+"""How often one is deleted in vain, over some four minutes; after that it is left to a later start."""
+_DELETE_WAIT_MS_MIN: Final = 1_000
+_DELETE_WAIT_MS_MAX: Final = 60_000
 
 
 class SnapshotCreates:
@@ -60,15 +63,16 @@ class SnapshotCreates:
             bucket_id = await call
         except SnapshotStorageError:
             return
-        for wait_s in (*_DELETE_WAITS_S, None):
+        for failures in range(1, _DELETE_TRIES_MAX + 1):
             try:
                 await self._storage.delete_bucket_snapshot(bucket_id)
             except StorageClosedError:
                 return
             except SnapshotStorageError as error:
-                if wait_s is None:
+                if failures == _DELETE_TRIES_MAX:
                     logger.warning("%s: the snapshot %d came too late and is left: %s", name, bucket_id, error)
                     return
-                await asyncio.sleep(wait_s)
+                wait_ms = backoff_ms(failures, min_ms=_DELETE_WAIT_MS_MIN, max_ms=_DELETE_WAIT_MS_MAX)
+                await asyncio.sleep(wait_ms / 1_000)
             else:
                 return

@@ -60,7 +60,7 @@ def test_a_server_that_slows_down_once_ends_no_start() -> None:
     answers = iter([refusal(503, "SlowDown"), refusal(503, "SlowDown")])
 
     async def scenario(config: S3Config) -> None:
-        storage = RetryingBucketSnapshotStorage(S3BucketSnapshotStorage(config), Retries(first_pause_ms=1))
+        storage = RetryingBucketSnapshotStorage(S3BucketSnapshotStorage(config), Retries(min_ms=1, max_ms=32))
         async with storage:
             assert await storage.list_bucket_snapshots() == []
 
@@ -223,7 +223,7 @@ def test_credentials_that_expired_are_taken_anew_from_the_file_that_somebody_ren
             assert await storage.list_bucket_snapshots() == []
             expired.add("second")
             write("third")
-            async with RetryingBucketSnapshotStorage(storage, Retries(first_pause_ms=1)) as patient:
+            async with RetryingBucketSnapshotStorage(storage, Retries(min_ms=1, max_ms=32)) as patient:
                 assert await patient.list_bucket_snapshots() == []
 
     with canned_s3(answer) as server:

@@ -63,7 +63,7 @@ def test_a_flipped_bit_on_the_disk_of_minio_fails_its_own_reads(minio: MinioServ
             assert isinstance(damage, SnapshotCorruptedError)
             assert damage.bucket_id == rotten
             # A tool that asked as often as it may names the entry, and goes on.
-            tool = RetryingBucketSnapshotStorage(storage, Retries(tries_max=3, first_pause_ms=1))
+            tool = RetryingBucketSnapshotStorage(storage, Retries(tries_max=3, min_ms=1, max_ms=32))
             with pytest.raises(SnapshotCorruptedError, match="it cannot be read") as raised:
                 await tool.get_bucket_snapshot_segment(rotten, last, last)
             assert (raised.value.bucket_id, raised.value.entry) == (rotten, last)

@@ -12,6 +12,7 @@ from managed_ledger.cursor_properties import CursorName
 from pipeline.index.index_copy import Copied, CopyWorkers
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.migrate import SparkCopies
+from snapshot_storage.retrying import Retries
 from snapshot_tools.copy import LocalCopies, copy_snapshots
 from snapshot_tools.place import Filter, task_location
 from tests.helpers.snapshot_contents import contents_of
@@ -44,7 +45,7 @@ def test_spark_and_one_process_copy_the_same(spark: SparkSession, tmp_path: Path
 
     def copy(name: str, which: Filter = EVERYTHING, **options: bool) -> Copied:
         target = BrokerConfig(data_directory=tmp_path / name)
-        workers: CopyWorkers = LocalCopies()
+        workers: CopyWorkers = LocalCopies(Retries())
         if name == "by Spark":
             locations = task_location(config), task_location(target)
             workers = SparkCopies(lambda: nullcontext(spark), *locations, data / "ledgers")

@@ -14,14 +14,12 @@ from click.testing import CliRunner, Result
 from pyarrow import parquet
 
 from broker.cli.service_commands import postdate as main
-from broker.server import snapshot_storages as snapshots
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import StorageUnavailableError
-from snapshot_storage.retrying import Retries
 from snapshot_storage.s3.folder_id import FOLDER_ID_FILE
 from snapshot_storage.s3.layout import object_key
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
@@ -58,6 +56,7 @@ class StoppedService:
             "bucketSnapshotS3Region": "us-east-1",
             "bucketSnapshotS3Bucket": BUCKET,
             "bucketSnapshotS3Prefix": self.prefix,
+            "delayedDeliveryRetryBackoffMinMillis": 1,
         }
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         return CliRunner().invoke(main, ["snapshots", *words, *sets], catch_exceptions=False)
@@ -78,7 +77,6 @@ def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MinioServer]:
 def service(minio: MinioServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoppedService:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
-    monkeypatch.setattr(snapshots, "RETRIES", Retries(first_pause_ms=1))
     return asyncio.run(_filled(minio, f"service/{uuid.uuid4().hex}", tmp_path / "data"))
 
 

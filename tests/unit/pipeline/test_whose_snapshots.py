@@ -19,6 +19,7 @@ from pipeline.tasks.bucket_rows import build_bucket
 from pipeline.tasks.merge_rows import NamedBucket, count_buckets
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_tools.copy import LocalCopies, copy_snapshots
@@ -143,7 +144,7 @@ def test_a_copy_moves_what_its_owner_names_and_leaves_a_wrong_property_alone(dat
             BrokerConfig(data_directory=target),
             Filter(),
             lambda _done, _total: None,
-            workers=LocalCopies(),
+            workers=LocalCopies(Retries()),
             updates_cursors=True,
             deletes_source=True,
         )

@@ -33,7 +33,7 @@ class Pauses:
         self.seconds.append(seconds)
 
     def retries(self, tries_max: int = 5) -> Retries:
-        return Retries(tries_max=tries_max, first_pause_ms=100, sleep=self, chance=Random(1))
+        return Retries(tries_max=tries_max, min_ms=100, sleep=self, chance=Random(1))
 
 
 async def _create(storage: BucketSnapshotStorage) -> int:

@@ -1,6 +1,7 @@
 """`postdate snapshots` on a folder that no service has open: what it prints, refuses, finds and changes."""
 
 import asyncio
+import io
 import json
 import shutil
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
+from rich.console import Console
 from rocksdict import Options, Rdict
 
 from broker.cli.service_commands import postdate as main
@@ -24,10 +26,11 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.faults import Fault, FaultPlan
-from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from snapshot_tools.export import Exported
 from snapshot_tools.place import Filter, open_place
+from snapshot_tools.report import PROBLEMS_SHOWN_MAX, print_exported
 from tests.helpers.snapshot_contents import contents_of
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
@@ -410,9 +413,6 @@ def test_a_storage_that_fails_now_and_then_is_asked_again(
 ) -> None:
     """Every fourth call fails, before its effect or after."""
 
-    async def no_pause(_: float) -> None:
-        pass
-
     def faulty(config: BrokerConfig, **options: Any) -> FaultInjectingBucketSnapshotStorage:
         storage = FaultInjectingBucketSnapshotStorage(made(config, **options), plan)
         storages.append(storage)
@@ -421,12 +421,12 @@ def test_a_storage_that_fails_now_and_then_is_asked_again(
     made = snapshots.snapshot_storage_of
     plan = FaultPlan(seed=5, rate=0.25, faults=(Fault.FAILURE_BEFORE, Fault.FAILURE_AFTER))
     storages: list[FaultInjectingBucketSnapshotStorage] = []
-    retries = Retries(sleep=no_pause, tries_max=9)
-    monkeypatch.setattr(snapshots, "RETRIES", retries)
-    monkeypatch.setattr("snapshot_tools.copy.RETRIES", retries)
     monkeypatch.setattr(snapshots, "snapshot_storage_of", faulty)
 
-    result = data.run(*(word.format(new=tmp_path / "new") for word in words))
+    result = data.run(
+        *(word.format(new=tmp_path / "new") for word in words), "--set", "delayedDeliveryRetryBackoffMaxMillis=1",
+        "--set", "delayedDeliveryRetryBackoffMinMillis=1",
+    )  # fmt: skip
 
     assert (result.exit_code, result.stderr) == (0, "")
     assert sum(storage.fault_counts.total() for storage in storages) > 0
@@ -481,7 +481,7 @@ def test_nothing_is_cut_off_on_a_narrow_screen(
     data: Data, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every id, time and count is there whole; also ids of S3, which have 19 digits."""
-    monkeypatch.setattr("snapshot_tools.options._COLUMNS_WHEN_PIPED", columns)
+    monkeypatch.setenv("COLUMNS", str(columns))
     with_long_ids(data)
     ids = data.listed()
     orphan = add_orphan(data)
@@ -891,17 +891,15 @@ def test_export_leaves_out_the_damaged_segments_alone_and_names_them(data: Data,
     assert times == [START_MS + row * 1_000 for row in range(ROWS) if row // 60 not in (2, 9)]
 
 
-def test_export_names_no_more_segments_than_one_reads(
-    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("snapshot_tools.report.PROBLEMS_SHOWN_MAX", 1)
-    for entry in (1, 2, 3):
-        data.damage(data.ids[0], entry)
+def test_export_names_no_more_segments_than_one_reads() -> None:
+    shown = io.StringIO()
+    failed = {bucket_id: ["entry 1 is damaged"] * 10 for bucket_id in range(1, 7)}
+    exported = Exported(snapshots=0, rows=0, failed=failed)
 
-    result = data.run("export", str(tmp_path / "index.parquet"))
+    print_exported(Console(file=shown, width=200), exported, Path("index.parquet"))
 
-    assert result.stdout.count("Not whole") == 1
-    assert result.stdout.endswith("and 2 more\n")
+    assert shown.getvalue().count("Not whole") == PROBLEMS_SHOWN_MAX == 50
+    assert shown.getvalue().endswith("and 10 more\n")
 
 
 @pytest.mark.slow

@@ -207,9 +207,7 @@ def on_listed(state: TrackerState, event: SnapshotsListed, now_ms: int) -> None:
             orphan.bucket_id = bucket_id
 
 
-def on_list_failed(state: TrackerState, now_ms: int) -> None:
-    """Look again later."""
-    orphans = state.orphans
-    orphans.in_flight = None
-    orphans.attempts.at_ms = max(orphans.attempts.at_ms, now_ms + state.config.retry_backoff_ms_max)
+def on_list_failed(state: TrackerState) -> None:
+    """Look again when the wait of the circuit breaker is over."""
+    state.orphans.in_flight = None
     want_search(state)

@@ -117,7 +117,7 @@ def handle(state: TrackerState, event: Event, now_ms: int) -> None:
         on_listed(state, event, now_ms)
         return
     if isinstance(event, ActionFailed) and isinstance(event.action, ListSnapshots):
-        on_list_failed(state, now_ms)
+        on_list_failed(state)
         return
     action = event.action if isinstance(event, ActionFailed) else event
     bucket = state.buckets.get(action.serial)
