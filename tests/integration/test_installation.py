@@ -236,6 +236,12 @@ def test_a_core_install_embeds_a_tracker(wheel: Path, tmp_path: Path) -> None:
     command = environment.run("serve", program="postdate")
 
     check_imports(environment, None)
+    for program, output in (
+        ("from postdate import *", ""),
+        ("import postdate; postdate.S3BucketSnapshotStorage('b')", "pip install 'postdate[s3]'"),
+        ("import postdate; postdate.RocksDBBucketSnapshotStorage('b')", "pip install 'postdate[rocksdb]'"),
+    ):
+        assert output in environment.run("-c", program).stderr
     for page in PAGES:
         program, output = example_of(page)
         example = tmp_path / "example.py"
@@ -292,8 +298,8 @@ def test_each_extra_alone_is_enough(extras: Sequence[str], wheel: Path, tmp_path
 
 
 USED: Final[dict[str, Sequence[Sequence[str]]]] = {
-    "rocksdb": [("python", "-c", "from postdate import RocksDBBucketSnapshotStorage")],
-    "s3": [("python", "-c", "from postdate import S3BucketSnapshotStorage")],
+    "rocksdb": [("python", "-c", "import postdate; postdate.RocksDBBucketSnapshotStorage('snapshots')")],
+    "s3": [("python", "-c", "from postdate import S3BucketSnapshotStorage as S, S3Config; S(S3Config(bucket='b'))")],
     "dispatcher": [("python", "-c", "from dispatcher import make_dispatcher")],
     "service": [("postdate", "config", "--commented"), ("postdate", "token", "create-secret-key", "-o", "{tmp}/key")],
     "client": [("python", "-c", "import pulsar; from postdate import AsyncScheduler, Scheduler")],

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.scheduled.portions import Portion, portions
@@ -82,7 +82,6 @@ def completed_order(entries: list[Entry]) -> list[Entry]:
     return [one for one in entries if one.message is None or one.chunk == one.chunk_count - 1]
 
 
-@settings(deadline=None)
 @given(entries=logs(), entries_max=st.integers(1, 8))
 def test_portions_keep_messages_whole_and_stay_within_their_limits(entries: list[Entry], entries_max: int) -> None:
     found = asyncio.run(divided(entries, entries_max))
