@@ -1,7 +1,9 @@
-"""ARCHITECTURE.md and the documentation name tests for what they say: they exist."""
+"""ARCHITECTURE.md, the pages and docstrings name tests for what they say: they exist. Words have one meaning."""
 
 import ast
+import io
 import re
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md"))
 TEXT = "\n".join(page.read_text() for page in PAGES)
+
+KNOWN_WORDS = tomllib.loads(Path(__file__).with_name("known_words.toml").read_text())
+"""Words in names of modules that need no glossary."""
 
 
 def test_every_test_that_is_named_exists() -> None:
@@ -28,6 +33,41 @@ def test_every_file_of_tests_that_is_named_exists() -> None:
 
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.slow
+def test_every_test_that_a_docstring_or_a_comment_names_exists() -> None:
+    tests = [*(ROOT / "tests").rglob("test_*.py")]
+    existing = {name for path in tests for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)}
+    existing |= {path.stem for path in tests}
+    named: set[str] = set()
+    missing: dict[str, set[str]] = {}
+    for path in _python_files():
+        for text in _docstrings_and_comments(path.read_text()):
+            of_tests = set(re.findall(r"(?<![\w.*/])test_\w+", text))
+            of_files = set(re.findall(r"\btests/[\w/]+\.py", text))
+            named |= of_tests | of_files
+            if found := (of_tests - existing) | {one for one in of_files if not (ROOT / one).exists()}:
+                missing.setdefault(str(path.relative_to(ROOT)), set()).update(found)
+
+    assert {"test_only_transitions_change_a_bucket", "tests/property/tracker/test_tracker_merging.py"} <= named
+    assert missing == {}
+
+
+def test_each_word_of_a_modules_name_has_a_meaning_that_is_written_down() -> None:
+    """The words of the PIPs and of Pulsar, of the trade, of plain English; every other one is in the glossary."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \|", text[: text.index("## 2.")], re.MULTILINE)
+    glossary = {word for row in rows for word in re.findall(r"[a-z]+", row.lower())}
+    known = glossary.union(*map(str.split, KNOWN_WORDS.values()))
+    modules = {path.stem for path in _python_files(of_rooms_alone=True) if not path.stem.startswith("__")}
+    words = {word for name in modules for word in name.split("_")}
+
+    # A plural or a participle of a word is no other word.
+    unknown = {word for word in words if not {word, word.removesuffix("s"), word.removesuffix("ed") + "e"} & known}
+
+    assert {"fence", "gate", "outbox", "parked"} <= words & glossary
+    assert unknown == set()
 
 
 def test_each_room_is_a_package_that_import_contracts_and_the_architecture_know() -> None:
@@ -113,6 +153,15 @@ def test_the_delivery_time_has_one_name() -> None:
                     found.setdefault(str(path.relative_to(ROOT)), set()).add(name)
 
     assert found == {}
+
+
+def _docstrings_and_comments(source: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
 
 
 def _python_files(*, of_rooms_alone: bool = False) -> Iterator[Path]:

@@ -14,5 +14,5 @@
     table          (event, state of the bucket) -> function
     planning       timers that have come due -> actions
 
-No other module changes a field of a bucket; `tests/unit/tracker/test_one_writer.py` holds them to it.
+No other module changes a field of a bucket; `test_only_transitions_change_a_bucket` holds them to it.
 """
