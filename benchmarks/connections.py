@@ -49,7 +49,7 @@ class Target(NamedTuple):
 
 
 class ConnectionCost(NamedTuple):
-    """What one kind of connection costs."""
+    """The cost of one kind of connection."""
 
     name: str
     count: int

@@ -1,4 +1,4 @@
-"""What the dispatcher's core costs: `python -m benchmarks dispatcher [FILE]`; with FILE, the figures go there too.
+"""The cost of the dispatcher's core: `python -m benchmarks dispatcher [FILE]`; with FILE, the figures go there too.
 
 Pure decisions, no payloads and no sockets: headers in, assignments out, acknowledgements in. Numbers are microseconds
 of processor time a message, best of three, but for joins and leaves (milliseconds each) and bytes. "The longest call"
@@ -257,7 +257,7 @@ def _microseconds_per_live_entry(
 
 
 def queue_of_a_stuck_consumer_is_served() -> float:
-    """What had piled up is given when its consumer comes back, in portions of 1,000."""
+    """Entries that had piled up are given when its consumer comes back, in portions of 1,000."""
     feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
     states = {number: feed.join(number, permits=10**9 if number else 0) for number in range(3)}
     _microseconds_per_live_entry(feed, states, _hashes(10_000))
@@ -269,7 +269,7 @@ def queue_of_a_stuck_consumer_is_served() -> float:
 
 
 def bytes_per_parked_entry() -> float:
-    """What one entry costs that waits behind a long queue."""
+    """The cost of one entry that waits behind a long queue."""
     feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
     feed.join(0, permits=0)
     feed.join(1)

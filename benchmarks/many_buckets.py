@@ -2,11 +2,11 @@
 
     python -m benchmarks.many_buckets [--buckets 1000,2000,4000,8000] [--scenarios seal,overdue] [--profile]
 
-Each bucket has one message, the worst case: whatever is done for each bucket, and for each answer of the storage, is
+Each bucket has one message, the worst case: all work for each bucket, and for each answer of the storage, is
 done as often as there are messages. The storage is memory and gives one answer in each turn of the event loop, since
-answers that come together would share one look at all buckets. What is measured is the CPU time of the whole process,
-and of the longest call that the event loop makes, which is how long anybody else may wait. Apart from it are the one
-call that starts a tracker, and the longest collection of garbage. Shown is the middle of several rounds.
+answers that come together would share one look at all buckets. Measured is the CPU time of the whole process,
+and of the longest call that the event loop makes, which is how long another callback may wait. Apart from it
+are the one call that starts a tracker, and the longest collection of garbage. Shown is the middle of several rounds.
 
 `seal` makes the buckets; `overdue` starts again when all are due, with a reader that asks for every ledger, and hands
 out 500 at a time until the last snapshot is deleted; `few` does the same with permits for 10 at a time; `shared` is
@@ -298,7 +298,7 @@ async def waiting(world: ManyBucketsWorld) -> None:
     await world.seal(is_settled=False)
     world.clock.now_ms = OVERDUE_MS
     with world.meter.measure():
-        # What the clock does is noticed within seconds; here nobody waits for that.
+        # A step of the clock is noticed within seconds; here no test waits for that.
         world.news.set()
         await world.hand_out(100)
 

@@ -8,8 +8,8 @@ Each number of topics is a service of its own, in processes of its own, on loopb
 look-up, a producer, a Key_Shared consumer and its permits for each. Then each gets ten messages delayed by an hour. One
 busy topic gets 200 messages a second with a delay of 200 ms; its lateness is taken beside nothing, and beside scrapes
 one after the other. Then the service is stopped and started; and 100 messages for each topic come due while it is
-killed and started again. Memory is that of all processes: proportional shares (Pss) of what they share. What a topic
-takes is told by the anonymous pages alone, which no other program on the machine shares. After the start of Postdate it
+killed and started again. Memory is that of all processes: proportional shares (Pss) of what they share. The memory of a
+topic is told by the anonymous pages alone, which no other program on the machine shares. After the start of Postdate it
 is taken when the service has visited every topic once (`broker.server.resting`).
 """
 
@@ -134,7 +134,7 @@ def _numbers(text: str) -> list[int]:
 
 def _service(folder: Path, *, is_pulsar: bool) -> PostdateProcess | RealPulsar:
     if is_pulsar:
-        # What it grants a single connection is meant for a cluster's.
+        # Its limit for a single connection is meant for a cluster's.
         return RealPulsar(
             folder, {"maxConcurrentLookupRequest": "50000", "maxPendingPublishRequestsPerConnection": "50000"}
         )

@@ -143,7 +143,7 @@ class ManyTopicsClient(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(data)
 
-    # What asyncio calls.
+    # Methods that asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -54,7 +54,7 @@ _STEP_MS: Final = 10
 _EXPLANATION: Final = """\
 `least` is what the best choice there is must write at this limit, if it keeps the limit after every ledger and knows
 beforehand what will come: with one bucket, every ledger rewrites all rows, (N + 3) / 2 times each; with k buckets it is
-about k / (k + 1) * (k! N)^(1 / k). So a limit of 1 to 3 costs more than 2 log2(N) whatever is chosen, from some number
+about k / (k + 1) * (k! N)^(1 / k). So a limit of 1 to 3 costs more than 2 log2(N) by any choice, from some number
 of ledgers on. At 4 less is possible than the tracker writes of very many: its choice knows nothing of what will come.
 * marks figures above 2 log2(N).
 """

@@ -1,4 +1,4 @@
-"""What it takes to see and change scheduled messages over HTTP, beside a Redis sorted set with payload hashes.
+"""The cost to see and change scheduled messages over HTTP, beside a Redis sorted set with payload hashes.
 
     python -m benchmarks scheduled [--messages 1000000] [--bulk 500000] [--only postdate | redis]
     python -m benchmarks scheduled --messages 10000000 --fill DIR

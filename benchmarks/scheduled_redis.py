@@ -1,7 +1,7 @@
 """The same questions to Redis, for `benchmarks.scheduled`: a sorted set of ids by time, a hash a message, a set a key.
 
 `redis-server` is started for this with an append-only file that is synced at every write, as an answer of Postdate is
-durable too. What Redis has no command for is done as its users do: with pipelines of simple ones.
+durable too. Work for which Redis has no command is done as its users do: with pipelines of simple ones.
 """
 
 import shutil

@@ -1,7 +1,7 @@
 """Measure the whole service next to a real Pulsar: rates, lateness, a burst, and recovery after `kill -9`.
 
 Both services run as processes of their own, one at a time, with the same client programs (the official Python client)
-and each scenario on topics nobody has used. Rounds alternate which service comes first; the table shows medians. The
+and each scenario on topics that are new. Rounds alternate which service comes first; the table shows medians. The
 peer needs Java 17 and Maven and is fetched at the first run.
 """
 
@@ -56,10 +56,10 @@ class Column:
     """One service in one setting.
 
     Attributes:
-        name: What the table calls it.
+        name: Its name in the table.
         make: Makes the service in a folder.
-        settings: What differs from its defaults.
-        scenarios: What is measured of it.
+        settings: Differences from its defaults.
+        scenarios: The scenarios that are measured.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Benchmark:
     """Measures columns round by round.
 
     Args:
-        options: What the command line asks for.
+        options: The options of the command line.
         columns: The services.
         folder: Where their data goes.
         console: Where progress is shown.
@@ -109,7 +109,7 @@ class Benchmark:
     def run(self) -> None:
         """Measure everything."""
         for number in range(1, self._options.rounds + 1):
-            # Whatever changes on the machine meanwhile hits both.
+            # A change on the machine meanwhile hits both.
             for column in self._columns if number % 2 else reversed(self._columns):
                 shared = [name for name in column.scenarios if name not in NEEDS_OWN_SERVICE]
                 if shared:
@@ -191,7 +191,7 @@ class Benchmark:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _wait_for_quiet(self) -> None:
-        """Wait until nobody else is busy, but not for ever."""
+        """Wait until other programs rest, but not for ever."""
         deadline = time.monotonic() + self._options.patience
         while time.monotonic() < deadline:
             # This counts the service as well, which is to come to rest before it is measured again.

@@ -9,7 +9,7 @@ gets a line, so that the benchmark decides when it begins:
     loaded ── line ──► connected: ready ── line ──► (progress ...) result | failed
 
 The Python client is the bottleneck of every rate, not the service. So the loops here do as little as they can: no
-callback for a receipt, no clock read for a message that is sent, one for a message that arrives. What arrived is
+callback for a receipt, no clock read for a message that is sent, one for a message that arrives. Arrivals are
 looked at afterwards: each payload begins with the number of its message and the time it is due.
 """
 
@@ -28,7 +28,7 @@ import pulsar
 from numpy.typing import NDArray
 
 PAYLOAD_HEAD: Final = struct.Struct("<qq")
-"""What a payload begins with: the number of its message, and the time it is due in milliseconds (-1: at once)."""
+"""The begin of a payload: the number of its message, and the time it is due in milliseconds (-1: at once)."""
 
 NOT_DELAYED: Final = -1
 
@@ -45,7 +45,7 @@ _PROGRESS_MESSAGES: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceOrder:
-    """What a producer does.
+    """The work of a producer.
 
     Attributes:
         url: Where the service listens.
@@ -70,11 +70,11 @@ class ProduceOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeOrder:
-    """What a Key_Shared consumer does.
+    """The work of a Key_Shared consumer.
 
     Attributes:
         url: Where the service listens; it need not yet.
-        topic: Whose messages are received.
+        topic: The topic of the messages that are received.
         messages: How many are received and acknowledged; with 0 it stays connected until it gets another line.
         subscription: The subscription's name.
         unsubscribes: Whether the subscription ends with the consumer, so that nothing is left for the next one.

@@ -1,7 +1,7 @@
-"""What the service benchmark needs of other processes: to run client programs, and to see who used the processors.
+"""Other processes of the service benchmark: client programs, and the use of the processors by each.
 
 `LoadProcess` is the other end of `benchmarks.service_load`. `CpuMeter` tells how much of the machine was used by
-somebody else meanwhile: on a shared machine that is the difference between a figure and noise. It reads `/proc` and
+other programs meanwhile: on a shared machine that is the difference between a figure and noise. It reads `/proc` and
 knows nothing on other systems.
 """
 
@@ -91,13 +91,13 @@ class LoadProcess:
                 on_progress(told["messages"])
 
     def close(self) -> None:
-        """End it, whatever it is doing."""
+        """End it at once."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                # What it had not read any more does not matter.
+                # Bytes that it had not read any more do not matter.
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 

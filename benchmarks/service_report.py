@@ -1,8 +1,8 @@
-"""What the service benchmark shows at the end: a table, the targets, and a file with everything that was measured.
+"""The report of the service benchmark: a table, the targets, and a file with everything that was measured.
 
 The table is for a terminal or, where the output is no terminal, Markdown to be pasted. The file holds each round's
 figures and what is needed to judge or to repeat them: machine, versions, settings, and how much of the processors
-somebody else used meanwhile.
+other programs used meanwhile.
 """
 
 import json
@@ -35,7 +35,7 @@ class ServiceMeasurement:
         column: The service's name.
         scenario: The scenario's name.
         round: The round, from 1.
-        figures: What was measured, by the names of `FIGURES`.
+        figures: The measured values, by the names of `FIGURES`.
         service_cores: How many processors the service used, on average; None if it was started anew meanwhile.
         others_cores: How many were used by what has nothing to do with the benchmark.
         failure: Why there are no figures; None if there are.
@@ -91,7 +91,7 @@ def read_results(path: Path) -> ServiceResults:
 
 
 def write_results(results: ServiceResults, path: Path) -> None:
-    """Write everything, the medians too, for whoever reads it without this module."""
+    """Write everything, the medians too, for readers without this module."""
     path.parent.mkdir(parents=True, exist_ok=True)
     medians = {name: _rounded(values) for name, values in results.medians().items()}
     measurements = [

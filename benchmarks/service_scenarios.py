@@ -1,4 +1,4 @@
-"""What the service benchmark measures: one function a scenario, the same for every service.
+"""The scenarios of the service benchmark: one function a scenario, the same for every service.
 
 A scenario gets a `Stage`, a running service and the means to run client programs against it, and returns figures by
 name; `FIGURES` says what they are. Every scenario has topics of its own and ends its subscriptions, so that none finds
@@ -47,13 +47,13 @@ class Better(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFigure:
-    """What one figure is.
+    """The meaning of one figure.
 
     Attributes:
-        label: What it is called in the table.
+        label: Its name in the table.
         unit: Its unit.
         better: Which way it gets better.
-        target: What Postdate is to reach; None where nothing was promised.
+        target: The value that Postdate is to reach; None where nothing was promised.
     """
 
     label: str
@@ -119,7 +119,7 @@ class Stage:
         self._programs: list[LoadProcess] = []
 
     def new_topic(self) -> str:
-        """Name a topic that nobody has used."""
+        """Name a topic that is new."""
         return f"persistent://public/default/bench-{uuid4().hex[:12]}"
 
     def producer(self, topic: str, messages: int, **options: Any) -> LoadProcess:

@@ -314,7 +314,7 @@ async def compare(arguments: argparse.Namespace) -> None:
                 "plain files": StoredInFiles(path / "files", segment_count),
                 f"S3 + {arguments.latency_ms:g} ms": s3,
             }
-            # Whoever comes second finds memory that the process has taken before: they take turns at that, too.
+            # The second finds memory that the process has taken before: they take turns at that, too.
             for name, contender in reversed(contenders.items()) if number % 2 else contenders.items():
                 rounds.setdefault(name, []).append(await measure_round(contender, snapshots, arguments.parallel))
                 print(f"round {number + 1}: {name} done", file=sys.stderr)

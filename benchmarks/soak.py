@@ -5,9 +5,9 @@
 Each round, real clients subscribe with every type, publish immediate and delayed messages, seek, give messages back,
 read with readers, acknowledge all and unsubscribe, over topics that stay. After it, a line says what the service and
 its process for snapshots have resident, what of that are caches and the C library's free heaps, and how many
-dispatchers, trackers, tasks and so on there are. What grows with the rounds is a leak; what ends at its limit is a
-buffer. Exits with 1 if objects of any watched class, the memory beside caches and buffers, or the process for snapshots
-grew between the second quarter and the last.
+dispatchers, trackers, tasks and so on there are. A number that grows with the rounds is a leak; one that ends at its
+limit is a buffer. Exits with 1 if objects of any watched class, the memory beside caches and buffers, or the process
+for snapshots grew between the second quarter and the last.
 """
 
 import json
@@ -78,7 +78,7 @@ def _resident_bytes(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What was there after a round."""
+    """The objects and bytes after a round."""
 
     service_bytes: int
     snapshots_bytes: int
@@ -90,9 +90,9 @@ class Round:
     watched: dict[str, int]
     objects: int
     traced: dict[str, int]
-    """What lines of Python hold, where that is traced."""
+    """Memory by line of Python, where that is traced."""
     rocksdb: dict[str, int]
-    """What RocksDB has for the log: write buffers, blocks and open tables."""
+    """Memory of RocksDB for the log: write buffers, blocks and open tables."""
 
     @property
     def rest_bytes(self) -> int:

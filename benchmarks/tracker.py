@@ -84,7 +84,7 @@ def measure(trackers: Sequence[str], workloads: Sequence[Workload], rounds: int)
     """Yield the measurements of all rounds as they come."""
     for number in range(1, rounds + 1):
         for workload in workloads:
-            # Whatever changes on the machine meanwhile hits both.
+            # A change on the machine meanwhile hits both.
             for tracker in trackers if number % 2 else reversed(trackers):
                 meter = CpuMeter(lambda: 0)
                 with tempfile.TemporaryDirectory() as folder:

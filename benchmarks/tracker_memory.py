@@ -192,7 +192,7 @@ async def add(folder: Path, law: str, ledgers: int) -> Figures:
                 tracker.add_messages(ledger_ids[rows], entry_ids[rows], times[rows])
                 await asyncio.sleep(0)
             world.clock.now_ms = START_MS - ADDS_TAKE_MS + ADDS_TAKE_MS * ledger_id // ledgers
-            # Whoever publishes faster than the storage takes it is asked to wait.
+            # A publisher that is faster than the storage is asked to wait.
             while tracker._core.unsealed_row_count > UNSEALED_ROWS_MAX:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             if ledger_id % 20 == 0:

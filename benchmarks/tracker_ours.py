@@ -86,7 +86,7 @@ class CountingProcess(SnapshotProcess):
 class Laps:
     """Takes the time of laps of adding: the clock's, and what the adding thread used of a processor.
 
-    The clock's counts whatever else the machine does meanwhile; the processor's leaves out waiting for the interpreter,
+    The clock's counts the rest of the machine's work; the processor's leaves out waiting for the interpreter,
     which another thread has. On a quiet machine the first is what counts, on a busy one the truth is between the two.
     """
 

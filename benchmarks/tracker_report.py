@@ -1,4 +1,4 @@
-"""What the tracker benchmark shows at the end: a table a workload, the targets, and a file with everything.
+"""The report of the tracker benchmark: a table a workload, the targets, and a file with everything.
 
 Each figure is the best of its rounds, for both trackers alike: what disturbs a measurement from outside only ever
 makes it worse.
@@ -19,12 +19,12 @@ class TrackerFigure(NamedTuple):
     """One line of a table.
 
     Attributes:
-        label: What it is called.
+        label: Its name.
         unit: Of the value.
         is_higher_better: Or lower.
         theirs: The peer's figure to compare with, where it has another name: Pulsar has no batched add, for one.
-        target: What is to be reached at least, or at most.
-        obstacle: What stands in the way where it is missed, from a profile; for the report.
+        target: The value to be reached at least, or at most.
+        obstacle: The obstacle where it is missed, from a profile; for the report.
     """
 
     label: str
@@ -37,7 +37,7 @@ class TrackerFigure(NamedTuple):
 
 _PAUSE: Final = (
     "pauses: a lap is 0.02 to 0.5 ms of the adding thread's own processor time, most where 8,000 rows are sorted into "
-    "a run; sorting, encoding and storing a bucket are in another process. What the clock says above that is the "
+    "a run; sorting, encoding and storing a bucket are in another process. The clock's time above that is the "
     "kernel's: one slice of 4 ms of the process for snapshots, or of another one, on the processor where the adding "
     "thread is (its wait in the run queue is as long as that process's own time)"
 )
@@ -90,9 +90,9 @@ class TrackerMeasurement:
 
     Attributes:
         tracker: `OURS`, or the peer's name.
-        workload: What it was given.
+        workload: The messages and settings that it was given.
         round: From 1.
-        figures: What was measured.
+        figures: The measured values.
         others_cores: How many processors were used by what has nothing to do with it, on average.
     """
 
@@ -214,7 +214,7 @@ def _missed(results: TrackerResults) -> list[str]:
             if figure.obstacle:
                 obstacles[figure.obstacle] = None
     if obstacles:
-        lines += ["\nWhat stands in the way, from profiles:\n", *(f"- {obstacle}" for obstacle in obstacles)]
+        lines += ["\nObstacles, from profiles:\n", *(f"- {obstacle}" for obstacle in obstacles)]
     return lines
 
 

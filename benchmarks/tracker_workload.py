@@ -1,4 +1,4 @@
-"""What the tracker benchmark gives to a tracker: messages under a delay law, and the tracker's settings.
+"""The workloads of the tracker benchmark: messages under a delay law, and the tracker's settings.
 
 The same for every tracker that is measured, and the same at each call. Times are virtual.
 """
@@ -44,7 +44,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         parts = [self.law, _count(self.messages)]
         if self.entries_per_ledger != 50_000:
             parts.append(f"ledgers of {_count(self.entries_per_ledger)}")

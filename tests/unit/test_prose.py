@@ -17,7 +17,7 @@ VAGUE = re.compile(r"\b(who|whom|whoever|whatever|somebody|someone|nobody|anybod
 BEGINS_WITHOUT_A_NOUN = re.compile(r"(?:\A[#\s>*-]*|[.:;]\s+)(What|Whose|Something)\b(?!\?)")
 """`What is acknowledged is skipped` and its like: the sentence has a noun, and says it."""
 
-ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "benchmarks")
+ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 PAGES = (
     "README.md",
     "ARCHITECTURE.md",
