@@ -8,7 +8,6 @@ import asyncio
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from rich.markup import escape
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import retries_of, snapshots_folder
 from command_line.endings import EXIT_CODE_WRONG, help_end, say
-from command_line.options import dry_run_option, move_options, yes_option
+from command_line.options import dry_run_option, move_options
 from command_line.output import counted, json_option, print_json, size
 from command_line.progress import Steps, bytes_bar
 from managed_ledger.cursor_properties import CursorName
@@ -29,7 +28,7 @@ from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.inspection import TimeHistogram
 from snapshot_tools.check import SECOND_LOOK_AFTER_S, collect_garbage, verify
 from snapshot_tools.copy import LocalCopies, copy_snapshots, make_checkpoint
-from snapshot_tools.drop import drop_snapshot
+from snapshot_tools.drop import drop
 from snapshot_tools.export import export_snapshots
 from snapshot_tools.json_output import (
     checkpoint_json,
@@ -75,6 +74,7 @@ def snapshots() -> None:
     """
 
 
+snapshots.add_command(drop)
 snapshots.add_command(put_aside)
 snapshots.epilog = help_end(
     "postdate snapshots list",
@@ -361,44 +361,6 @@ def checkpoint(config: BrokerConfig, *, path: Path, is_json: bool) -> None:
         f"{escape(str(snapshots_folder(config)))} is.",
         soft_wrap=True,
     )
-
-
-@snapshots.command(
-    short_help="Give up a snapshot that cannot be read.",
-    epilog=help_end(
-        "postdate snapshots drop 1312740393216",
-        "postdate snapshots drop 1312740393216 --data /var/lib/postdate --json",
-        "postdate snapshots drop 1312740393216 --yes",
-    ),
-)
-@click.argument("bucket_id", type=int)
-@on_config
-@yes_option("Do not ask before a snapshot that can be read is given up.")
-@json_option("one object")
-def drop(config: BrokerConfig, *, bucket_id: int, is_sure: bool, is_json: bool) -> None:
-    """Give up a snapshot that cannot be read: its messages are read from the log again.
-
-    `/health` names such snapshots. Asks first where all of it can be read. Works beside a running service where the
-    snapshots are on S3; what the server cannot even delete is forgotten with the service stopped.
-    """
-
-    def ask() -> None:
-        if not is_sure:
-            click.confirm(f"All of the snapshot {bucket_id} can be read. Give it up?", abort=True, err=True)
-
-    dropped = asyncio.run(drop_snapshot(config, bucket_id, on_readable=ask))
-    if is_json:
-        print_json({"bucket_id": bucket_id, **asdict(dropped)})
-        return
-    if dropped.is_beside_service:
-        click.echo("Deleted: the service finds out at its next try, and reads the messages from the log.")
-        return
-    if dropped.cursors_updated:
-        click.echo("No cursor names it any more: the next start of the service reads its messages from the log.")
-    else:
-        click.echo("No cursor named it.")
-    if dropped.left is not None:
-        click.echo(f"Its remains stay in the storage, as they cannot be deleted: {dropped.left}")
 
 
 @snapshots.command(

@@ -5,16 +5,23 @@ then the snapshot, as far as the storage can delete it. Beside a service with sn
 deleted: the service notices at its next try. The caller is asked before a snapshot is given up that can be read.
 """
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+import click
 
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import patient_storage_of
+from command_line.endings import help_end
+from command_line.options import yes_option
+from command_line.output import json_option, print_json
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
+from snapshot_tools.options import on_config
 from snapshot_tools.place import Filter, SnapshotPlace, open_place, readable_segments
 
 
@@ -108,3 +115,41 @@ async def _is_readable(storage: BucketSnapshotStorage, bucket_id: int) -> bool:
     except SnapshotStorageError:
         return False
     return True
+
+
+@click.command(
+    short_help="Give up a snapshot that cannot be read.",
+    epilog=help_end(
+        "postdate snapshots drop 1312740393216",
+        "postdate snapshots drop 1312740393216 --data /var/lib/postdate --json",
+        "postdate snapshots drop 1312740393216 --yes",
+    ),
+)
+@click.argument("bucket_id", type=int)
+@on_config
+@yes_option("Do not ask before a snapshot that can be read is given up.")
+@json_option("one object")
+def drop(config: BrokerConfig, *, bucket_id: int, is_sure: bool, is_json: bool) -> None:
+    """Give up a snapshot that cannot be read: its messages are read from the log again.
+
+    `/health` names such snapshots. Asks first where all of it can be read. Works beside a running service where the
+    snapshots are on S3; what the server cannot even delete is forgotten with the service stopped.
+    """
+
+    def ask() -> None:
+        if not is_sure:
+            click.confirm(f"All of the snapshot {bucket_id} can be read. Give it up?", abort=True, err=True)
+
+    dropped = asyncio.run(drop_snapshot(config, bucket_id, on_readable=ask))
+    if is_json:
+        print_json({"bucket_id": bucket_id, **asdict(dropped)})
+        return
+    if dropped.is_beside_service:
+        click.echo("Deleted: the service finds out at its next try, and reads the messages from the log.")
+        return
+    if dropped.cursors_updated:
+        click.echo("No cursor names it any more: the next start of the service reads its messages from the log.")
+    else:
+        click.echo("No cursor named it.")
+    if dropped.left is not None:
+        click.echo(f"Its remains stay in the storage, as they cannot be deleted: {dropped.left}")
