@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.segment_table import SegmentTable
@@ -145,6 +146,8 @@ class SnapshotCreated:
     bucket_id: int
     size_bytes: int
     table: SegmentTable
+    span_ends: tuple[Int64Array, Int64Array] | None = None
+    """The ledger and entry id of the last row of each span, shape (spans,); None of a merge."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

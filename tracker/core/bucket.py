@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
@@ -95,6 +96,8 @@ class Bucket:
     size_bytes: int = 0
     table: SegmentTable | None = None
     """The snapshot's segments, in spans; None while recovery has not read the metadata."""
+    span_ends: tuple[Int64Array, Int64Array] | None = None
+    """Ledger and entry id of the last row of each span, while its rows are in memory."""
     has_property: bool = False
     """Whether its property may exist."""
 
@@ -291,7 +294,7 @@ class Bucket:
         return count
 
     def spans_through(self, time_ms: int, *, row_count_max: int | None = None) -> int:
-        """Return how many leading spans hold all rows up to a time, and whole times only.
+        """Return how many leading spans hold all rows up to a time.
 
         Args:
             time_ms: The time.
@@ -299,18 +302,9 @@ class Bucket:
         """
         assert self.table is not None
         count = int(self.table.first_times.searchsorted(time_ms, "right"))
-        while self._cuts_a_time(count):
-            count += 1
-        if row_count_max is not None and self.table.rows_before(count) > row_count_max:
-            count = int(self.table.row_ends.searchsorted(row_count_max, "right"))
-            while self._cuts_a_time(count):
-                count -= 1
+        if row_count_max is not None:
+            count = min(count, int(self.table.row_ends.searchsorted(row_count_max, "right")))
         return count
-
-    def _cuts_a_time(self, span: int) -> bool:
-        """Whether rows of one time are on both sides of the begin of a span."""
-        assert self.table is not None
-        return 0 < span < len(self.table) and bool(self.table.last_times[span - 1] == self.table.first_times[span])
 
     def check(self) -> None:
         """Assert every invariant of a single bucket."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments, decode_segments_together
 from snapshot_storage.encoding.columns import DelayedIndexes
@@ -51,13 +52,13 @@ def span_rows(config: TrackerConfig) -> int:
     return max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
 
 
-def built(action: PersistBucket, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
-    """Return the snapshot of the rows to be stored, and its table."""
-    snapshot = build_snapshot(
-        _rows_to_store(action), step_ms=config.segment_step_ms_max, rows_max=action.segment_row_count_max
-    )
+def built(action: PersistBucket, config: TrackerConfig) -> tuple[Snapshot, SegmentTable, tuple[Int64Array, Int64Array]]:
+    """Return the snapshot of the rows to be stored, its table, and the positions of the last rows of its spans."""
+    rows = _rows_to_store(action)
+    snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=action.segment_row_count_max)
     (table,) = tables_of(decode_metadata_columns(snapshot.metadata), span_rows(config))
-    return snapshot, table
+    last_rows = table.row_ends - 1
+    return snapshot, table, (rows.ledger_ids[last_rows], rows.entry_ids[last_rows])
 
 
 def _rows_to_store(action: PersistBucket) -> DelayedIndexes:

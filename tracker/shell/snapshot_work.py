@@ -211,7 +211,7 @@ class StorageWork(StorageWorker):
 
     async def _persist(self, owner: SnapshotOwner, action: PersistBucket) -> Event:
         async with self._building:
-            snapshot, table = await self._run_blocking(lambda: built(action, owner.config))
+            snapshot, table, span_ends = await self._run_blocking(lambda: built(action, owner.config))
         bucket_id = await self._creates.create(
             snapshot.metadata,
             snapshot.segments,
@@ -219,7 +219,7 @@ class StorageWork(StorageWorker):
             topic_name=owner.topic_name,
             cursor_name=owner.cursor_name,
         )
-        return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
+        return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table, span_ends)
 
     async def _read_positions(self, action: ReadPositions) -> PositionsRead:
         data = await self._storage.get_bucket_snapshot_metadata(action.bucket_id)

@@ -59,12 +59,20 @@ def test_the_barrier_is_the_last_row_loaded_where_a_time_is_in_two_segments() ->
 
 
 @pytest.mark.parametrize(("time_ms", "before", "through"), [(9, 0, 0), (10, 0, 1), (20, 1, 3), (21, 1, 3), (99, 4, 4)])
-def test_whole_times_are_kept_together(time_ms: int, before: int, through: int) -> None:
-    """A cut never leaves rows of one time on both sides."""
+def test_the_spans_of_a_time_are_found(time_ms: int, before: int, through: int) -> None:
+    """Those before it have no row of the time; those through it have all."""
     bucket = bucket_with(SEGMENTS)
 
     assert bucket.spans_before(time_ms) == before
     assert bucket.spans_through(time_ms) == through
+
+
+def test_no_more_spans_are_taken_than_rows_may_be_loaded() -> None:
+    bucket = bucket_with(SEGMENTS)
+    assert bucket.table is not None
+    ends = bucket.table.row_ends.tolist()
+
+    assert [bucket.spans_through(99, row_count_max=most) for most in (0, ends[0], ends[1] - 1, ends[1])] == [0, 1, 1, 2]
 
 
 def test_overlapping_segments_are_noticed() -> None:

@@ -468,7 +468,7 @@ def test_rows_are_served_from_memory_until_the_property_is_durable(driver: Drive
 
 
 def test_far_rows_leave_memory_once_they_are_durable(driver: Driver) -> None:
-    """Those within the horizon stay, and so do later segments' rows that share a time with them."""
+    """Those within the horizon stay."""
     driver.add(*((NOW_MS + 10 * n, n, n) for n in range(1, 6)), (900_000, 6, 6), (900_001, 6, 7), (900_002, 7, 0))
     assert driver.core.loaded_row_count == 8
 
@@ -478,6 +478,27 @@ def test_far_rows_leave_memory_once_they_are_durable(driver: Driver) -> None:
 
     assert driver.core.message_count == 8
     assert driver.core.loaded_row_count == 5
+
+
+def test_a_bucket_of_which_some_was_handed_out_leaves_memory_where_each_time_is_in_two_segments(
+    runner: asyncio.Runner,
+) -> None:
+    """As where all times are whole seconds, and more messages are due in one than a segment has."""
+    driver = Driver(runner, index_count_per_bucket_min=60, segment_row_count_max=4, loaded_row_count_max=4)
+    rows = [(2_000 + 1_000 * (n // 6), 1, n) for n in range(60)]
+    driver.add(*rows)
+    driver.now_ms = 2_000
+    driver.add((900_000, 2, 0))
+    taken = driver.pop(limit=3)
+    driver.answer_all()
+
+    # The segments that had begun when some was taken, and the new ledger's message.
+    assert driver.core.loaded_row_count == 8 - 3 + 1
+    while rows_now := driver.pop(limit=2):
+        taken += rows_now
+        driver.now_ms += 500
+        driver.answer_all()
+    assert taken == rows
 
 
 # Order.

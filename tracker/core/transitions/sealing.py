@@ -63,7 +63,7 @@ def on_created(state: TrackerState, bucket: Bucket, event: SnapshotCreated, now_
     assert is_in_order(event.table)
     bucket.bucket_id = event.bucket_id
     bucket.size_bytes = event.size_bytes
-    bucket.table = event.table
+    bucket.table, bucket.span_ends = event.table, event.span_ends
     move(state, bucket, BucketState.REGISTERING)
 
 
@@ -106,13 +106,23 @@ def _leave_memory(state: TrackerState, bucket: Bucket, now_ms: int) -> None:
     if bucket.serial in state.rows.popped:
         # Rows that were handed out, also before the clock was put back, must not come again.
         spans = max(spans, bucket.spans_through(state.rows.unsealed[bucket.serial].next_deliver_at_ms))
-    bucket.loaded_spans = spans
-    kept = bucket.next_segment_ms
-    left = _release(state, bucket, last_key_at(NEVER) if kept == NEVER else first_key_at(kept))
+    bucket.loaded_spans, bucket.loaded_key = spans, _end_of(bucket, spans)
+    left = _release(state, bucket, last_key_at(NEVER) if bucket.is_fully_loaded else bucket.loaded_key)
+    bucket.span_ends = None
     move(state, bucket, BucketState.SEALED)
     bucket.unloaded_count = left.count
     bucket.was_cached = True
     cache_if_there_is_room(state, bucket, left)
+
+
+def _end_of(bucket: Bucket, spans: int) -> RowKey:
+    """Return the key of the last row of the leading spans."""
+    if not spans:
+        return first_key_at(-1)
+    assert bucket.table is not None
+    assert bucket.span_ends is not None
+    ledger_ids, entry_ids = bucket.span_ends
+    return RowKey(int(bucket.table.last_times[spans - 1]), int(ledger_ids[spans - 1]), int(entry_ids[spans - 1]))
 
 
 def _release(state: TrackerState, bucket: Bucket, through: RowKey) -> PositionSet:
