@@ -16,6 +16,7 @@ NAMES: Final = (
     "closed_topics",
     "dispatcher",
     "scheduled",
+    "cancel_by_id",
     "log_layout",
     "merge_curve",
     "snapshots",
