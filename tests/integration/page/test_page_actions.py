@@ -214,6 +214,8 @@ def test_an_address_that_a_person_has_typed_is_searched_for_as_it_stands(
 
     assert page.one("#search").get_attribute("value") == searched
     assert not page.driver.execute_script("return !document.getElementById('problem').hidden")
+    # The browser itself notes each answer that is a 404.
+    assert all("404" in one for one in page.complaints())
 
 
 def test_everything_is_done_with_the_keyboard_alone(shown: Page, page_service: RunningService, topic: str) -> None:
