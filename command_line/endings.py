@@ -76,7 +76,7 @@ def refusing_of(
             except (click.ClickException, click.exceptions.Exit):
                 raise
             except (KeyboardInterrupt, EOFError):
-                say("interrupted: what was begun is not visible, and the same command goes on")
+                say("interrupted: the work that was begun is not visible, and the same command goes on")
                 sys.exit(EXIT_CODE_INTERRUPTED)
             except click.Abort:
                 refuse("stopped: nothing was changed")

@@ -1,8 +1,8 @@
 """The one task that reads: it asks the core for its next reads, makes them, and sleeps only when there are none.
 
 Every event sets the same wake-up: new entries, permits, acknowledgements, the tracker, a timer. So nothing that can be
-delivered waits for an unrelated event. A reset meanwhile replaces the plan; what a read then brings is dropped. A read
-of the log that fails is tried again; any other exception is a defect, which ends the dispatcher.
+delivered waits for an unrelated event. A reset meanwhile replaces the plan; entries that a read then brings are
+dropped. A read of the log that fails is tried again; any other exception is a defect, which ends the dispatcher.
 """
 
 import asyncio

@@ -218,7 +218,7 @@ class Cursor:
 
         Raises:
             LedgerWriteError: It is not durable yet; a later flush tries again.
-            CursorClosedError: The cursor was closed, so what was acknowledged last may not become durable.
+            CursorClosedError: The cursor was closed, so the last acknowledgements may not become durable.
         """
         self._check_open()
         if self.cursor_id is None:

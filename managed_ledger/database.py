@@ -215,7 +215,7 @@ class RocksDatabase(RocksDBStore):
             and not room.can_compact()
             and self._rewritten_bytes(start, end) > room.compaction_bytes_max
         ):
-            raise StoreFullError(f"Cannot compact the log in {self._path}: what is kept of its tables has no room")
+            raise StoreFullError(f"Cannot compact the log in {self._path}: the kept part of its tables has no room")
         self.compact_range(family, start, end)
 
     def _rewritten_bytes(self, start: bytes, end: bytes) -> int:

@@ -30,7 +30,7 @@ SMALL_COMMIT_BYTES = 2**16
 FLUSH_BYTES_MIN = 2**20
 """Write-ahead logs of so much are made tables when room is short, as it may be they that take it."""
 FLUSH_MARGIN_PARTS = 8
-"""Of a small disk's margin it is this part: what waits in the logs is room that a compaction would not have."""
+"""Of a small disk's margin it is this part: entries in the logs take room that a compaction would not have."""
 
 
 class ReopeningDatabase:

@@ -133,7 +133,7 @@ def drop(config: BrokerConfig, *, bucket_id: int, is_sure: bool, is_json: bool) 
     """Give up a snapshot that cannot be read: its messages are read from the log again.
 
     `/health` names such snapshots. Asks first where all of it can be read. Works beside a running service where the
-    snapshots are on S3; what the server cannot even delete is forgotten with the service stopped.
+    snapshots are on S3; an object that the server cannot even delete is forgotten with the service stopped.
     """
 
     def ask() -> None:

@@ -192,7 +192,7 @@ class DelayedDeliveryTracker(ABC):
 
     @abstractmethod
     async def clear(self) -> None:
-        """Forget every message; what is added from now on is kept.
+        """Forget every message; rows that are added from now on are kept.
 
         The index is empty on return. Its snapshots are deleted in the background, also where the storage fails at
         first: `close` gives that some time, and a later tracker of the cursor, or `ResidualSnapshots`, does what is

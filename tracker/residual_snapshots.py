@@ -133,7 +133,7 @@ class ResidualSnapshots:
 
         Args:
             cursor: The cursor.
-            present_ids: Snapshots that are there; what is not among them is asked for.
+            present_ids: Snapshots that are there; others are asked for.
             is_unattended: See `trim`.
 
         Raises:

@@ -93,7 +93,7 @@ class StorageOpening:
             return
         self._is_served_without = True
         logger.warning(
-            "%s; fresh messages are delivered meanwhile, and what is delayed and in snapshots when it is there",
+            "%s; fresh messages are delivered meanwhile, and delayed messages in snapshots when it is there",
             self.problem,
         )
 

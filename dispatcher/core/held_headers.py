@@ -7,8 +7,8 @@ logarithmic method), so adding costs O(log n) a header over time and taking look
 
 The order is the tracker's (`tracker.columns.row_order`), the queue is not its `RowQueue`. That has rows of three
 numbers, which are handed out at their time and never asked for by position. Here are whole headers of entries that the
-dispatcher has read: their slots and sizes go with them, each position can be asked for, and what the cursor has passed
-is let go.
+dispatcher has read: their slots and sizes go with them, each position can be asked for, and headers that the cursor
+has passed are let go.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,11 @@
 """The next reads and the entries that become ready: the log, the tracker, and the order between the two.
 
 Delayed entries of the future go to the tracker. Those that were due when they were read are *held* in columns and
-admitted in order of time together with what the tracker has available. No due entry is admitted while a part of
-the log is unread that may hold earlier entries (`_is_holding_due`): what the scan after a start has not come by, and
-what the tracker has lost with a snapshot. So what fell due during an outage comes out in order of time. That wait is
-bounded: by `DispatcherConfig.order_wait_ms_max`, for a range still in recovery by `_RECOVERY_WAIT_MS_MAX` too, and for
-held rows by their number.
+admitted in order of time together with what the tracker has available. No due entry is admitted while a part of the log
+is unread that may hold earlier entries (`_is_holding_due`): the part that the scan after a start has not come by, and
+the part that the tracker has lost with a snapshot. So entries that fell due during an outage come out in order of time.
+That wait is bounded: by `DispatcherConfig.order_wait_ms_max`, for a range still in recovery by `_RECOVERY_WAIT_MS_MAX`
+too, and for held rows by their number.
 
 Whether an entry is acknowledged is asked in one place, `_not_acknowledged`: when an entry is taken in, and when a held
 one is admitted. From then on an acknowledgement finds the entry where it waits (`waiting.py`) or at its consumer.

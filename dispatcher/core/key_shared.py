@@ -3,7 +3,7 @@
     header ──slot──► nothing of the slot waits, no fence holds it, its owner has permits ──► given at once
                      otherwise ──► the slot's queue ──► the owner's heap of heads, unless the fence holds it
 
-A consumer's `heads` holds the first waiting entry of each of its slots, so what a consumer may get next costs O(log n),
+A consumer's `heads` holds the first waiting entry of each of its slots, so the next entry of a consumer costs O(log n),
 entries that wait for others. Entries there can be out of date: they count only while they are the very object at the
 head of their slot's heap, the slot is the consumer's and the fence lets them pass.
 

@@ -71,7 +71,7 @@ class PendingAcksMap:
     def note_given(self, items: list[Item], now_ms: int) -> None:
         """Remember when these were given, as one step for all of them.
 
-        Runtime complexity: O(1) per item over time; what is not here any more is dropped when it is most of all.
+        Runtime complexity: O(1) per item over time; entries that have gone are dropped when they are most of all.
         """
         self._given.append((now_ms, items))
         self._given_count += len(items)

@@ -91,7 +91,7 @@ class RecentlyJoinedFence(OrderFence):
         bound = self._bound(consumers, read_position)
         self.bounds_when_joining[consumer.index] = bound
         if len(consumers) > 1 and bound > self._first_awaited(consumers):
-            # A bound never lies before an earlier one: what was sent or read stays so.
+            # A bound never lies before an earlier one: entries that were sent or read stay so.
             self.bounds[consumer.index] = max(bound, *self.bounds.values()) if self.bounds else bound
 
     def _first_awaited(self, consumers: Consumers) -> Key:

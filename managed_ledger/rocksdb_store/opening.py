@@ -69,7 +69,7 @@ class OpenFolder(NamedTuple):
     """An open database; its owner closes it, with a `RocksDBStore`."""
 
     path: Path
-    """The folder that was asked for: what is open may be a view of it."""
+    """The folder that was asked for: the open database may be a view of it."""
     database: Rdict
     settings: StoreSettings
     view: FolderView | None

@@ -50,7 +50,7 @@ class StagingWriter:
     """The file of one attempt of a task; a context manager."""
 
     def __init__(self, folder: Path, task: str) -> None:
-        """Begin an empty file; what an earlier attempt of the same name left is gone."""
+        """Begin an empty file; files that an earlier attempt of the same name left are gone."""
         self._path = folder / f"task-{task}.snapshots"
         self._file: IO[bytes] | None = None
         self._offset = 0

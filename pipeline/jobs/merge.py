@@ -51,7 +51,7 @@ class MergeReport:
     rows: int = 0
     """In buckets that are new."""
     unreadable: list[tuple[CursorName, CountedBucket]] = field(default_factory=list)
-    """They were left as they are, and what lies around them was merged; `audit --repair` mends them."""
+    """They were left as they are, and the buckets around them were merged; `audit --repair` mends them."""
     published: Published = field(default_factory=Published)
 
 

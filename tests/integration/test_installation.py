@@ -299,7 +299,9 @@ def test_each_extra_alone_is_enough(extras: Sequence[str], wheel: Path, tmp_path
 
 USED: Final[dict[str, Sequence[Sequence[str]]]] = {
     "rocksdb": [("python", "-c", "import postdate; postdate.RocksDBBucketSnapshotStorage('snapshots')")],
-    "s3": [("python", "-c", "from postdate import S3BucketSnapshotStorage as S, S3Config; S(S3Config(bucket='bucket'))")],
+    "s3": [
+        ("python", "-c", "from postdate import S3BucketSnapshotStorage as S, S3Config; S(S3Config(bucket='bucket'))")
+    ],
     "dispatcher": [("python", "-c", "from dispatcher import make_dispatcher")],
     "service": [("postdate", "config", "--commented"), ("postdate", "token", "create-secret-key", "-o", "{tmp}/key")],
     "client": [("python", "-c", "import pulsar; from postdate import AsyncScheduler, Scheduler")],

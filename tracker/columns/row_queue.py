@@ -42,7 +42,7 @@ POP_ROWS_MIN: Final = 16_384
 what was merged."""
 
 RUN_ROWS_MIN: Final = 1_024
-"""Rows that come in order are a run of their own from so many on: what is loaded is sorted already."""
+"""Rows that come in order are a run of their own from so many on: loaded rows are sorted already."""
 
 PACKED_FROM_ROWS: Final = 131_072
 """Sorted rows that come to so many others are packed, and so are rows that are sorted then. Packed rows cost 10 to 20
@@ -269,7 +269,7 @@ def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest:
     """Take the first rows of all queues that are not behind `through`, at most `limit`, in order.
 
     Fewer than `limit` may come although more are due: call again until none come. Where many runs had to be merged,
-    more rows than asked for are merged at once, and what is left over goes to the queue `rest`.
+    more rows than asked for are merged at once, and the others go to the queue `rest`.
 
     Runtime complexity: O(m log m) for m = max(limit, `POP_ROWS_MIN`) rows that are due; nothing due costs O(queues).
     """

@@ -71,7 +71,7 @@ class TimeWindows:
                 self.put(to_ms(window_ms), ledger_id, entry_ids)
 
     def first_ms(self, tracked: PositionSet) -> int | None:
-        """Return the time of the first window with a position of a set; what comes before it is dropped."""
+        """Return the time of the first window with a position of a set; rows before it are dropped."""
         bitmaps = tracked.bitmaps
         while self._times:
             window = self._windows[self._times[0]]

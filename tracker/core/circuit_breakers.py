@@ -130,7 +130,7 @@ class CircuitBreaker:
         return has_ended
 
     def refused(self, attempts: Attempts, now_ms: int) -> None:
-        """Note that a call came back in vain: what it needs is not there."""
+        """Note that a call came back in vain: its bucket or storage is not there."""
         self.succeeded()
         self._put_off(attempts, now_ms)
 

@@ -68,7 +68,7 @@ class PositionCache:
         self._full_since_ms: int | None = None
         """Since when others have waited for room, None while there is some."""
         self._bytes_bound = 0
-        """No less than the cached bitmaps take; what was evicted may be in it."""
+        """No less than the cached bitmaps take; evicted positions may be in it."""
 
     def is_wanted(self, serial: int) -> bool:
         """Whether a bucket's positions are still to be read."""

@@ -1,6 +1,6 @@
 """The questions that a tracker's state answers. A question changes nothing; a wish is a call of its own (`want`).
 
-Row queues and heaps may put their insides in order when they are looked at; what they hold stays the same.
+Row queues and heaps may put their insides in order when they are looked at; their content stays the same.
 """
 
 from collections.abc import Sequence

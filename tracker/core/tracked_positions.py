@@ -223,7 +223,7 @@ class TrackedPositions:
     def _unite_loaded(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Track positions of loaded rows.
 
-        PERFORMANCE: what was taken is forgotten before only where it may be one of these again.
+        PERFORMANCE: taken positions are forgotten before only where it may be one of these again.
         """
         tracked = self._loaded.bitmaps.get(ledger_id)
         if self._taken_count and tracked is not None and tracked.intersect(entry_ids):
@@ -353,7 +353,7 @@ class TrackedPositions:
         return loaded
 
     def check(self) -> None:
-        """Assert every invariant; what was taken stays to be forgotten."""
+        """Assert every invariant; taken positions stay to be forgotten."""
         assert self._taken_count == sum(len(entry_ids) for _, entry_ids in self._taken)
         assert self.loaded_count == self.loaded_slowly().count, "a taken position was not loaded, or was taken twice"
         for positions in (self._loaded, self.mutable, *self.unsealed.values()):

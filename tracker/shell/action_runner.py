@@ -87,7 +87,7 @@ class ActionRunner:
                     task.add_done_callback(self._log_tasks.pop)
 
     def cancel_storage_calls(self) -> None:
-        """Let go of the storage; what is written to the cursor goes on, and no answer is given back any more."""
+        """Let go of the storage; writes to the cursor go on, and no answer is given back any more."""
         # The tracker and this refer to each other. Without that, the memory of a closed one goes without a collection
         # of cycles.
         self._take = _take_no_more

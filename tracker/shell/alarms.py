@@ -166,7 +166,7 @@ class TrackerTimer:
         self._alarm = self.at_ms = None
 
     def close(self) -> None:
-        """Set it for no time, and refer to the tracker no more: what is closed is to go without a search for cycles."""
+        """Set it for no time, and refer to the tracker no more: a closed one is to go without a search for cycles."""
         self.cancel()
         self._on_time = _nothing
 

@@ -56,7 +56,7 @@ def _next_rows(state: TrackerState, through: RowKey, limit: int) -> DelayedIndex
 
 
 def _take_mixed(state: TrackerState, popped: Popped) -> DelayedIndexes:
-    """Hand out rows of several buckets; what was taken beyond them is among the loaded rows from now on."""
+    """Hand out rows of several buckets; rows taken beyond them are among the loaded rows from now on."""
     row_count = len(popped.rows[0])
     rows = DelayedIndexes(*(np.concatenate(both) for both in zip(popped.rows, popped.rest, strict=True)))
     is_tracked = state.positions.take(rows.ledger_ids, rows.entry_ids)

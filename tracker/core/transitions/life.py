@@ -95,7 +95,7 @@ def remove(state: TrackerState, bucket: Bucket) -> None:
 
 
 def forget_rows(state: TrackerState, bucket: Bucket) -> None:
-    """Let nothing come from a bucket any more; what is loaded of it stays."""
+    """Let nothing come from a bucket any more; its loaded rows stay."""
     if bucket.serial in state.rows.unsealed:
         state.rows.take_unsealed(bucket.serial)
         del state.positions.unsealed[bucket.serial]

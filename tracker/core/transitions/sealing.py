@@ -68,7 +68,7 @@ def on_created(state: TrackerState, bucket: Bucket, event: SnapshotCreated, now_
 
 
 def on_create_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
-    """Try again; what it may have stored all the same is found by the search for orphans."""
+    """Try again; a snapshot that it may have stored all the same is found by the search for orphans."""
     del event, now_ms
     try_again(state, bucket)
 

@@ -93,7 +93,7 @@ class ViewRows:
 
     @property
     def barrier(self) -> RowKey:
-        """The last row that may be handed out: what comes behind it is not in memory."""
+        """The last row that may be handed out: rows behind it are not in memory."""
         if self.returning:
             return key_before(self._returning_from)
         first = self.spilled.first
