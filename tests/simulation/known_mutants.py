@@ -463,8 +463,8 @@ ITEMS: Final = [
     Mutant(
         "item-4",
         "tracker/shell/bucket_tracker.py",
-        '        self._check_open("clear")\n        self._core.clear()\n        self._turn_soon()\n',
-        '        self._check_open("clear")\n        self._core.clear()\n        self._turn_soon()\n'
+        '        self._check_open("clear")\n        self._clear()\n',
+        '        self._check_open("clear")\n        self._clear()\n'
         "        await self._wait_for(lambda: self._core.unsettled_count == 0, 60_000)\n",
         "a seek waits until the storage has deleted the snapshots",
     ),
