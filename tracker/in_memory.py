@@ -5,7 +5,6 @@ Messages of one window share a bitmap per ledger, so a fixed delay costs a fract
 are spread widely cost a bitmap each, and the bucket tracker is the better choice.
 """
 
-import asyncio
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +17,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.offers import check_offer, check_tick_time, columns_of
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import bitmap_of, ledger_groups
+from tracker.columns.refused_positions import RefusedPositions
 from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.columns.time_windows import TimeWindows
 from tracker.config import TrackerConfig
@@ -29,6 +29,7 @@ from tracker.delayed_delivery_tracker import (
 )
 from tracker.errors import TrackerClosedError
 from tracker.shell.alarms import TIMER_MS_MAX, Alarms, TrackerTimer
+from tracker.shell.next_turn import NextTurn
 from tracker.shell.wake_up import WakeUp
 
 
@@ -56,13 +57,13 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._bits = precision_bits(self._tick_time_ms)
         self._members = PositionSet()
         self._windows = TimeWindows()
-        self._forgotten: dict[int, BitMap] = {}
-        """Refused positions that may still be in a window, by ledger."""
+        self._refused = RefusedPositions()
         self._highest_deliver_at_ms = 0
         self._have_fixed_delays = True
         self._wake_up = WakeUp()
-        self._turn_handle: asyncio.Handle | None = None
-        self._timer = TrackerTimer(alarms if alarms is not None else Alarms(now_ms), self._turn)
+        self._next_turn = NextTurn(self._turn)
+        self._turn_soon = self._next_turn.want
+        self._timer = TrackerTimer(alarms if alarms is not None else Alarms(now_ms), self._next_turn.run)
         self._is_closed = False
         self._first_ledger_id = context.cursor.mark_delete_position.ledger_id
         context.cursor.add_listener(self._on_mark_delete_moved)
@@ -74,8 +75,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._have_fixed_delays = False
             self._refuse(ledger_id, BitMap((entry_id,)))
             return False
-        if self._forgotten:
-            self._drop_forgotten(ledger_id, BitMap((entry_id,)))
+        if self._refused:
+            self._windows.discard(ledger_id, self._refused.take(ledger_id, BitMap((entry_id,))))
         self._windows.put_one(self._window_of(deliver_at_ms), ledger_id, entry_id)
         if deliver_at_ms < self._highest_deliver_at_ms - self._tick_time_ms:
             self._have_fixed_delays = False
@@ -110,8 +111,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         start = 0
         for end in [*(np.flatnonzero(is_end) + 1).tolist(), len(rows)]:
             ledger_id, entry_ids = int(ledger_ids[start]), bitmap_of(rows.entry_ids[order[start:end]])
-            if self._forgotten:
-                self._drop_forgotten(ledger_id, entry_ids)
+            if self._refused:
+                self._windows.discard(ledger_id, self._refused.take(ledger_id, entry_ids))
             self._members.unite(ledger_id, entry_ids)
             self._windows.put(int(windows_ms[start]), ledger_id, entry_ids)
             start = end
@@ -123,22 +124,9 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def _refuse(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Forget positions of a ledger; the dispatcher that offered them has them."""
-        tracked = self._members.bitmaps.get(ledger_id)
-        if tracked is not None and tracked.intersect(entry_ids):
-            self._forgotten[ledger_id] = (tracked & entry_ids) | self._forgotten.get(ledger_id, BitMap())
-            self._members.subtract(ledger_id, entry_ids)
+        if self._refused.refuse(self._members, ledger_id, entry_ids):
             # Another message may be the first now.
             self._turn_soon()
-
-    def _drop_forgotten(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """Take positions out of the windows that they were in before they were refused: they are added again."""
-        again = self._forgotten.get(ledger_id, BitMap()) & entry_ids
-        if not again:
-            return
-        self._windows.discard(ledger_id, again)
-        self._forgotten[ledger_id] -= again
-        if not self._forgotten[ledger_id]:
-            del self._forgotten[ledger_id]
 
     def _window_of(self, deliver_at_ms: int) -> int:
         """Return the time of a message's window: never early when strict, else rounded down."""
@@ -240,7 +228,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         passed = [ledger_id for ledger_id in self._members.bitmaps if ledger_id < mark_delete.ledger_id]
         for ledger_id in passed:
             self._members.drop_ledger(ledger_id)
-            self._forgotten.pop(ledger_id, None)
+            self._refused.drop_ledger(ledger_id)
         if passed:
             self._windows.drop_ledgers(passed, self._first_ledger_id)
             self._turn_soon()
@@ -256,7 +244,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     async def clear(self) -> None:
         self._members = PositionSet()
         self._windows.clear()
-        self._forgotten.clear()
+        self._refused.clear()
         self._forget_delays()
         self._turn_soon()
 
@@ -266,20 +254,14 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._is_closed = True
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
         self._timer.close()
-        if self._turn_handle is not None:
-            self._turn_handle.cancel()
+        self._next_turn.close()
         self._members = PositionSet()
         self._windows.clear()
 
     # The loop: set the timer, tell the dispatcher.
 
-    def _turn_soon(self) -> None:
-        if self._turn_handle is None and not self._is_closed:
-            self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
-
     def _turn(self) -> None:
         """Bring everything up to date, once per turn of the loop."""
-        self._turn_handle = None
         self._set_timer()
         if self._wake_up.is_wanted(deliver_at_ms=self._first_deliver_at_ms(), is_paused=self._is_paused()):
             self._context.on_available()

@@ -59,7 +59,7 @@ class TimeWindows:
 
     def discard(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Take entries of a ledger out of all windows."""
-        for window in self._windows.values():
+        for window in self._windows.values() if entry_ids else ():
             if ledger_id in window:
                 window[ledger_id] -= entry_ids
 

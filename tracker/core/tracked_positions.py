@@ -26,6 +26,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in, ledger_bitmaps, ledger_groups
+from tracker.columns.refused_positions import RefusedPositions
 from tracker.core.due_rows import MUTABLE
 
 _NONE: Final = BitMap()
@@ -55,9 +56,7 @@ class TrackedPositions:
         """Ranges of which something may be handed out that a bucket has in a segment that is not loaded, by serial."""
         self.handed_out: dict[int, BitMap] = {}
         """Positions of overlapping ranges that were handed out or refused, by ledger."""
-        self.refused: dict[int, BitMap] = {}
-        """Refused positions that may still have a row in a queue, by ledger: the row is dropped when they are added
-        again."""
+        self.refused = RefusedPositions()
         self._acknowledged_in = acknowledged_in
 
     # Asking.
@@ -283,11 +282,7 @@ class TrackedPositions:
         """Forget positions of a ledger, as others have them; return whether any had a row in memory."""
         has_any = False
         for positions in self._sets:
-            tracked = positions.bitmaps.get(ledger_id)
-            if tracked is not None and tracked.intersect(entry_ids):
-                self.refused[ledger_id] = (tracked & entry_ids) | self.refused.get(ledger_id, _NONE)
-                positions.subtract(ledger_id, entry_ids)
-                has_any = True
+            has_any |= self.refused.refuse(positions, ledger_id, entry_ids)
         if self.overlapping.holds(ledger_id):
             self.handed_out.setdefault(ledger_id, BitMap()).update(entry_ids)
         return has_any
@@ -304,27 +299,18 @@ class TrackedPositions:
                 found |= tracked & BitMap(range(min(entry_id, tracked.max()) + 1))
         return found
 
-    def take_refused(self, ledger_id: int, entry_ids: BitMap) -> BitMap:
-        """Return which of these positions, which are added again, may still have a row from before; once."""
-        again = self.refused.get(ledger_id, _NONE) & entry_ids
-        if again:
-            self.refused[ledger_id] -= again
-            if not self.refused[ledger_id]:
-                del self.refused[ledger_id]
-        return again
-
     def drop_below(self, ledger_id: int) -> None:
         """Forget the ledgers below this one."""
         for positions in self._sets:
             positions.drop_below(ledger_id)
-        for passed in [passed for passed in self.refused if passed < ledger_id]:
-            del self.refused[passed]
+        self.refused.drop_below(ledger_id)
 
     def clear(self) -> None:
         """Forget everything."""
         self._loaded, self.mutable, self.unsealed = PositionSet(), PositionSet(), {}
         self._taken, self._taken_count = [], 0
-        self.handed_out, self.refused = {}, {}
+        self.handed_out = {}
+        self.refused.clear()
 
     # Overlap.
 

@@ -34,6 +34,7 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMe
 from tracker.errors import TrackerClosedError, TrackerError
 from tracker.shell.action_runner import ActionRunner
 from tracker.shell.alarms import Alarms, TrackerTimer
+from tracker.shell.next_turn import NextTurn
 from tracker.shell.outages import Outages
 from tracker.shell.snapshot_merge import RunBlocking
 from tracker.shell.snapshot_work import SnapshotWork, worker_on
@@ -97,12 +98,13 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             now_ms=now_ms,
             take=self._take,
         )
+        self._next_turn = NextTurn(self._turn)
+        self._turn_soon = self._next_turn.want
         self._timer = TrackerTimer(alarms if alarms is not None else Alarms(now_ms), self._turn_soon)
         self._wakes_before_ms = NEVER
         """A message that is added and due before this wants another timer."""
         self._wanted_ledger_id = -1
         """The ledger that was wanted last, in this turn."""
-        self._turn_handle: asyncio.Handle | None = None
         self._is_news = False
         self._wake_up = WakeUp()
         self._is_settled: asyncio.Event | None = None
@@ -324,8 +326,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
         if self._is_settled is not None:
             self._is_settled.set()
-        if self._turn_handle is not None:
-            self._turn_handle.cancel()
+        self._next_turn.close()
         self._timer.close()
         self._actions.cancel_storage_calls()
 
@@ -365,22 +366,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._is_closed:
             raise TrackerClosedError(operation)
 
-    def _turn_soon(self) -> None:
-        if self._turn_handle is None and not self._is_closed:
-            self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn_at_once(self) -> None:
-        if self._turn_handle is not None:
-            self._turn_handle.cancel()
-        self._turn()
-
     def _turn_if_needed(self) -> None:
         if self._core.has_work:
             self._turn_soon()
 
     def _turn(self) -> None:
         """Bring everything up to date, once per turn of the loop, and tell the dispatcher."""
-        self._turn_handle = None
         self._wanted_ledger_id = -1
         try:
             is_wanted = self._bring_up_to_date()
@@ -437,6 +428,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._is_news = self._is_news or is_readable
         if has_losses:
             # No later row may be handed out before the dispatcher knows that an earlier one is to be read again.
-            self._turn_at_once()
+            self._next_turn.run()
         else:
             self._turn_soon()

@@ -120,7 +120,7 @@ def _drop_refused(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> Non
     Runtime complexity: O(rows in memory) where any was refused, which hardly ever happens; O(1) otherwise.
     """
     if state.positions.refused:
-        again = state.positions.take_refused(ledger_id, entry_ids)
+        again = state.positions.refused.take(ledger_id, entry_ids)
         if again:
             for queue in state.rows.queues:
                 queue.drop(ledger_id, again)
