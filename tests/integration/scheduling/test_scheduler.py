@@ -1,10 +1,12 @@
 """The Python client of scheduled messages, over a real service and the real Pulsar client."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pulsar
 import pytest
 
+from scheduling.api import PAGE_MESSAGES
 from scheduling.async_scheduler import AsyncScheduler
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
 from scheduling.scheduler import Scheduler
@@ -69,9 +71,21 @@ def test_a_message_is_delivered_now(scheduler: Scheduler, consumer: pulsar.Consu
 
 
 def test_upcoming_messages_are_listed_in_order_over_pages(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    scheduler: Scheduler, schedule_many: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr("scheduling.api.PAGE_MESSAGES", 3)
+    now = datetime.now(UTC)
+    # Each third one in order of time.
+    numbers = [number for first in range(3) for number in range(first, 2 * PAGE_MESSAGES + 1, 3)]
+    schedule_many([(b"%d" % number, now + HOUR + timedelta(seconds=number)) for number in numbers])
+
+    found = list(scheduler.upcoming(has_payload=True))
+
+    assert [int(one.payload or b"") for one in found] == sorted(numbers)
+    limited = list(scheduler.upcoming(limit=PAGE_MESSAGES + 1))
+    assert [one.handle for one in limited] == [one.handle for one in found[: PAGE_MESSAGES + 1]]
+
+
+def test_upcoming_messages_are_listed_by_key_and_time(scheduler: Scheduler) -> None:
     for minutes in (5, 1, 4, 2, 3, 7, 6):
         scheduler.schedule(b"%d" % minutes, key=f"k{minutes % 2}", after=timedelta(minutes=minutes))
 
