@@ -8,6 +8,7 @@ import { poll } from "./polling.js";
 const REFRESH_MS = 5_000;
 const [WIDTH, ROW, GAP, LABEL] = [1_000, 18, 5, 16];
 const DRAWN_MAX = 200;
+const LEGEND = [["ledger", "ledger"], ["ledger open", "open ledger"], ["loaded", "loaded"], ["unloaded", "in its snapshot"]];
 
 /** Where each ledger stands: side by side, each as wide as the entries that it has. */
 function places(ledgers, buckets) {
@@ -57,7 +58,7 @@ function shown(ledgers, index) {
   return el("section", {},
     el("h2", {}, index.subscription === null ? "The index that subscriptions share" : index.subscription),
     el("dl", { class: "figures" }, ...figures.map(([text, value]) => el("div", {}, el("dt", {}, text), el("dd", {}, value)))),
-    el("p", { class: "legend" }, el("span", { class: "swatch ledger" }), "ledger ", el("span", { class: "swatch ledger open" }), "open ledger ", el("span", { class: "swatch loaded" }), "loaded ", el("span", { class: "swatch unloaded" }), "in its snapshot"),
+    el("p", { class: "legend" }, ...LEGEND.map(([kind, text]) => el("span", { class: "sign" }, el("span", { class: `swatch ${kind}` }), text))),
     map(ledgers, index),
     index.buckets.length > DRAWN_MAX && el("p", { class: "quiet" }, `The first ${count(DRAWN_MAX)} buckets are drawn.`),
     index.buckets.length
