@@ -235,7 +235,7 @@ class ManyBucketsWorld:
         self.meter.start_s = time.process_time() - began_s
         await asyncio.sleep(0)
         for number in range(self.bucket_count):
-            self.tracker.is_recovering(number + 1)
+            self.tracker.will_read(number + 1)
             if number % ADDS_PER_TURN == 0:
                 await asyncio.sleep(0)
 

@@ -133,6 +133,8 @@ class MemoryWorld:
             context, TrackerConfig(index_count_at_close_min=1), self.storage, now_ms=self.clock
         )
         tracker.start()
+        # A dispatcher does so when it begins to read.
+        tracker.will_read(0)
         yield tracker
         await tracker.close()
         await self.storage.close()
@@ -256,6 +258,8 @@ async def ask_about_all(world: MemoryWorld, tracker: BucketDelayedDeliveryTracke
     tracked = 0
     while unread:
         world.is_news.clear()
+        for ledger_id in unread:
+            tracker.will_read(ledger_id)
         unknown = [ledger_id for ledger_id in unread if tracker.is_recovering(ledger_id)]
         for ledger_id in sorted(set(unread) - set(unknown)):
             tracked += len(tracker.tracked_in(ledger_id) or ())

@@ -204,6 +204,7 @@ class TrackerRun:
             began = time.perf_counter()
             count = 0
             for ledger_id in range(int(self._ledger_ids[-1]) + 1):
+                tracker.will_read(ledger_id)
                 while tracker.is_recovering(ledger_id):  # noqa: ASYNC110, what tells of it is the dispatcher's
                     await asyncio.sleep(0)
                 tracked = tracker.tracked_in(ledger_id)
@@ -259,6 +260,8 @@ class TrackerRun:
         context = TrackerContext(topic_name="bench", cursor_name="sub", cursor=cursor, on_available=on_available)
         tracker = BucketDelayedDeliveryTracker(context, self._config, storage, now_ms=clock)
         tracker.start()
+        # A dispatcher does so when it begins to read.
+        tracker.will_read(0)
         return tracker
 
 

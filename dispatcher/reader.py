@@ -318,7 +318,11 @@ class Reader:
         self._run_actions([])
 
     def _is_recovering(self, ledger_id: int) -> bool:
-        return self.tracker is not None and self.tracker.is_recovering(ledger_id)
+        """Announce that a ledger is to be read; whether that has to wait."""
+        if self.tracker is None:
+            return False
+        self.tracker.will_read(ledger_id)
+        return self.tracker.is_recovering(ledger_id)
 
     async def _read(self, request: ReadRequest) -> bool:
         """Make the requested read; return whether it gave anything."""
@@ -359,6 +363,7 @@ class Reader:
     def _skipped_in(self, ledger_id: int) -> BitMap:
         skipped = self._cursor.acknowledged_in(ledger_id)
         if self.tracker is not None and self._core.plan is not None:
+            self.tracker.will_read(ledger_id)
             for others in (self.tracker.tracked_in(ledger_id), self._core.plan.taken_early_in(ledger_id)):
                 if others:
                     skipped |= others
@@ -380,7 +385,7 @@ class Reader:
 
         self._is_tracker_dry = False
         if self._core.plan is not None:
-            self._core.plan.note_recovered(self.tracker.is_recovering)
+            self._core.plan.note_recovered(self._is_recovering)
         self._untracked.extend(self.tracker.take_untracked().items())
         for first_ledger_id, last_ledger_id in self.tracker.take_untracked_ranges():
             self._untracked_parts.extend(

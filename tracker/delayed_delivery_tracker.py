@@ -103,6 +103,16 @@ class DelayedDeliveryTracker(ABC):
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
         """Do what `add_message` does, for many; the result says which are tracked."""
 
+    def will_read(self, ledger_id: int) -> None:
+        """Announce that a ledger is being read: which of its entries are tracked is to be known for a while.
+
+        Call it before the questions below, as often as they are asked. What is not in memory is read in the background,
+        and `on_available` is called when it is there. It is forgotten ten seconds after the last call, or earlier where
+        other ledgers wait for room. Where no ledger is ever announced, a tracker reads by turns what it does not know,
+        a few buckets a second.
+        """
+        del ledger_id
+
     @abstractmethod
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position is tracked, so that a normal read must skip it; as far as that is known."""
@@ -125,8 +135,8 @@ class DelayedDeliveryTracker(ABC):
     def is_recovering(self, ledger_id: int) -> bool:
         """Whether it is not known yet which entries of a ledger are tracked: do not read it from its start.
 
-        After a restart, and where the ledger's part of the index has not been asked about for a while. To ask is to
-        want to know: it is read, and `on_available` is called when it is there.
+        After a restart, and where `will_read` has not announced the ledger for a while. `on_available` is called when
+        it is known.
         """
         del ledger_id
         return False

@@ -2,7 +2,8 @@
 
 A tracker does not keep in memory which positions a bucket's segments hold. A reader of its part of the log (after a
 start, or behind a backlog) has to know them, and says so. Then the bitmaps of its unloaded segments are read. They stay
-in the cache until they have not been looked at for a while.
+in the cache until they have not been wanted for a while. As long as no reader has ever announced a ledger, the buckets
+are read by turns, a few a second: a program that only waits for an answer gets it, too.
 
 The cache is bounded, but a question about one ledger needs all buckets that have it at the same time, even beyond the
 bound. So a bucket is not evicted while another one with a ledger in common is still to be read. Where there has been no
@@ -12,7 +13,7 @@ Left out: the cached positions, which are the bucket's own (`transitions.caching
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -38,6 +39,12 @@ READS_IN_FLIGHT_MAX: Final = 4
 
 EVICTION_STEP_MS: Final = 500
 
+READ_AHEAD_STEP_MS: Final = 1_000
+"""So often a few buckets are read while no reader has announced a ledger."""
+
+READ_AHEAD_MAX: Final = READS_IN_FLIGHT_MAX
+"""How many buckets these are. They are known for ten seconds, so all of some forty stay known."""
+
 _NO_SERIALS: Final[frozenset[int]] = frozenset()
 
 
@@ -48,11 +55,15 @@ class PositionCache:
         timers: Is told when a read may start, and when to evict.
         keeps_all: Every bucket's positions are to be cached, always; memory is not bounded then.
         bytes_max: Memory that cached bitmaps may take.
+        reads_ahead: Whether buckets are read by turns until a reader announces a ledger.
     """
 
-    def __init__(self, timers: Timers, *, keeps_all: bool, bytes_max: int) -> None:
+    def __init__(self, timers: Timers, *, keeps_all: bool, bytes_max: int, reads_ahead: bool) -> None:
         self._timers = timers
         self.keeps_all = keeps_all
+        self.reads_ahead = reads_ahead
+        self._read_ahead_through = (LedgerRange(-1, -1), -1)
+        """Range and serial of the bucket that was read last without being announced."""
         self._bytes_max = bytes_max
         self.buckets: dict[int, Bucket] = {}
         """Buckets whose positions are cached, by serial; also some that are not cached any more, until the next
@@ -98,6 +109,18 @@ class PositionCache:
         if self._wanted.pop(serial, None) is not None:
             self._timers.wake(Why.CACHE)
 
+    def note_announced(self) -> None:
+        """Note that a reader announces its ledgers: only these are wanted from now on."""
+        self.reads_ahead = False
+
+    def take_ahead(self, unknown: Sequence[Bucket]) -> Sequence[Bucket]:
+        """Return which buckets are to be read next although no reader has come to them; all come in turn."""
+        later = [one for one in unknown if (one.ledgers, one.serial) > self._read_ahead_through]
+        ahead = (later or unknown)[:READ_AHEAD_MAX]
+        if ahead:
+            self._read_ahead_through = (ahead[-1].ledgers, ahead[-1].serial)
+        return ahead
+
     def pass_on(self, sources: Iterable[Bucket], target: Bucket) -> None:
         """Note that a merge's target is wanted if one of its sources is."""
         if self.keeps_all or any(source.serial in self._wanted for source in sources):
@@ -122,7 +145,7 @@ class PositionCache:
     def forget_waits(self) -> None:
         """Look again at once: the clock was put back."""
         self._full_since_ms = None
-        for why in (Why.EVICTION, Why.CACHE):
+        for why in (Why.EVICTION, Why.CACHE, Why.READ_AHEAD):
             self._timers.wake(why)
 
     def has_room(self, size_bytes: int) -> bool:

@@ -116,6 +116,7 @@ class TrackerState:
         rng: Random,
         keeps_positions: bool,
         cached_bytes_max: int,
+        reads_ahead: bool = False,
     ) -> None:
         self.config = config
         self.timers = Timers()
@@ -139,7 +140,9 @@ class TrackerState:
         """The ranges of the buckets that are served, by serial."""
         self.rows = DueRows(config.loaded_row_count_max)
         self.positions = TrackedPositions(acknowledged_in)
-        self.cache = PositionCache(self.timers, keeps_all=keeps_positions, bytes_max=cached_bytes_max)
+        self.cache = PositionCache(
+            self.timers, keeps_all=keeps_positions, bytes_max=cached_bytes_max, reads_ahead=reads_ahead
+        )
         self.calls = Calls(config, rng, self.timers)
         self.loads = LoadQueue(self.buckets, self.calls.loads, self.timers)
         self.barriers = Barriers(self.buckets, config.order_wait_ms_max, self.timers)

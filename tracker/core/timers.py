@@ -43,6 +43,8 @@ class Why(IntEnum):
     """Snapshots are to be listed."""
     ORDER_WAIT = 14
     """A bucket that cannot be read has held up others for long enough."""
+    READ_AHEAD = 15
+    """No reader has announced a ledger, and positions of buckets are not known."""
 
 
 class Timers:

@@ -49,6 +49,7 @@ class TrackerCore:
         rng: For the jitter of retries.
         keeps_positions: Whether all that is tracked is to be known at any time.
         cached_bytes_max: Memory that positions of segments that are not loaded may take.
+        reads_ahead: Whether positions are read by turns until `want` is called for the first time.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class TrackerCore:
         rng: Random,
         keeps_positions: bool = False,
         cached_bytes_max: int = CACHED_BYTES_MAX,
+        reads_ahead: bool = False,
     ) -> None:
         self._config = config
         self._state = TrackerState(
@@ -67,6 +69,7 @@ class TrackerCore:
             rng=rng,
             keeps_positions=keeps_positions,
             cached_bytes_max=cached_bytes_max,
+            reads_ahead=reads_ahead,
         )
         self._singles = self._state.mutable.singles
         self.timers = self._state.timers

@@ -133,6 +133,9 @@ class SharedIndexView(DelayedDeliveryTracker):
         if self._is_closed:
             raise TrackerClosedError("add a message")
 
+    def will_read(self, ledger_id: int) -> None:
+        self._index.tracker.will_read(ledger_id)
+
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         return self._rows.queued.contains(ledger_id, entry_id) or self._index.tracker.contains_message(
             ledger_id, entry_id

@@ -85,6 +85,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             acknowledged_in=context.cursor.acknowledged_in,
             rng=rng if rng is not None else Random(),
             keeps_positions=context.keeps_positions,
+            reads_ahead=not context.keeps_positions,
         )
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
@@ -147,30 +148,26 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
         return is_tracked
 
+    @_guarded
+    def will_read(self, ledger_id: int) -> None:
+        # Once a turn for each ledger is enough.
+        if ledger_id != self._wanted_ledger_id:
+            self._wanted_ledger_id = ledger_id
+            self._core.want(ledger_id)
+            self._turn_if_needed()
+
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         core = self._core
         try:
             is_tracked = core.contains_message(ledger_id, entry_id)
-            if ledger_id != self._wanted_ledger_id:
-                self._want(ledger_id)
         except Exception as error:
             self._note_error(error)
             raise
         return is_tracked
 
-    def _want(self, ledger_id: int) -> None:
-        """Tell the core that a ledger is read; once a turn for each is enough."""
-        if ledger_id == self._wanted_ledger_id:
-            return
-        self._wanted_ledger_id = ledger_id
-        self._core.want(ledger_id)
-        self._turn_if_needed()
-
     @_guarded
     def tracked_in(self, ledger_id: int) -> BitMap | None:
-        tracked = self._core.tracked_in(ledger_id)
-        self._want(ledger_id)
-        return tracked
+        return self._core.tracked_in(ledger_id)
 
     @_guarded
     def tracked_ledger_ids(self) -> list[int]:
@@ -179,9 +176,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     @_guarded
     def is_recovering(self, ledger_id: int) -> bool:
-        is_recovering = self._core.is_recovering(ledger_id)
-        self._want(ledger_id)
-        return is_recovering
+        return self._core.is_recovering(ledger_id)
 
     @_guarded
     def take_untracked(self) -> Mapping[int, BitMap]:

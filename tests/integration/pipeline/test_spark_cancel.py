@@ -78,9 +78,9 @@ def _delivered(index: Sequence[StoredEntries], acknowledged: dict[int, BitMap]) 
             context = TrackerContext(topic_name="a", cursor_name="c", cursor=cursor, on_available=lambda: None)
             tracker = factory.new_tracker(context)
             await asyncio.sleep(0.5)
-            # As the scan of the log after a start: what is acknowledged counts until its ledger is asked for.
+            # As the scan of the log after a start: what is acknowledged counts until its ledger is read.
             for ledger_id in acknowledged:
-                tracker.contains_message(ledger_id, 0)
+                tracker.will_read(ledger_id)
             await asyncio.sleep(0.5)
             counted, taken = tracker.number_of_delayed_messages(), []
             for _ in range(40):

@@ -1,4 +1,7 @@
-"""A question changes nothing: a core that is asked everything at every step does what one does that is never asked."""
+"""A question changes nothing: one that is asked everything at every step does what one does that is never asked.
+
+Both the core and the whole tracker, as its dispatcher sees it.
+"""
 
 import asyncio
 from random import Random
@@ -10,14 +13,16 @@ from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotHead
 from tests.helpers.snapshot_work import answer_to
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.shell.storage_worker import is_lost
-from tracker.testing import FakeCursor, run_inline
+from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 LEDGERS = range(6)
 CONFIG = TrackerConfig(
@@ -147,3 +152,109 @@ def test_a_core_that_is_asked_everything_does_what_one_does_that_is_not(
             if number >= asked_from:
                 asked.ask_everything()
             assert asked.do(*step) == left_alone.do(*step)
+
+
+class RecordingStorage(MemoryBucketSnapshotStorage):
+    """Writes down which calls a tracker makes, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[int, ...]] = []
+        self.first_id = 0
+        """Ids begin at another number in each storage."""
+
+    def _note(self, bucket_id: int, *segments: int) -> None:
+        self.first_id = self.first_id or bucket_id
+        self.calls.append((virtual_now_ms(), bucket_id - self.first_id, *segments))
+
+    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        self._note(bucket_id)
+        return await super().read_bucket_snapshot_head(bucket_id)
+
+    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
+        self._note(bucket_id)
+        return await super().get_bucket_snapshot_metadata(bucket_id)
+
+    async def get_bucket_snapshot_segment(
+        self, bucket_id: int, first_segment_entry_id: int, last_segment_entry_id: int
+    ) -> list[bytes]:
+        self._note(bucket_id, first_segment_entry_id, last_segment_entry_id)
+        return await super().get_bucket_snapshot_segment(bucket_id, first_segment_entry_id, last_segment_entry_id)
+
+
+def _ask_tracker_everything(tracker: BucketDelayedDeliveryTracker) -> None:
+    for ledger_id in LEDGERS:
+        tracker.contains_message(ledger_id, 1)
+        tracker.tracked_in(ledger_id)
+        tracker.is_recovering(ledger_id)
+    tracker.tracked_ledger_ids()
+    tracker.has_message_available()
+    tracker.next_delivery_time()
+    tracker.first_withheld_time()
+    tracker.number_of_delayed_messages()
+    tracker.number_of_future_messages()
+    tracker.due_positions()
+    tracker.should_pause_all_deliveries()
+    tracker.stats()
+    tracker.buckets()
+
+
+async def _what_is_seen(steps: list[tuple[str, int, int]], asked_from: int, *, is_announced: bool) -> list[object]:
+    """Take the steps with a tracker that is asked everything from a step on; return all that it does."""
+    seen: list[object] = []
+    cursor, entries = FakeCursor(), 0
+    storage = RecordingStorage()
+    await storage.start()
+    factory = BucketDelayedDeliveryTrackerFactory(
+        CONFIG, storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(1)
+    )
+    context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
+    tracker = factory.new_tracker(context)
+    for number, (what, ledger_id, more) in enumerate(steps):
+        if number >= asked_from:
+            _ask_tracker_everything(tracker)
+        match what:
+            case "add" | "add many":
+                entries += 1
+                seen.append(tracker.add_message(ledger_id, entries, virtual_now_ms() + more))
+                if what == "add many":
+                    rows = range(entries + 1, entries + 4)
+                    entries += 3
+                    times = [virtual_now_ms() + more + k for k in range(3)]
+                    seen.append(tracker.add_messages([ledger_id] * 3, rows, times).tolist())
+            case "pass time":
+                await asyncio.sleep(ledger_id / 1_000)
+            case "poll":
+                seen.append(tracker.get_scheduled_messages(ledger_id).to_rows())
+            case "acknowledge":
+                tracker.note_acknowledged(ledger_id, BitMap([more]))
+            case "trim":
+                cursor.mark_delete_position = Position(ledger_id, -1)
+            case "read" if is_announced:
+                tracker.will_read(ledger_id)
+            case _:
+                await asyncio.sleep(0.05)
+    await asyncio.sleep(60)
+    seen += tracker.get_scheduled_messages(1_000).to_rows()
+    await tracker.close()
+    return [*seen, storage.calls, sorted(cursor.properties), len(storage.snapshots)]
+
+
+# Buckets whose positions are forgotten: to ask about them must not have them read.
+@example(
+    steps=[("add many", 1, 50_000), ("add many", 2, 50_000), ("read", 2, 0), _IDLE, _IDLE, _IDLE],
+    asked_from=5,
+    is_announced=True,
+)
+@given(steps=STEPS, asked_from=st.integers(0, 60), is_announced=st.booleans())
+def test_a_tracker_that_is_asked_everything_does_what_one_does_that_is_not(
+    steps: list[tuple[str, int, int]], asked_from: int, is_announced: bool
+) -> None:
+    """It makes the same calls at the same times, and hands out the same.
+
+    Left out: the calls of `on_available`, which say that an answer given before is no longer true.
+    """
+    asked, left_alone = (
+        run_virtually(_what_is_seen(steps, start, is_announced=is_announced)) for start in (asked_from, len(steps))
+    )
+    assert asked == left_alone

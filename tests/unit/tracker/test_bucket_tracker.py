@@ -380,6 +380,29 @@ def test_property_writes_that_fail_are_repeated(sound_world: BucketTrackerWorld)
     run_virtually(main())
 
 
+def test_a_program_that_announces_no_ledger_is_answered_all_the_same(sound_world: BucketTrackerWorld) -> None:
+    """Each bucket is read by turns, also again after its positions were forgotten."""
+    sound_world.config = TrackerConfig(index_count_per_bucket_min=5, bucket_count_max=-1)
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        news = asyncio.Event()
+        sound_world.on_available = news.set
+        add(tracker, 2 * HOUR_S * 1_000, *range(1, 301))
+        for first in (1, 300, 150):
+            await asyncio.sleep(HOUR_S / 6)
+            for ledger_id in (first, first - 1 or 2):
+                async with asyncio.timeout(60):
+                    while tracker.is_recovering(ledger_id):
+                        news.clear()
+                        await news.wait()
+                assert tracker.contains_message(ledger_id, 0) or tracker.tracked_in(ledger_id)
+        assert len(tracker.buckets()) == 59
+        await tracker.close()
+
+    run_virtually(main())
+
+
 def test_a_missing_snapshot_is_counted_and_told(world: BucketTrackerWorld) -> None:
     """Its range may be read, and its property is gone."""
 
@@ -796,6 +819,8 @@ def test_a_clock_that_steps_forward_is_noticed_within_seconds(world: BucketTrack
             context, world.config, world.storage, now_ms=lambda: virtual_now_ms() + step_ms, run_blocking=run_inline
         )
         tracker.start()
+        # A reader that announces nothing is told of each range that became known.
+        tracker.will_read(0)
         add(tracker, HOUR_S * 1_000, *range(1, 12))
         await asyncio.sleep(30)
         assert not world.told_at_ms

@@ -63,6 +63,7 @@ def _uses(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> list[Cal
         lambda: tracker.add_message(7, 1, START_MS + 60_000),
         lambda: tracker.add_messages([8, 8, 9], [1, 2, 3], [START_MS + 70_000] * 3),
         lambda: tracker.add_messages([9, 10], [4, 5], [START_MS + 80_000] * 2),
+        lambda: tracker.will_read(8),
         lambda: tracker.contains_message(8, 1),
         lambda: tracker.tracked_in(8),
         tracker.tracked_ledger_ids,

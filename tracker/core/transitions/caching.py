@@ -8,7 +8,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import subtract
 from tracker.core.actions import ActionFailed, PositionsRead, ReadPositions, SegmentsLoaded
 from tracker.core.bucket import Bucket
-from tracker.core.position_cache import EVICTION_STEP_MS
+from tracker.core.position_cache import EVICTION_STEP_MS, READ_AHEAD_STEP_MS
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.life import drop_read
@@ -18,6 +18,7 @@ from tracker.core.transitions.overlapping import note_overlap
 
 def want_ledger(state: TrackerState, ledger_id: int) -> None:
     """Note that a reader has come to a ledger: its tracked positions are to be known for a while."""
+    state.cache.note_announced()
     for serial in state.ranges.covering(ledger_id):
         want(state, state.buckets[serial])
 
@@ -28,6 +29,18 @@ def want(state: TrackerState, bucket: Bucket) -> None:
         bucket.is_cache_used = True
     else:
         state.cache.want(bucket)
+
+
+def read_ahead(state: TrackerState, now_ms: int) -> None:
+    """Want the next buckets that are not known: no reader has announced a ledger, and one may wait for them."""
+    if not state.cache.reads_ahead:
+        return
+    served = (state.buckets[serial] for serial in state.ranges.in_order())
+    unknown = [one for one in served if one.has_unloaded and not one.is_known and not state.cache.is_wanted(one.serial)]
+    for bucket in state.cache.take_ahead(unknown):
+        want(state, bucket)
+    if unknown:
+        state.timers.at(Why.READ_AHEAD, now_ms + READ_AHEAD_STEP_MS)
 
 
 def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet) -> None:
@@ -146,5 +159,7 @@ def evict(state: TrackerState, now_ms: int) -> None:
             has_evicted = True
     if has_evicted and cache.has_wanted:
         state.timers.wake(Why.CACHE)
+    if has_evicted and cache.reads_ahead:
+        state.timers.at(Why.READ_AHEAD, now_ms + READ_AHEAD_STEP_MS)
     if cache.buckets and not cache.keeps_all:
         state.timers.at(Why.EVICTION, now_ms + EVICTION_STEP_MS)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.core.attempts import Attempts
 from tracker.core.bucket import NEXT_STATES, NOT_SERVED, Bucket, BucketState
+from tracker.core.position_cache import READ_AHEAD_STEP_MS
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.overlapping import note_change, note_overlap
@@ -73,6 +74,8 @@ def progressed(state: TrackerState, bucket: Bucket) -> None:
     state.cache.note(bucket)
     note_change(state, bucket)
     state.note_counts_changed()
+    if state.cache.reads_ahead and not bucket.is_known:
+        state.timers.at(Why.READ_AHEAD, state.now_ms + READ_AHEAD_STEP_MS)
     if bucket.is_fully_loaded:
         heapq.heappush(state.ending, (bucket.last_ms, bucket.serial))
         state.timers.wake(Why.EXHAUSTED)

@@ -26,7 +26,7 @@ from tracker.core.load_queue import LOAD_ROW_COUNT_MAX
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.adding import take_singles
-from tracker.core.transitions.caching import evict, start_reads
+from tracker.core.transitions.caching import evict, read_ahead, start_reads
 from tracker.core.transitions.deleting import delete_cleared, remove_exhausted, start_search, want_search
 from tracker.core.transitions.handing_out import drop_stale_rows
 from tracker.core.transitions.life import forget_waits
@@ -122,6 +122,8 @@ def _look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
                 yield listing
         case Why.ORDER_WAIT:
             state.barriers.waive(now_ms)
+        case Why.READ_AHEAD:
+            read_ahead(state, now_ms)
 
 
 def _start_calls(state: TrackerState, queue: CallQueue, now_ms: int) -> Iterator[Action]:
