@@ -162,7 +162,8 @@ class TrackerState:
         self.reports = Reports()
         self.failed: dict[type[Action], set[int]] = {}
         """For which buckets a kind of action has failed; also for some that succeeded, or are gone, since."""
-        self._unloaded_count: int | None = None
+        self.unloaded_count = 0
+        """How many messages are in segments that are not loaded, of all buckets together."""
 
     # Questions about the whole state.
 
@@ -173,17 +174,6 @@ class TrackerState:
     def covering(self, ledger_id: int) -> list[Bucket]:
         """Return the buckets that are served and whose range holds a ledger."""
         return [self.buckets[serial] for serial in self.ranges.covering(ledger_id)]
-
-    @property
-    def unloaded_count(self) -> int:
-        """How many messages are in segments that are not loaded; remembered until `note_counts_changed`."""
-        if self._unloaded_count is None:
-            self._unloaded_count = sum(bucket.unloaded_count for bucket in self.buckets.values())
-        return self._unloaded_count
-
-    def note_counts_changed(self) -> None:
-        """Count again what is in segments that are not loaded."""
-        self._unloaded_count = None
 
     @property
     def next_end_ms(self) -> int:

@@ -11,7 +11,7 @@ from tracker.core.bucket import Bucket
 from tracker.core.position_cache import EVICTION_STEP_MS, READ_AHEAD_STEP_MS
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
-from tracker.core.transitions.life import drop_read
+from tracker.core.transitions.life import drop_read, set_unloaded_count
 from tracker.core.transitions.losing import give_up, report_range
 from tracker.core.transitions.overlapping import note_overlap
 
@@ -47,10 +47,9 @@ def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet) 
     """Know a bucket's unloaded positions from now on."""
     bucket.cached = positions
     bucket.cached_bytes = positions.size_bytes()
-    bucket.unloaded_count = positions.count
+    set_unloaded_count(state, bucket, positions.count)
     bucket.was_cached = True
     bucket.is_cache_used = True
-    state.note_counts_changed()
     state.cache.note_cached(bucket)
     state.loads.note_known(bucket)
     state.timers.wake(Why.MERGE)
@@ -103,7 +102,7 @@ def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_
     bucket.read_attempts.reset()
     put_into_cache(state, bucket, known)
     # A position with a loaded row is counted there: after a merge, some rows are loaded again.
-    bucket.unloaded_count = known.count - known.common_count(state.positions.loaded)
+    set_unloaded_count(state, bucket, known.count - known.common_count(state.positions.loaded))
 
 
 def on_read_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
@@ -118,14 +117,14 @@ def on_read_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now
     state.cache.note_failed(bucket)
 
 
-def note_rows_loaded(bucket: Bucket, loaded: SegmentsLoaded, new_count: int) -> None:
+def note_rows_loaded(state: TrackerState, bucket: Bucket, loaded: SegmentsLoaded, new_count: int) -> None:
     """Note that rows have left a bucket's unloaded part, of which so many were not tracked in memory before."""
     if bucket.read is not None:
         bucket.loaded_meanwhile.append(loaded)
     if bucket.position_sum is not None:
         bucket.position_sum = subtract(bucket.position_sum, loaded.position_sum)
     known_max = bucket.rows_left if bucket.cached is None else bucket.cached.count
-    bucket.unloaded_count = min(bucket.rows_left, known_max, max(0, bucket.unloaded_count - new_count))
+    set_unloaded_count(state, bucket, min(bucket.rows_left, known_max, max(0, bucket.unloaded_count - new_count)))
 
 
 def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
@@ -134,10 +133,9 @@ def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
         if bucket.cached is not None:
             count_before = bucket.cached.count
             bucket.cached.subtract(ledger_id, entry_ids)
-            bucket.unloaded_count = max(0, bucket.unloaded_count - (count_before - bucket.cached.count))
+            set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - (count_before - bucket.cached.count)))
         elif bucket.unloaded_count:
             want(state, bucket)
-    state.note_counts_changed()
 
 
 def evict(state: TrackerState, now_ms: int) -> None:

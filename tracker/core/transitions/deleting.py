@@ -19,7 +19,7 @@ from tracker.core.timers import Why
 from tracker.core.transitions.adding import note_rows_gone
 from tracker.core.transitions.caching import acknowledge as acknowledge_unloaded
 from tracker.core.transitions.caching import want
-from tracker.core.transitions.life import forget_rows, move, new_bucket, remove
+from tracker.core.transitions.life import forget_rows, move, new_bucket, remove, set_unloaded_count
 from tracker.core.transitions.sealing import forget_ledgers, try_again
 
 REMOVALS_MAX: Final = 256
@@ -69,8 +69,7 @@ def trim(state: TrackerState, first_ledger_id: int) -> None:
         else:
             if bucket.cached is not None:
                 bucket.cached.drop_below(first_ledger_id)
-                bucket.unloaded_count = min(bucket.unloaded_count, bucket.cached.count)
-                state.note_counts_changed()
+                set_unloaded_count(state, bucket, min(bucket.unloaded_count, bucket.cached.count))
             # Only the bucket's bitmaps tell how many messages are left.
             want(state, bucket)
 
@@ -101,6 +100,7 @@ def clear(state: TrackerState) -> None:
         if bucket.state is BucketState.SEALED:
             # Sealed buckets may be many, and no call for them is in flight that would have to be waited for.
             del state.buckets[bucket.serial]
+            set_unloaded_count(state, bucket, 0)
             state.cleared.append(bucket)
         else:
             remove(state, bucket)
@@ -110,7 +110,6 @@ def clear(state: TrackerState) -> None:
     state.ranges = LedgerRanges()
     state.held_rows, state.held_row_count = {}, 0
     state.overlaps_changed.update(dict.fromkeys(state.overlapped))
-    state.note_counts_changed()
     for why in (Why.CLEARED, Why.OVERLAPS):
         state.timers.wake(why)
     state.reports.untracked.clear()

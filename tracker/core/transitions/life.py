@@ -31,7 +31,6 @@ def serve(state: TrackerState, bucket: Bucket) -> None:
     if others:
         note_overlap(state, (bucket, *others))
     state.ranges.add(bucket.serial, bucket.ledgers)
-    state.note_counts_changed()
     state.timers.wake(Why.MERGE)
 
 
@@ -54,7 +53,6 @@ def move(state: TrackerState, bucket: Bucket, to: BucketState) -> None:
             serials.discard(bucket.serial)
     join_queue(state, bucket)
     note_change(state, bucket)
-    state.note_counts_changed()
     # A bucket at rest may be merged, and when no snapshot is being created any more, snapshots may be listed.
     for why in (Why.MERGE, Why.ORPHANS):
         state.timers.wake(why)
@@ -73,7 +71,6 @@ def progressed(state: TrackerState, bucket: Bucket) -> None:
     state.loads.note(bucket)
     state.cache.note(bucket)
     note_change(state, bucket)
-    state.note_counts_changed()
     if state.cache.reads_ahead and not bucket.is_known:
         state.timers.at(Why.READ_AHEAD, state.now_ms + READ_AHEAD_STEP_MS)
     if bucket.is_fully_loaded:
@@ -114,10 +111,15 @@ def forget_rows(state: TrackerState, bucket: Bucket) -> None:
 def forget_unloaded(state: TrackerState, bucket: Bucket) -> None:
     """Note that a bucket has no unloaded part any more, or that it is served no more."""
     bucket.cached = None
-    bucket.unloaded_count = 0
+    set_unloaded_count(state, bucket, 0)
     state.cache.note_evicted(bucket.serial)
-    state.note_counts_changed()
     drop_read(bucket)
+
+
+def set_unloaded_count(state: TrackerState, bucket: Bucket, count: int) -> None:
+    """Note how many messages a bucket's unloaded segments hold, and how many those of all buckets hold."""
+    state.unloaded_count += count - bucket.unloaded_count
+    bucket.unloaded_count = count
 
 
 def drop_read(bucket: Bucket) -> None:

@@ -105,7 +105,7 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
         bucket.loaded_key = RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
     kept, new_count = state.positions.note_loaded(rows, bucket.ledgers, bucket.cached)
     state.rows.loaded.push_sorted(kept.deliver_at_ms, kept.ledger_ids, kept.entry_ids)
-    note_rows_loaded(bucket, event, new_count)
+    note_rows_loaded(state, bucket, event, new_count)
     if bucket.is_fully_loaded:
         report_missing_rows(state, bucket)
         forget_unloaded(state, bucket)

@@ -15,7 +15,7 @@ from tracker.core.segment_sizes import segment_row_count_max
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import put_into_cache
-from tracker.core.transitions.life import let_sources_go, move, new_bucket, remove, serve
+from tracker.core.transitions.life import let_sources_go, move, new_bucket, remove, serve, set_unloaded_count
 from tracker.core.transitions.losing import give_up
 from tracker.core.transitions.overlapping import lower_overlap, note_overlap
 
@@ -148,7 +148,7 @@ def take_over(state: TrackerState, target: Bucket) -> None:
     if target.has_unloaded and all(positions is not None for positions in cached):
         put_into_cache(state, target, PositionSet.union(one for one in cached if one is not None))
         count = min(count, target.unloaded_count)
-    target.unloaded_count = min(count, target.rows_left)
+    set_unloaded_count(state, target, min(count, target.rows_left))
     lower_overlap(state, target, overlap_ms)
     serve(state, target)
 

@@ -15,7 +15,7 @@ from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import cache_if_there_is_room, want
 from tracker.core.transitions.deleting import want_search
-from tracker.core.transitions.life import hold_first_segments, move, new_bucket, progressed, remove
+from tracker.core.transitions.life import hold_first_segments, move, new_bucket, progressed, remove, set_unloaded_count
 from tracker.core.transitions.losing import give_up
 from tracker.core.transitions.overlapping import note_change, note_overlap
 from tracker.core.transitions.sealing import try_again
@@ -67,7 +67,7 @@ def on_metadata(state: TrackerState, bucket: Bucket, event: MetadataRead, now_ms
     bucket.waited_for_since_ms = None
     bucket.size_bytes = event.size_bytes
     bucket.table = event.table
-    bucket.unloaded_count = event.table.row_count
+    set_unloaded_count(state, bucket, event.table.row_count)
     hold_first_segments(state, bucket, event.first_segments)
     _narrow(state, bucket, event)
     if bucket.ledgers.last_ledger_id < state.positions.first_ledger_id:
@@ -79,7 +79,7 @@ def on_metadata(state: TrackerState, bucket: Bucket, event: MetadataRead, now_ms
         if event.positions.has_repeats:
             note_overlap(state, [bucket])
         known = PositionSet.of(state.positions.unacknowledged(event.positions.bitmaps, bucket.ledgers))
-        bucket.unloaded_count = known.count
+        set_unloaded_count(state, bucket, known.count)
         bucket.position_sum = event.positions.position_sum
         cache_if_there_is_room(state, bucket, known)
     elif state.cache.keeps_all or state.positions.may_be_acknowledged_in(bucket.ledgers):

@@ -15,7 +15,7 @@ from tracker.core.bucket import Bucket, BucketState, free_key_or_none
 from tracker.core.segment_sizes import segment_row_count_max
 from tracker.core.state import NO_LEDGER, TrackerState
 from tracker.core.transitions.caching import cache_if_there_is_room
-from tracker.core.transitions.life import move, new_bucket, progressed
+from tracker.core.transitions.life import move, new_bucket, progressed, set_unloaded_count
 from tracker.core.transitions.merging import take_over
 from tracker.core.transitions.overlapping import note_overlap
 
@@ -110,7 +110,7 @@ def _leave_memory(state: TrackerState, bucket: Bucket, now_ms: int) -> None:
     left = _release(state, bucket, last_key_at(NEVER) if bucket.is_fully_loaded else bucket.loaded_key)
     bucket.span_ends = None
     move(state, bucket, BucketState.SEALED)
-    bucket.unloaded_count = left.count
+    set_unloaded_count(state, bucket, left.count)
     bucket.was_cached = True
     cache_if_there_is_room(state, bucket, left)
 
