@@ -1,11 +1,11 @@
-"""How often a call has failed in a row, and when it may be tried again."""
+"""How often a call has failed in a row, and when it may be tried again; only `transitions` changes it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Attempts:
-    """The failures of one kind of call for one bucket; `CircuitBreaker` counts them."""
+    """The failures of one kind of call for one bucket."""
 
     failures: int = 0
     """How many calls have failed since one succeeded."""

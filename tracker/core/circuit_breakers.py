@@ -129,17 +129,15 @@ class CircuitBreaker:
         assert self.in_flight >= 0
         return has_ended
 
-    def refused(self, attempts: Attempts, now_ms: int) -> None:
+    def refused(self) -> None:
         """Note that a call came back in vain: its bucket or storage is not there."""
         self.succeeded()
-        self._put_off(attempts, now_ms)
 
     def failed(self, attempts: Attempts, now_ms: int) -> None:
-        """Note that a call failed, and when it is to be tried again."""
+        """Note that a call failed that had failed so often before."""
         self.in_flight -= 1
         assert self.in_flight >= 0
         is_alone = attempts.failures > 0 and attempts.successes_before != self._successes
-        self._put_off(attempts, now_ms)
         # While the breaker is open, failures of calls that were sent together count once.
         if is_alone or (self.is_open and self.in_flight):
             return
@@ -147,14 +145,15 @@ class CircuitBreaker:
         self._failed_at_ms = now_ms
         self._was_open = self._was_open or self.is_open
         if self.is_open:
-            self._wait_ms = self._backoff_ms(self._failures - FAILURES_BEFORE_OPENING + 1)
+            self._wait_ms = self.backoff_ms(self._failures - FAILURES_BEFORE_OPENING + 1)
 
-    def _put_off(self, attempts: Attempts, now_ms: int) -> None:
-        attempts.failures += 1
-        attempts.at_ms = now_ms + self._backoff_ms(attempts.failures)
-        attempts.successes_before = self._successes
+    @property
+    def successes(self) -> int:
+        """How many calls have come back so far."""
+        return self._successes
 
-    def _backoff_ms(self, failures: int) -> int:
+    def backoff_ms(self, failures: int) -> int:
+        """Return how long a call waits that has failed so often; another time each time, as chance decides."""
         config = self._config
         return backoff_ms(
             failures, min_ms=config.retry_backoff_ms_min, max_ms=config.retry_backoff_ms_max, chance=self._rng

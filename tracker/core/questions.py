@@ -3,8 +3,9 @@
 Row queues and heaps may put their insides in order when they are looked at; their content stays the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from pyroaring import BitMap
@@ -13,6 +14,19 @@ from managed_ledger.value_types import Int64Array
 from tracker.columns.row_order import NEVER, RowKey, last_key_at
 from tracker.columns.row_queue import RowQueue
 from tracker.columns.stale_rows import first_tracked_ms
+from tracker.core.actions import (
+    Action,
+    DeleteSnapshot,
+    ListSnapshots,
+    LoadSegments,
+    MergeBuckets,
+    PersistBucket,
+    PutProperty,
+    ReadMetadata,
+    ReadPositions,
+    RemoveProperty,
+)
+from tracker.core.bucket import BucketState
 from tracker.core.state import TrackerState
 
 
@@ -225,3 +239,39 @@ def next_wakeup_ms(state: TrackerState, now_ms: int, latest_ms: int) -> int:
     if next_deliver_at_ms <= state.barriers.barrier.deliver_at_ms:
         wakeup_ms = min(wakeup_ms, next_deliver_at_ms if next_deliver_at_ms > now_ms else latest_ms)
     return wakeup_ms
+
+
+# What is tried again.
+
+ACTION_OF_STATE: Final[Mapping[BucketState, type[Action]]] = {
+    BucketState.SEALING: PersistBucket,
+    BucketState.MERGING: MergeBuckets,
+    BucketState.REGISTERING: PutProperty,
+    BucketState.RECOVERING: ReadMetadata,
+    BucketState.DELETING: DeleteSnapshot,
+    BucketState.UNREGISTERING: RemoveProperty,
+}
+
+
+def retried(state: TrackerState) -> set[type[Action]]:
+    """Return the kinds of actions that have failed and are wanted still.
+
+    Runtime complexity: O(1) after a plan, which forgets failures of the past.
+    """
+    return {kind for kind, serials in state.failed.items() if any(is_retried(state, kind, one) for one in serials)}
+
+
+def is_retried(state: TrackerState, kind: type[Action], serial: int) -> bool:
+    """Whether a kind of call that failed for a bucket is still to be made for it."""
+    if kind is ListSnapshots:
+        return state.orphans.attempts.failures > 0
+    if kind is MergeBuckets:
+        return state.merging.attempts.failures > 0 and len(state.ranges) > state.config.bucket_count_max
+    bucket = state.buckets.get(serial)
+    if bucket is None:
+        return False
+    if kind is LoadSegments:
+        return bucket.has_unloaded and bucket.load_attempts.failures > 0
+    if kind is ReadPositions:
+        return bucket.has_unloaded and bucket.read_attempts.failures > 0 and state.cache.is_wanted(serial)
+    return bucket.work_attempts.failures > 0 and ACTION_OF_STATE.get(bucket.state) is kind

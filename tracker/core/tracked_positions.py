@@ -14,7 +14,7 @@ When a row is due is not known here: that is `due_rows`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,17 @@ _TAKEN_ROWS_MAX: Final = 65_536
 
 _TAKEN_PARTS_MAX: Final = 256
 """By so many polls: the columns of a few rows take most of a KiB, however few they are."""
+
+
+class LoadedRows(NamedTuple):
+    """What has become of the rows of segments."""
+
+    kept: DelayedIndexes
+    """Those that stay in memory."""
+    new_count: int
+    """How many of their positions had no loaded row before."""
+    cached_before: list[tuple[int, BitMap]]
+    """Which positions were among the bucket's unloaded ones, and are so no more."""
 
 
 class TrackedPositions:
@@ -182,22 +193,18 @@ class TrackedPositions:
             self.handed_out[ledger_id] -= sealed.bitmaps[ledger_id]
         return sealed
 
-    def note_loaded(
-        self, rows: DelayedIndexes, ledgers: LedgerRange, cached: PositionSet | None
-    ) -> tuple[DelayedIndexes, int]:
+    def note_loaded(self, rows: DelayedIndexes, ledgers: LedgerRange, cached: PositionSet | None) -> LoadedRows:
         """Track rows of a bucket's segments, but for those that are acknowledged, trimmed or handed out.
 
         Args:
             rows: The rows.
             ledgers: The bucket's range; rows outside it are not its own.
-            cached: The bucket's unloaded positions, where they are known; the rows' are taken out.
-
-        Returns:
-            The rows to be kept, and how many positions had no loaded row before.
+            cached: The bucket's unloaded positions, where they are known.
         """
         first, last = max(ledgers.first_ledger_id, self.first_ledger_id), ledgers.last_ledger_id
         count_before = self.loaded_count
         gone: dict[int, BitMap] = {}
+        cached_before: list[tuple[int, BitMap]] = []
         for ledger_id, entry_ids in ledger_bitmaps(rows.ledger_ids, rows.entry_ids):
             if not first <= ledger_id <= last:
                 gone[ledger_id] = entry_ids
@@ -206,18 +213,18 @@ class TrackedPositions:
                 left = entry_ids - self._acknowledged_in(ledger_id)
             else:
                 left = entry_ids & cached.bitmaps.get(ledger_id, _NONE)
-                cached.subtract(ledger_id, left)
+                cached_before.append((ledger_id, left))
             handed_out = self.handed_out.get(ledger_id)
             if handed_out is not None and handed_out.intersect(left):
                 # If they were added again after that, this stale row would hand them out at its own time.
-                left -= handed_out
+                left = left - handed_out
             if len(left) < len(entry_ids):
                 # Stale rows would fill the memory until they are due, and make no room for others.
                 gone[ledger_id] = entry_ids - left
             self._unite_loaded(ledger_id, left)
         if gone:
             rows = rows.take(~is_in(gone, rows.ledger_ids, rows.entry_ids))
-        return rows, self.loaded_count - count_before
+        return LoadedRows(rows, self.loaded_count - count_before, cached_before)
 
     def _unite_loaded(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Track positions of loaded rows.

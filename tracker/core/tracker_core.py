@@ -31,7 +31,17 @@ from tracker.core.checks import check
 from tracker.core.position_cache import CACHED_BYTES_MAX
 from tracker.core.state import TrackerState
 from tracker.core.timers import AT_ONCE
-from tracker.core.transitions import adding, caching, deleting, handing_out, planning, recovering, sealing, table
+from tracker.core.transitions import (
+    adding,
+    caching,
+    deleting,
+    handing_out,
+    losing,
+    planning,
+    recovering,
+    sealing,
+    table,
+)
 
 _ENTRY_ID_BITS = ENTRY_ID_MAX.bit_length()
 _TIME_BITS = LATEST_MS.bit_length() - 1
@@ -240,15 +250,11 @@ class TrackerCore:
 
     def take_untracked(self) -> Mapping[int, BitMap]:
         """Return positions that are to be read from the log again, once."""
-        reports = self._state.reports
-        untracked, reports.untracked = reports.untracked, {}
-        return untracked
+        return losing.take_untracked(self._state)
 
     def take_untracked_ranges(self) -> list[LedgerRange]:
         """Return ranges of ledgers that are to be read from the log again, once."""
-        reports = self._state.reports
-        ranges, reports.untracked_ranges = reports.untracked_ranges, []
-        return ranges
+        return losing.take_untracked_ranges(self._state)
 
     @property
     def has_losses(self) -> bool:
@@ -257,9 +263,7 @@ class TrackerCore:
 
     def take_losses(self) -> list[tuple[str, str]]:
         """Return property key and reason of buckets that were given up, once."""
-        reports = self._state.reports
-        losses, reports.losses = reports.losses, []
-        return losses
+        return losing.take_losses(self._state)
 
     # Handing out.
 
@@ -327,7 +331,7 @@ class TrackerCore:
 
     def retried(self) -> set[type[Action]]:
         """Return the kinds of actions that have failed and are wanted still."""
-        return planning.retried(self._state)
+        return questions.retried(self._state)
 
     def next_wakeup_ms(self, *, now_ms: int) -> int | None:
         """Return when to look again if nothing happens before: a message comes due, or work can go on.

@@ -6,8 +6,15 @@ from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.attempts import Attempts
 from tracker.core.circuit_breakers import FAILURES_BEFORE_OPENING, FIRST_TRY_WAIT_MS_MAX, CircuitBreaker
+from tracker.core.transitions.table import put_off
 
 CONFIG = TrackerConfig()
+
+
+def _fail(breaker: CircuitBreaker, attempts: Attempts, now_ms: int) -> None:
+    """Let a call fail, as the answer to it does."""
+    breaker.failed(attempts, now_ms)
+    put_off(attempts, breaker, now_ms)
 
 
 def breaker_of_what_is_down(failing: list[Attempts], *, calls: int, now_ms: int = 0) -> tuple[CircuitBreaker, int]:
@@ -17,7 +24,7 @@ def breaker_of_what_is_down(failing: list[Attempts], *, calls: int, now_ms: int 
         starts = [breaker.starts_at_ms(attempts) for attempts in failing]
         now_ms = max(now_ms, min(starts))
         breaker.started()
-        breaker.failed(failing[starts.index(min(starts))], now_ms)
+        _fail(breaker, failing[starts.index(min(starts))], now_ms)
     return breaker, now_ms
 
 
@@ -31,7 +38,7 @@ def test_an_hour_of_outage_costs_a_handful_of_calls_a_minute() -> None:
         now_ms = max(now_ms, min(breaker.starts_at_ms(attempts) for attempts in failing))
         first = min(failing, key=breaker.starts_at_ms)
         breaker.started()
-        breaker.failed(first, now_ms)
+        _fail(breaker, first, now_ms)
         calls += 1
 
     assert calls < 60 * 9
@@ -65,7 +72,7 @@ def test_who_has_failed_least_is_tried_first() -> None:
         assert breaker.starts_at_ms(first) <= now_ms + FIRST_TRY_WAIT_MS_MAX
         now_ms = max(now_ms, breaker.starts_at_ms(first))
         breaker.started()
-        breaker.failed(first, now_ms)
+        _fail(breaker, first, now_ms)
 
     assert all(attempts.failures == 1 for attempts in failing[2:])
 
@@ -79,13 +86,13 @@ def test_what_fails_while_others_succeed_waits_by_itself() -> None:
         for attempts in failing:
             now_ms = max(now_ms, breaker.starts_at_ms(attempts))
             breaker.started()
-            breaker.failed(attempts, now_ms)
+            _fail(breaker, attempts, now_ms)
         breaker.started()
         assert not breaker.succeeded()
         for attempts in failing:
             now_ms = max(now_ms, breaker.starts_at_ms(attempts))
             breaker.started()
-            breaker.failed(attempts, now_ms)
+            _fail(breaker, attempts, now_ms)
         assert breaker.starts_at_ms(Attempts()) <= now_ms
 
     assert all(attempts.at_ms - now_ms <= CONFIG.retry_backoff_ms_max for attempts in failing)
@@ -97,7 +104,7 @@ def test_calls_that_fail_together_say_little_more_than_one() -> None:
     for _ in range(CONFIG.operations_in_flight_max):
         breaker.started()
     for _ in range(CONFIG.operations_in_flight_max):
-        breaker.failed(Attempts(), 1_000)
+        _fail(breaker, Attempts(), 1_000)
 
     assert breaker.is_open
     assert 1_000 < breaker.starts_at_ms(Attempts()) <= 1_000 + 2 * CONFIG.retry_backoff_ms_min

@@ -14,5 +14,6 @@
     table          (event, state of the bucket) -> function
     planning       timers that have come due -> actions
 
-No other module changes a field of a bucket; `test_only_transitions_change_a_bucket` holds them to it.
+No other module changes a field of a bucket or of the state; `tests/unit/tracker/test_transitions.py` reads the source
+for it, and `tests/helpers/one_writer.py` looks at every assignment while the tracker's tests run.
 """

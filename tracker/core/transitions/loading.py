@@ -103,7 +103,10 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
     bucket.loaded_spans = spans
     if len(rows):
         bucket.loaded_key = RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
-    kept, new_count = state.positions.note_loaded(rows, bucket.ledgers, bucket.cached)
+    kept, new_count, cached_before = state.positions.note_loaded(rows, bucket.ledgers, bucket.cached)
+    if bucket.cached is not None:
+        for ledger_id, entry_ids in cached_before:
+            bucket.cached.subtract(ledger_id, entry_ids)
     state.rows.loaded.push_sorted(kept.deliver_at_ms, kept.ledger_ids, kept.entry_ids)
     note_rows_loaded(state, bucket, event, new_count)
     if bucket.is_fully_loaded:

@@ -5,8 +5,11 @@ passed over them in the log: it is enough that they can be read. Otherwise the p
 range where they are not known now. Rows that are loaded stay.
 """
 
+from collections.abc import Mapping
+
 from pyroaring import BitMap
 
+from snapshot_storage.bucket_key import LedgerRange
 from tracker.core.bucket import Bucket
 from tracker.core.state import TrackerState
 from tracker.core.transitions.life import remove
@@ -50,3 +53,21 @@ def _report_cached(state: TrackerState, bucket: Bucket) -> int:
             count += len(lost)
             state.reports.untracked[ledger_id] = lost | state.reports.untracked.get(ledger_id, BitMap())
     return count
+
+
+def take_untracked(state: TrackerState) -> Mapping[int, BitMap]:
+    """Return the positions that are to be read from the log again, once."""
+    untracked, state.reports.untracked = state.reports.untracked, {}
+    return untracked
+
+
+def take_untracked_ranges(state: TrackerState) -> list[LedgerRange]:
+    """Return the ranges of ledgers that are to be read from the log again, once."""
+    ranges, state.reports.untracked_ranges = state.reports.untracked_ranges, []
+    return ranges
+
+
+def take_losses(state: TrackerState) -> list[tuple[str, str]]:
+    """Return property key and reason of buckets that were given up, once."""
+    losses, state.reports.losses = state.reports.losses, []
+    return losses

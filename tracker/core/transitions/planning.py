@@ -4,25 +4,22 @@ Only the state is remembered between two plans. So a retry is no special case (t
 chain of callbacks has to survive a failure.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from tracker.columns.row_order import NEVER
 from tracker.core.actions import (
     Action,
     DeleteSnapshot,
-    ListSnapshots,
-    LoadSegments,
-    MergeBuckets,
     PersistBucket,
     PutProperty,
     ReadMetadata,
-    ReadPositions,
     RemoveProperty,
 )
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.circuit_breakers import CallQueue
 from tracker.core.load_queue import LOAD_ROW_COUNT_MAX
+from tracker.core.questions import is_retried
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.adding import take_singles
@@ -39,15 +36,6 @@ from tracker.core.transitions.recovering import open_some
 _LOOKS_MAX: Final = 3
 """Reasons that a plan itself has caused are looked at in the same turn, but only so many rounds."""
 
-ACTION_OF_STATE: Final[Mapping[BucketState, type[Action]]] = {
-    BucketState.SEALING: PersistBucket,
-    BucketState.MERGING: MergeBuckets,
-    BucketState.REGISTERING: PutProperty,
-    BucketState.RECOVERING: ReadMetadata,
-    BucketState.DELETING: DeleteSnapshot,
-    BucketState.UNREGISTERING: RemoveProperty,
-}
-
 
 def plan(state: TrackerState, now_ms: int) -> list[Action]:
     """Return what is to be started now.
@@ -55,6 +43,7 @@ def plan(state: TrackerState, now_ms: int) -> list[Action]:
     Runtime complexity: O(what has changed); O(1) when the time of nothing has come.
     """
     note_time(state, now_ms)
+    forget_failures(state)
     drop_stale_rows(state, now_ms)
     actions: list[Action] = []
     for _ in range(_LOOKS_MAX):
@@ -77,6 +66,16 @@ def note_time(state: TrackerState, now_ms: int) -> None:
         forget_waits(state, waited_for_since_ms_max=now_ms)
         state.cache.forget_waits()
     state.now_ms = now_ms
+
+
+def forget_failures(state: TrackerState) -> None:
+    """Forget failures of calls that are wanted no more, up to the first that is.
+
+    Runtime complexity: O(1), amortised over the failures.
+    """
+    for kind, serials in state.failed.items():
+        while serials and not is_retried(state, kind, next(iter(serials))):
+            serials.discard(next(iter(serials)))
 
 
 def set_lead(state: TrackerState, lead_ms: int) -> None:
@@ -156,35 +155,3 @@ def _action_of(state: TrackerState, bucket: Bucket, now_ms: int) -> Action:
     room = state.config.loaded_row_count_max - len(state.rows.loaded) - state.held_row_count
     through_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
     return ReadMetadata(bucket.serial, bucket.bucket_id, through_ms, min(room, LOAD_ROW_COUNT_MAX))
-
-
-def retried(state: TrackerState) -> set[type[Action]]:
-    """Return the kinds of actions that have failed and are wanted still; forget which are wanted no more.
-
-    Runtime complexity: O(1), amortised over the failures.
-    """
-    kinds: set[type[Action]] = set()
-    for kind, serials in state.failed.items():
-        while serials:
-            serial = next(iter(serials))
-            if _is_retried(state, kind, serial):
-                kinds.add(kind)
-                break
-            serials.discard(serial)
-    return kinds
-
-
-def _is_retried(state: TrackerState, kind: type[Action], serial: int) -> bool:
-    """Whether a kind of call that failed for a bucket is still to be made for it."""
-    if kind is ListSnapshots:
-        return state.orphans.attempts.failures > 0
-    if kind is MergeBuckets:
-        return state.merging.attempts.failures > 0 and len(state.ranges) > state.config.bucket_count_max
-    bucket = state.buckets.get(serial)
-    if bucket is None:
-        return False
-    if kind is LoadSegments:
-        return bucket.has_unloaded and bucket.load_attempts.failures > 0
-    if kind is ReadPositions:
-        return bucket.has_unloaded and bucket.read_attempts.failures > 0 and state.cache.is_wanted(serial)
-    return bucket.work_attempts.failures > 0 and ACTION_OF_STATE.get(bucket.state) is kind

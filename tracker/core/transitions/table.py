@@ -41,6 +41,7 @@ from tracker.core.actions import (
 )
 from tracker.core.attempts import Attempts
 from tracker.core.bucket import Bucket, BucketState
+from tracker.core.circuit_breakers import CircuitBreaker
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import on_positions, on_read_failed
@@ -146,15 +147,23 @@ def _note_call(state: TrackerState, event: Event, now_ms: int) -> None:
     state.failed.setdefault(type(action), set()).add(action.serial)
     if event.is_lost:
         # The storage did answer.
-        breaker.refused(attempts, now_ms)
+        breaker.refused()
     else:
         breaker.failed(attempts, now_ms)
+    put_off(attempts, breaker, now_ms)
     if isinstance(action, PersistBucket | MergeBuckets):
         # The snapshot may have been stored all the same, under an unknown id, or be stored later: a storage that did
         # not answer may still have the call.
         want_search(state)
         state.timers.at(Why.LATE_ORPHANS, now_ms + state.config.operation_timeout_ms)
     state.calls.note_answered(action)
+
+
+def put_off(attempts: Attempts, breaker: CircuitBreaker, now_ms: int) -> None:
+    """Note that a call failed, and when it is to be tried again."""
+    attempts.failures += 1
+    attempts.at_ms = now_ms + breaker.backoff_ms(attempts.failures)
+    attempts.successes_before = breaker.successes
 
 
 def _backoff_of(state: TrackerState, call: Action | Event) -> Attempts:

@@ -1,0 +1,109 @@
+"""While a test runs, only transitions may change a tracker's state: every assignment to a field is looked at.
+
+A field of a bucket, and of the plain records of a state, is assigned to by a transition itself. The parts that have
+methods of their own (`barriers`, `loads`, ...) change themselves, but only while a transition runs.
+
+Left out: what is changed within a container, and by code that no test reaches: `test_transitions` reads the source.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+
+from tracker.core.attempts import Attempts
+from tracker.core.barriers import Barriers
+from tracker.core.bucket import Bucket
+from tracker.core.circuit_breakers import CallQueue, Calls, CircuitBreaker
+from tracker.core.due_rows import DueRows
+from tracker.core.load_queue import LoadQueue
+from tracker.core.position_cache import PositionCache
+from tracker.core.state import Merging, MutableBucket, OrphanSearch, Recovery, Reports, TrackerState
+from tracker.core.timers import Timers
+from tracker.core.tracked_positions import TrackedPositions
+
+_TRANSITIONS: Final = "tracker.core.transitions."
+_ROOM: Final = "tracker."
+
+RECORDS: Final = (Bucket, TrackerState, MutableBucket, Merging, OrphanSearch, Recovery, Reports)
+PARTS: Final = (
+    Attempts,
+    Barriers,
+    CallQueue,
+    Calls,
+    CircuitBreaker,
+    DueRows,
+    LoadQueue,
+    PositionCache,
+    Timers,
+    TrackedPositions,
+)
+
+TIDIED_BY_QUESTIONS: Final = {(TrackedPositions, "_taken"), (TrackedPositions, "_taken_count")}
+"""The inside of a queue or a set may be put in order when it is looked at; what it holds stays the same."""
+
+
+def _caller(depth: int) -> FrameType:
+    frame = inspect.currentframe()
+    for _ in range(depth):
+        assert frame is not None
+        frame = frame.f_back
+    assert frame is not None
+    return frame
+
+
+def _check_record(self: Any, name: str, value: object) -> None:
+    frame = _caller(2)
+    module, function = frame.f_globals["__name__"], frame.f_code.co_name
+    is_making_it = function in ("__init__", "__post_init__") and frame.f_locals.get("self") is self
+    assert is_making_it or module.startswith(_TRANSITIONS) or not module.startswith(_ROOM), (
+        f"{module}.{function} assigns to {type(self).__name__}.{name}"
+    )
+    object.__setattr__(self, name, value)
+
+
+def _check_part(self: Any, name: str, value: object) -> None:
+    frame = _caller(2)
+    module, function = frame.f_globals["__name__"], frame.f_code.co_name
+    is_its_own = frame.f_locals.get("self") is self
+    is_making_it = function == "__init__" and is_its_own
+    assert is_its_own or module.startswith(_TRANSITIONS) or not module.startswith(_ROOM), (
+        f"{module}.{function} assigns to {type(self).__name__}.{name}"
+    )
+    if not is_making_it and (type(self), name) not in TIDIED_BY_QUESTIONS:
+        assert _is_within_a_transition(), f"{function} assigns to {type(self).__name__}.{name} outside a transition"
+    object.__setattr__(self, name, value)
+
+
+def _is_within_a_transition() -> bool:
+    """Whether a transition has called this, or no code of the tracker has, but a test of one part."""
+    frame: FrameType | None = _caller(3)
+    is_within_tracker = False
+    while frame is not None:
+        module = frame.f_globals["__name__"]
+        if module.startswith(_TRANSITIONS):
+            return True
+        is_within_tracker = is_within_tracker or module in ("tracker.core.questions", "tracker.core.tracker_core")
+        frame = frame.f_back
+    return not is_within_tracker
+
+
+@contextmanager
+def one_writer() -> Iterator[None]:
+    """Let every assignment to a tracker's state that no transition makes raise `AssertionError`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for record in RECORDS:
+            patch.setattr(record, "__setattr__", _check_record, raising=False)
+        for part in PARTS:
+            patch.setattr(part, "__setattr__", _check_part, raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_transitions_write() -> Iterator[None]:
+    """Hold all tests of a folder to it whose `conftest` imports this name."""
+    with one_writer():
+        yield
