@@ -21,7 +21,8 @@ from tracker.core.circuit_breakers import CallQueue, Calls, CircuitBreaker
 from tracker.core.due_rows import DueRows
 from tracker.core.load_queue import LoadQueue
 from tracker.core.position_cache import PositionCache
-from tracker.core.state import Merging, MutableBucket, OrphanSearch, Recovery, Reports, TrackerState
+from tracker.core.recovery import Recovery
+from tracker.core.state import Merging, MutableBucket, OrphanSearch, Reports, TrackerState
 from tracker.core.timers import Timers
 from tracker.core.tracked_positions import TrackedPositions
 

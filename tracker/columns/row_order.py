@@ -3,7 +3,8 @@
 A row's place in it is a `RowKey`. Sorting is in `snapshot_storage.encoding.columns`.
 """
 
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from managed_ledger.value_types import Int64Array
 from tracker.columns.packed_column import PackedColumn
@@ -80,3 +81,8 @@ def row_count_through(rows: RowColumns, through: RowKey) -> int:
     first = start + int(ledger_ids.searchsorted(through.ledger_id, "left"))
     last = start + int(ledger_ids.searchsorted(through.ledger_id, "right"))
     return first + int(rows.entry_ids[first:last].searchsorted(through.entry_id, "right"))
+
+
+def is_heap(entries: Sequence[Any]) -> bool:
+    """Whether a list is what `heapq` makes of it; for checks."""
+    return all(entries[(place - 1) // 2] <= entry for place, entry in enumerate(entries) if place)

@@ -10,9 +10,10 @@ import heapq
 from collections.abc import Mapping
 from typing import Final
 
-from tracker.columns.row_order import NEVER, RowKey, last_key_at
+from tracker.columns.row_order import NEVER, RowKey, is_heap, last_key_at
 from tracker.config import UNLIMITED
 from tracker.core.bucket import Bucket
+from tracker.core.recovery import Recovery
 from tracker.core.timers import Timers, Why
 
 STALE_ENTRIES_MAX: Final = 64
@@ -24,12 +25,16 @@ class Barriers:
 
     Args:
         buckets: All buckets, by serial.
+        recovery: The buckets that are not among them yet.
         order_wait_ms_max: How long a bucket holds up others, once it is waited for.
         timers: Is told when one has held up others for long enough.
     """
 
-    def __init__(self, buckets: Mapping[int, Bucket], order_wait_ms_max: int, timers: Timers) -> None:
+    def __init__(
+        self, buckets: Mapping[int, Bucket], recovery: Recovery, order_wait_ms_max: int, timers: Timers
+    ) -> None:
         self._buckets = buckets
+        self._recovery = recovery
         self._order_wait_ms_max = order_wait_ms_max
         self._timers = timers
         self._barriers: dict[int, RowKey] = {}
@@ -38,8 +43,8 @@ class Barriers:
         """Buckets whose segments are known."""
         self._holding_up: list[tuple[RowKey, int]] = []
         """Those, and the ones that are being recovered; without those that are waived."""
-        self.is_closed = False
-        """No row may be handed out at all: not every bucket has been opened yet."""
+        self._waived: dict[int, RowKey] = {}
+        """The barriers that hold up nothing, by serial."""
 
     def note(self, bucket: Bucket) -> None:
         """Take a bucket's barrier as it is now; call whenever it has changed."""
@@ -48,6 +53,7 @@ class Barriers:
             return
         entry = (bucket.barrier, bucket.serial)
         self._barriers[bucket.serial] = entry[0]
+        self._waived.pop(bucket.serial, None)
         heapq.heappush(self._holding_up, entry)
         if bucket.has_unloaded:
             if len(self._unloaded) > 2 * len(self._barriers) + STALE_ENTRIES_MAX:
@@ -59,17 +65,19 @@ class Barriers:
     def forget(self, serial: int) -> None:
         """Let a bucket hold up nothing: it is served no more."""
         if self._barriers.pop(serial, None) is not None:
+            self._waived.pop(serial, None)
             self._timers.wake(Why.ORDER_WAIT)
 
     def forget_waivers(self) -> None:
         """Let those hold up others again that have done so for long enough."""
         self._holding_up = [(barrier, serial) for serial, barrier in self._barriers.items()]
         heapq.heapify(self._holding_up)
+        self._waived = {}
         self._timers.wake(Why.ORDER_WAIT)
 
     def clear(self) -> None:
         """Forget all."""
-        self._barriers, self._unloaded, self._holding_up = {}, [], []
+        self._barriers, self._unloaded, self._holding_up, self._waived = {}, [], [], {}
 
     def first_unloaded(self) -> Bucket | None:
         """Return the bucket with the lowest barrier, of those whose segments are known."""
@@ -78,7 +86,7 @@ class Barriers:
     @property
     def barrier(self) -> RowKey:
         """The last row that may be handed out: an earlier one may be in a segment that is not loaded."""
-        if self.is_closed:
+        if self._recovery.withholds_all:
             return RowKey(-1, -1, -1)
         bucket = self._first(self._holding_up)
         return last_key_at(NEVER) if bucket is None else self._barriers[bucket.serial]
@@ -93,7 +101,8 @@ class Barriers:
             if now_ms < until_ms:
                 self._timers.at(Why.ORDER_WAIT, until_ms)
                 return
-            heapq.heappop(self._holding_up)
+            barrier, serial = heapq.heappop(self._holding_up)
+            self._waived[serial] = barrier
 
     def _waived_at_ms(self, bucket: Bucket) -> int:
         if bucket.waited_for_since_ms is None or self._order_wait_ms_max == UNLIMITED:
@@ -109,8 +118,16 @@ class Barriers:
         return None
 
     def check(self) -> None:
-        """Assert that no bucket is missing."""
+        """Assert that no bucket is missing, and that a timer is set for the first that is to be waived."""
         assert self._barriers == {serial: one.barrier for serial, one in self._buckets.items() if one.holds_up}
+        assert is_heap(self._unloaded)
+        assert is_heap(self._holding_up)
+        assert self._waived.items() <= self._barriers.items()
+        holding_up = {(barrier, serial) for serial, barrier in self._barriers.items() if serial not in self._waived}
+        assert {entry for entry in self._holding_up if self._barriers.get(entry[1]) == entry[0]} == holding_up
+        if holding_up:
+            until_ms = self._waived_at_ms(self._buckets[min(holding_up)[1]])
+            assert self._timers.when(Why.ORDER_WAIT) <= until_ms, "no timer is set for ORDER_WAIT"
         entries = set(self._unloaded)
         for serial, bucket in self._buckets.items():
             assert not bucket.has_unloaded or (bucket.barrier, serial) in entries

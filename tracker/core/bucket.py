@@ -323,11 +323,15 @@ class Bucket:
         if self.cached is not None:
             self.cached.check()
             assert self.unloaded_count <= self.cached.count
+            assert self.cached_bytes >= self.cached.size_bytes()
             assert all(self.covers(ledger_id) for ledger_id in self.cached.bitmaps)
         if self.table is not None:
             assert is_in_order(self.table)
             assert 0 <= self.loaded_spans <= len(self.table)
             assert 0 <= self.unloaded_count <= self.rows_left
+            if self.load is not None:
+                row_count = self.table.rows_before(self.table.spans_of(self.load.last_segment)) - self.loaded_row_count
+                assert self.load_row_count == row_count
 
 
 def free_key(ledgers: LedgerRange, taken: Container[str]) -> str:

@@ -1,14 +1,26 @@
 """Every invariant of a tracker's state, the slow and obvious way; for tests."""
 
+from collections.abc import Iterable
+
 from pyroaring import BitMap
 
+from tracker.columns.row_order import NEVER, is_heap
+from tracker.core.actions import Action, Event
 from tracker.core.bucket import BucketState
 from tracker.core.due_rows import MUTABLE
+from tracker.core.questions import first_ms_through
 from tracker.core.state import NO_LEDGER, TrackerState
+from tracker.core.timers import Why
+from tracker.core.transitions.merging import windows_of_excess
 
 
-def check(state: TrackerState) -> None:
-    """Assert all of them, O(n)."""
+def check(state: TrackerState, calls: Iterable[Action | Event] | None = None) -> None:
+    """Assert all of them, O(n).
+
+    Args:
+        state: The state.
+        calls: The actions, or answers to them, that were started and not taken yet; None where that is not known.
+    """
     _check_buckets(state)
     _check_rows(state)
     _check_overlaps(state)
@@ -21,6 +33,8 @@ def check(state: TrackerState) -> None:
     state.loads.check()
     for queue in state.calls.queues:
         queue.check(state.buckets)
+    _check_calls(state, None if calls is None else list(calls))
+    _check_timers(state)
 
 
 def _check_buckets(state: TrackerState) -> None:
@@ -49,7 +63,13 @@ def _check_buckets(state: TrackerState) -> None:
         is_ending = bucket.state is BucketState.SEALED and bucket.is_fully_loaded
         assert not is_ending or (bucket.last_ms, serial) in state.ending
     assert state.unloaded_count == sum(bucket.unloaded_count for bucket in buckets.values())
+    assert is_heap(state.ending)
     assert state.held_row_count == sum(state.held_rows.values())
+    for serial, row_count in state.held_rows.items():
+        table, segments = buckets[serial].table, buckets[serial].first_segments
+        assert table is not None
+        assert row_count == table.rows_before(table.spans_of(len(segments)))
+    assert all(serial in state.held_rows for serial, bucket in buckets.items() if bucket.first_segments)
     assert not state.cache.keeps_all or not state.reports.untracked_ranges
 
 
@@ -71,6 +91,12 @@ def _check_rows(state: TrackerState) -> None:
     assert mutable.first_ledger_id <= mutable.last_ledger_id
     if mutable.first_ledger_id == NO_LEDGER:
         assert not len(rows.mutable)
+    of_mutable = {*positions.mutable.bitmaps, *(ledger_id for ledger_id, _ in rows.mutable.positions())}
+    if mutable.singles.room:
+        of_mutable.add(mutable.singles.ledger_id)
+    if mutable.ledger_id != NO_LEDGER:
+        of_mutable.add(mutable.ledger_id)
+    assert all(mutable.first_ledger_id <= ledger_id <= mutable.last_ledger_id for ledger_id in of_mutable)
 
 
 def _check_overlaps(state: TrackerState) -> None:
@@ -79,3 +105,81 @@ def _check_overlaps(state: TrackerState) -> None:
         is_current = bucket is not None and bucket.is_overlapped and bucket.ledgers == ledgers
         assert serial in state.overlaps_changed or is_current
         assert state.positions.overlapping.holds(ledgers.first_ledger_id)
+    assert len(state.positions.overlapping) == len(state.overlapped)
+    assert {serial for serial, bucket in state.buckets.items() if bucket.is_overlapped} <= state.overlapped.keys()
+
+
+def _check_calls(state: TrackerState, calls: list[Action | Event] | None) -> None:
+    """Assert that each circuit breaker counts the calls that are out."""
+    buckets = state.buckets.values()
+    known = [bucket.load for bucket in buckets if bucket.load is not None]
+    known_reads = [bucket.read for bucket in buckets if bucket.read is not None]
+    works = [bucket.work for bucket in buckets if bucket.work is not None]
+    for breaker in state.calls.breakers:
+        assert breaker.in_flight >= sum(
+            state.calls.breaker_of(call) is breaker for call in (*known, *known_reads, *works)
+        )
+        if calls is not None:
+            assert breaker.in_flight == sum(state.calls.breaker_of(call) is breaker for call in calls)
+
+
+def _check_timers(state: TrackerState) -> None:
+    """Assert that each kind of wanted work has a timer, or waits for an answer or a poll that will set one."""
+    is_set = {why: state.timers.when(why) < NEVER for why in Why}
+    cache, calls, orphans = state.cache, state.calls, state.orphans
+    buckets = list(state.buckets.values())
+    wanted = {
+        Why.RECOVERY: bool(state.recovery.unopened),
+        Why.CLEARED: bool(state.cleared),
+        Why.EXHAUSTED: bool(state.rows.emptied) or _has_exhausted(state),
+        Why.OVERLAPS: bool(state.overlaps_changed),
+        Why.EVICTION: bool(cache.buckets) and not cache.keeps_all,
+        Why.MERGE: _has_merge_to_begin(state),
+        Why.LOADS: _has_loads_to_start(state),
+        Why.CACHE: not calls.reads.in_flight
+        and any(one.state is BucketState.SEALED and cache.is_wanted(one.serial) for one in buckets),
+        Why.ORPHANS: orphans.is_wanted
+        and orphans.in_flight is None
+        and not state.is_creating
+        and not calls.reads.is_full,
+        Why.READ_AHEAD: cache.reads_ahead
+        and any(one.has_unloaded and not one.is_known and not cache.is_wanted(one.serial) for one in buckets),
+    }
+    assert [why.name for why, is_wanted in wanted.items() if is_wanted and not is_set[why]] == [], "no timer is set"
+
+
+def _has_merge_to_begin(state: TrackerState) -> bool:
+    """Whether there are too many buckets, and some may be merged; no name may be free for some, which is hardly so."""
+    target = state.merging.target
+    if state.config.bucket_count_max <= 0 or (target is not None and target.sources):
+        return False
+    return bool(windows_of_excess(state))
+
+
+def _has_exhausted(state: TrackerState) -> bool:
+    """Whether a bucket of which all is loaded has no row any more that could be handed out."""
+    next_ms = state.rows.loaded.next_ms
+    return any(
+        bucket.state is BucketState.SEALED
+        and bucket.is_fully_loaded
+        and bucket.merging_into is None
+        and bucket.last_ms < next_ms
+        for bucket in state.buckets.values()
+    )
+
+
+def _has_loads_to_start(state: TrackerState) -> bool:
+    """Whether a load may start at some time without an answer, a poll, or positions that are still unknown."""
+    loads = state.loads
+    idle = [
+        bucket
+        for bucket in state.buckets.values()
+        if bucket.has_unloaded and bucket.load is None and bucket.serial not in loads.unknown
+    ]
+    if not idle or state.calls.loads.is_full:
+        return False
+    if any(not loads.is_due(bucket.serial) for bucket in idle):
+        return True
+    waits_for_room = len(state.rows.loaded) >= loads.has_room_below > 0
+    waits_at_row = loads.blocked_at is not None and first_ms_through(state, loads.blocked_at) is not None
+    return not (loads.row_count or waits_for_room or waits_at_row)

@@ -18,7 +18,7 @@ from random import Random
 from typing import Final
 
 from snapshot_storage.backoff import backoff_ms
-from tracker.columns.row_order import NEVER
+from tracker.columns.row_order import NEVER, is_heap
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -257,6 +257,8 @@ class CallQueue:
     def check(self, buckets: Mapping[int, Bucket]) -> None:
         """Assert that no bucket is missing."""
         assert self._buckets.keys() <= buckets.keys()
+        assert is_heap(self._ready)
+        assert is_heap(self._waiting)
         queued = {serial for _, serial in (*self._ready, *self._waiting)}
         for serial, bucket in self._buckets.items():
             assert bucket.work is not None or serial in queued

@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tracker.columns.row_order import NEVER, RowKey
+from tracker.columns.row_order import NEVER, RowKey, is_heap
 from tracker.core.barriers import STALE_ENTRIES_MAX
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import CircuitBreaker
@@ -72,6 +72,10 @@ class LoadQueue:
     def due_count(self) -> int:
         """How many buckets have a segment that begins soon."""
         return len(self._due)
+
+    def is_due(self, serial: int) -> bool:
+        """Whether a bucket has a segment that begins soon."""
+        return serial in self._due
 
     # Events of a bucket.
 
@@ -229,7 +233,8 @@ class LoadQueue:
     def check(self) -> None:
         """Assert that no bucket is missing, and that what is due is loaded some time."""
         upcoming, idle = set(self._upcoming), {*self._queued, *self._ready}
-        tries = {(barrier, serial) for _, barrier, serial in self._tries}
+        tries = set(self._tries)
+        assert all(map(is_heap, (self._upcoming, self._queued, self._ready, self._tries, self._waiting)))
         waiting = {serial for _, serial in self._waiting}
         assert self.row_count == sum(self._row_counts.values())
         assert self._row_counts.keys() <= self._due.keys() <= self._barriers.keys()
@@ -240,6 +245,9 @@ class LoadQueue:
             elif serial not in self._due:
                 assert (bucket.barrier, serial) in upcoming
             elif serial not in self._in_flight:
-                is_idle = (bucket.barrier, serial) in idle and (bucket.barrier, serial) in tries
+                next_try = (bucket.load_attempts.failures, bucket.barrier, serial)
+                is_idle = (bucket.barrier, serial) in idle and next_try in tries
                 assert is_idle or serial in waiting or serial in self.unknown
-            assert bucket.load is None or serial in self._in_flight
+            if bucket.load is not None:
+                assert serial in self._in_flight
+                assert self._row_counts[serial] == bucket.load_row_count

@@ -25,7 +25,6 @@ from random import Random
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.bucket_properties import SnapshotProperty
 from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.row_order import NEVER
 from tracker.config import UNLIMITED, TrackerConfig
@@ -37,6 +36,7 @@ from tracker.core.circuit_breakers import Calls
 from tracker.core.due_rows import DueRows
 from tracker.core.load_queue import LoadQueue
 from tracker.core.position_cache import PositionCache
+from tracker.core.recovery import Recovery
 from tracker.core.single_adds import SingleAdds
 from tracker.core.timers import Timers
 from tracker.core.tracked_positions import TrackedPositions
@@ -78,19 +78,6 @@ class OrphanSearch:
     attempts: Attempts = field(default_factory=Attempts)
     malformed_ids: frozenset[int] = frozenset()
     """Snapshots that malformed properties seem to name; they are never deleted."""
-
-
-@dataclass(slots=True)
-class Recovery:
-    """The buckets that the cursor's properties name and that are still to be opened."""
-
-    unopened: list[SnapshotProperty] = field(default_factory=list)
-    """In descending order of ledgers: the next one to be opened is last."""
-    opened_ids: dict[int, None] = field(default_factory=dict)
-    """Snapshots of those that were opened."""
-    since_ms: int = -1
-    are_unwanted: bool = False
-    """The index was cleared meanwhile: they are opened to be deleted."""
 
 
 @dataclass(slots=True)
@@ -145,7 +132,8 @@ class TrackerState:
         )
         self.calls = Calls(config, rng, self.timers)
         self.loads = LoadQueue(self.buckets, self.calls.loads, self.timers)
-        self.barriers = Barriers(self.buckets, config.order_wait_ms_max, self.timers)
+        self.recovery = Recovery()
+        self.barriers = Barriers(self.buckets, self.recovery, config.order_wait_ms_max, self.timers)
         self.overlapped: dict[int, LedgerRange] = {}
         """The ranges that `positions` remembers as overlapping, by serial."""
         self.overlaps_changed: dict[int, None] = {}
@@ -158,7 +146,6 @@ class TrackerState:
         """How many that are together."""
         self.merging = Merging()
         self.orphans = OrphanSearch()
-        self.recovery = Recovery()
         self.reports = Reports()
         self.failed: dict[type[Action], set[int]] = {}
         """For which buckets a kind of action has failed; also for some that succeeded, or are gone, since."""

@@ -10,7 +10,7 @@ After any call, if `has_work`, call `plan` and start the actions it gives. `stat
 `transitions` change it, and `questions` read it. Questions change nothing: a reader of a ledger says so by `want`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
 import numpy as np
@@ -342,6 +342,10 @@ class TrackerCore:
         wakeup_ms = questions.next_wakeup_ms(self._whole(), now_ms, LATEST_MS)
         return None if wakeup_ms == NEVER else wakeup_ms
 
-    def check(self) -> None:
-        """Assert every invariant, O(n)."""
-        check(self._state)
+    def check(self, calls: Iterable[Action | Event] | None = None) -> None:
+        """Assert every invariant, O(n).
+
+        Args:
+            calls: The actions, or answers to them, that were started and not handled yet; None if that is not known.
+        """
+        check(self._state, calls)

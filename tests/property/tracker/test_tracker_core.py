@@ -469,7 +469,7 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def core_is_sound(self) -> None:
         if hasattr(self, "core"):
-            self.core.check()
+            self.core.check([*self.pending, *(one.action if isinstance(one, ActionFailed) else one for one in self.held)])
 
 
 TestCore = CoreMachine.TestCase

@@ -95,7 +95,6 @@ def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
 def clear(state: TrackerState) -> None:
     """Forget every message and begin to delete every snapshot."""
     state.recovery.are_unwanted = bool(state.recovery.unopened)
-    state.barriers.is_closed = False
     for bucket in list(state.buckets.values()):
         if bucket.state is BucketState.SEALED:
             # Sealed buckets may be many, and no call for them is in flight that would have to be waited for.

@@ -61,6 +61,13 @@ def _sources_to_merge(state: TrackerState) -> list[Bucket]:
         sources = [bucket for bucket in named if bucket is not None and _may_merge(state, bucket)]
         if len(sources) == len(named):
             return sources
+    windows = windows_of_excess(state)
+    planned.extend([bucket.serial for bucket in window] for window in reversed(windows[1:]))
+    return windows[0] if windows else []
+
+
+def windows_of_excess(state: TrackerState) -> list[list[Bucket]]:
+    """Return the buckets to merge, merge by merge, none if not too many are at rest."""
     excess = _count_at_rest(state) - state.config.bucket_count_max
     if excess <= 0:
         return []
@@ -70,8 +77,7 @@ def _sources_to_merge(state: TrackerState) -> list[Bucket]:
         [_may_merge(state, bucket) for bucket in served],
         excess,
     )
-    planned.extend([served[place].serial for place in window] for window in reversed(windows[1:]))
-    return [served[place] for place in windows[0]] if windows else []
+    return [[served[place] for place in window] for window in windows]
 
 
 def _may_merge(state: TrackerState, bucket: Bucket) -> bool:

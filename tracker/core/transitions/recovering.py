@@ -32,7 +32,6 @@ def recover(state: TrackerState, properties: Mapping[str, str], now_ms: int) -> 
     state.recovery.unopened.extend(reversed(named.buckets))
     state.recovery.since_ms = now_ms
     state.keys.update((bucket.key, None) for bucket in named.buckets)
-    state.barriers.is_closed = bool(named.buckets)
     want_search(state)
     open_some(state)
     return named
@@ -57,7 +56,7 @@ def open_some(state: TrackerState) -> None:
     if recovery.unopened:
         state.timers.wake(Why.RECOVERY)
     else:
-        state.barriers.is_closed = recovery.are_unwanted = False
+        recovery.are_unwanted = False
         recovery.opened_ids.clear()
 
 
