@@ -299,15 +299,15 @@ TRACKER: Final = [
     ),
     Mutant(
         "hand-out-not-remembered",
-        "tracker/core/transitions/handing_out.py",
-        "            state.positions.note_handed_out(rows.ledger_ids, rows.entry_ids)\n",
-        "",
+        "tracker/core/tracked_positions.py",
+        "        if len(self._overlapping):\n            for ledger_id, entries",
+        "        if False:\n            for ledger_id, entries",
         "a skipped settle: what was handed out comes again from an overlapping bucket",
     ),
     Mutant(
         "added-again-and-not-stored",
         "tracker/core/tracked_positions.py",
-        "            self.handed_out[ledger_id] -= sealed.bitmaps[ledger_id]\n",
+        "            self._handed_out[ledger_id] -= sealed.bitmaps[ledger_id]\n",
         "            pass\n",
         "a position that was added again after it was handed out does not come from its snapshot",
     ),
@@ -384,7 +384,7 @@ TRACKER: Final = [
     Mutant(
         "acknowledged-and-counted",
         "tracker/core/transitions/caching.py",
-        "            bucket.unloaded_count = max(0, bucket.unloaded_count - (count_before - bucket.cached.count))\n",
+        "            set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - (count_before - bucket.cached.count)))\n",
         "",
         "a count not lowered: messages that were acknowledged in segments that are not loaded",
     ),

@@ -7,8 +7,8 @@ from pyroaring import BitMap
 from tracker.columns.row_order import NEVER, is_heap
 from tracker.core.actions import Action, Event
 from tracker.core.bucket import BucketState
-from tracker.core.due_rows import MUTABLE
 from tracker.core.questions import first_ms_through
+from tracker.core.sources import MUTABLE
 from tracker.core.state import NO_LEDGER, TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.merging import windows_of_excess
@@ -25,7 +25,7 @@ def check(state: TrackerState, calls: Iterable[Action | Event] | None = None) ->
     _check_rows(state)
     _check_overlaps(state)
     singles = state.mutable.singles
-    singles.check(state.positions.mutable.bitmaps.get(singles.ledger_id, BitMap()))
+    singles.check(state.positions.mutable_in(singles.ledger_id) or BitMap())
     state.cache.check()
     state.timers.check()
     state.ranges.check()
@@ -77,7 +77,7 @@ def _check_rows(state: TrackerState) -> None:
     rows, positions, mutable = state.rows, state.positions, state.mutable
     rows.check()
     positions.check()
-    assert rows.unsealed.keys() == positions.unsealed.keys()
+    assert set(rows.unsealed) == positions.unsealed_serials
     for serial in rows.unsealed:
         assert state.buckets[serial].state in (BucketState.SEALING, BucketState.REGISTERING)
         assert state.buckets[serial].table is not None or state.buckets[serial].bucket_id is None
@@ -91,7 +91,7 @@ def _check_rows(state: TrackerState) -> None:
     assert mutable.first_ledger_id <= mutable.last_ledger_id
     if mutable.first_ledger_id == NO_LEDGER:
         assert not len(rows.mutable)
-    of_mutable = {*positions.mutable.bitmaps, *(ledger_id for ledger_id, _ in rows.mutable.positions())}
+    of_mutable = {*positions.set_of(MUTABLE).bitmaps, *(ledger_id for ledger_id, _ in rows.mutable.positions())}
     if mutable.singles.room:
         of_mutable.add(mutable.singles.ledger_id)
     if mutable.ledger_id != NO_LEDGER:
@@ -104,8 +104,8 @@ def _check_overlaps(state: TrackerState) -> None:
         bucket = state.buckets.get(serial)
         is_current = bucket is not None and bucket.is_overlapped and bucket.ledgers == ledgers
         assert serial in state.overlaps_changed or is_current
-        assert state.positions.overlapping.holds(ledgers.first_ledger_id)
-    assert len(state.positions.overlapping) == len(state.overlapped)
+        assert state.positions.is_overlapping(serial, ledgers)
+    assert state.positions.overlap_count == len(state.overlapped)
     assert {serial for serial, bucket in state.buckets.items() if bucket.is_overlapped} <= state.overlapped.keys()
 
 

@@ -16,9 +16,7 @@ import numpy as np
 
 from tracker.columns.row_order import NEVER, Columns, RowKey
 from tracker.columns.row_queue import PACKED_FROM_ROWS, POP_ROWS_MIN, RUN_ROWS_MIN, QueueSizes, RowQueue, pop_sorted
-
-MUTABLE: Final = -1
-"""Stands for the mutable bucket where others are named by their serial."""
+from tracker.core.sources import MUTABLE
 
 NO_COLUMNS: Final[Columns] = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 

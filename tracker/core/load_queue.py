@@ -234,7 +234,11 @@ class LoadQueue:
         """Assert that no bucket is missing, and that what is due is loaded some time."""
         upcoming, idle = set(self._upcoming), {*self._queued, *self._ready}
         tries = set(self._tries)
-        assert all(map(is_heap, (self._upcoming, self._queued, self._ready, self._tries, self._waiting)))
+        assert is_heap(self._upcoming)
+        assert is_heap(self._queued)
+        assert is_heap(self._ready)
+        assert is_heap(self._tries)
+        assert is_heap(self._waiting)
         waiting = {serial for _, serial in self._waiting}
         assert self.row_count == sum(self._row_counts.values())
         assert self._row_counts.keys() <= self._due.keys() <= self._barriers.keys()

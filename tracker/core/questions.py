@@ -60,8 +60,7 @@ def contains(state: TrackerState, ledger_id: int, entry_id: int) -> bool:
         if cached is not None:
             bitmap = cached.bitmaps.get(ledger_id)
             if bitmap is not None and entry_id in bitmap:
-                handed_out = state.positions.handed_out.get(ledger_id)
-                return handed_out is None or entry_id not in handed_out
+                return not state.positions.was_handed_out(ledger_id, entry_id)
     return False
 
 
@@ -77,10 +76,7 @@ def _cached_of(state: TrackerState, ledger_id: int) -> list[BitMap]:
     """Return the cached positions of a ledger, without those that were handed out from elsewhere."""
     cached = (bucket.cached for bucket in state.covering(ledger_id))
     bitmaps = [known.bitmaps[ledger_id] for known in cached if known is not None and ledger_id in known.bitmaps]
-    handed_out = state.positions.handed_out.get(ledger_id)
-    if handed_out is None:
-        return bitmaps
-    return [left for bitmap in bitmaps if (left := bitmap - handed_out)]
+    return state.positions.not_handed_out(ledger_id, bitmaps)
 
 
 def tracked_ledger_ids(state: TrackerState) -> list[int]:

@@ -27,7 +27,7 @@ from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in, ledger_bitmaps, ledger_groups
 from tracker.columns.refused_positions import RefusedPositions
-from tracker.core.due_rows import MUTABLE
+from tracker.core.sources import MUTABLE
 
 _NONE: Final = BitMap()
 
@@ -58,23 +58,23 @@ class TrackedPositions:
         self._loaded = PositionSet()
         self._taken: list[tuple[Int64Array, Int64Array]] = []
         self._taken_count = 0
-        self.mutable = PositionSet()
-        self.unsealed: dict[int, PositionSet] = {}
+        self._mutable = PositionSet()
+        self._unsealed: dict[int, PositionSet] = {}
         """Positions of buckets whose snapshot is not durable, by serial."""
         self.first_ledger_id = -1
         """Ledgers below this one are of no interest any more: the cursor is past them."""
-        self.overlapping = LedgerRanges()
+        self._overlapping = LedgerRanges()
         """Ranges of which something may be handed out that a bucket has in a segment that is not loaded, by serial."""
-        self.handed_out: dict[int, BitMap] = {}
+        self._handed_out: dict[int, BitMap] = {}
         """Positions of overlapping ranges that were handed out or refused, by ledger."""
-        self.refused = RefusedPositions()
+        self._refused = RefusedPositions()
         self._acknowledged_in = acknowledged_in
 
     # Asking.
 
     @property
-    def loaded(self) -> PositionSet:
-        """Positions of loaded rows."""
+    def _whole_loaded(self) -> PositionSet:
+        """Positions of loaded rows, without those that were taken."""
         if self._taken_count:
             self._forget_taken()
         return self._loaded
@@ -87,30 +87,58 @@ class TrackedPositions:
     @property
     def count(self) -> int:
         """How many positions have a row in memory; one that is in two places counts twice; O(unsealed buckets)."""
-        return self.loaded_count + self.mutable.count + sum([one.count for one in self.unsealed.values()])
+        return self.loaded_count + self._mutable.count + sum([one.count for one in self._unsealed.values()])
 
     @property
     def _sets(self) -> list[PositionSet]:
-        return [self.loaded, self.mutable, *self.unsealed.values()]
+        return [self._whole_loaded, self._mutable, *self._unsealed.values()]
 
     def set_of(self, source: int) -> PositionSet:
         """Return the positions of an unsealed bucket or the mutable one."""
-        return self.mutable if source == MUTABLE else self.unsealed[source]
+        return self._mutable if source == MUTABLE else self._unsealed[source]
 
     def __bool__(self) -> bool:
-        return bool(self.loaded_count or self.mutable.count or any(one.count for one in self.unsealed.values()))
+        return bool(self.loaded_count or self._mutable.count or any(one.count for one in self._unsealed.values()))
+
+    @property
+    def mutable_count(self) -> int:
+        """How many positions the mutable bucket has."""
+        return self._mutable.count
+
+    def mutable_in(self, ledger_id: int) -> BitMap | None:
+        """Return the mutable bucket's positions of a ledger, for reading only, or None."""
+        return self._mutable.bitmaps.get(ledger_id)
+
+    def loaded_common_count(self, positions: PositionSet) -> int:
+        """Return how many of these positions have a loaded row."""
+        return positions.common_count(self._whole_loaded)
+
+    def was_handed_out(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position of an overlapping range was handed out or refused, and must not come back."""
+        handed_out = self._handed_out.get(ledger_id)
+        return handed_out is not None and entry_id in handed_out
+
+    def not_handed_out(self, ledger_id: int, bitmaps: list[BitMap]) -> list[BitMap]:
+        """Return what of these bitmaps of a ledger may still come, for reading only; without empty ones."""
+        handed_out = self._handed_out.get(ledger_id)
+        return bitmaps if handed_out is None else [left for bitmap in bitmaps if (left := bitmap - handed_out)]
+
+    def not_seen_of(self, ledger_id: int, entry_ids: BitMap) -> BitMap:
+        """Return which of these positions have no row in memory, and were not handed out from elsewhere."""
+        left = entry_ids - self._handed_out.get(ledger_id, _NONE)
+        return left.difference(*self.bitmaps_of(ledger_id))
 
     def contains(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position has a row in memory; the entry id must be one that a bitmap can hold."""
         if self._taken_count:
             self._forget_taken()
-        bitmap = self.mutable.bitmaps.get(ledger_id)
+        bitmap = self._mutable.bitmaps.get(ledger_id)
         if bitmap is not None and entry_id in bitmap:
             return True
         bitmap = self._loaded.bitmaps.get(ledger_id)
         if bitmap is not None and entry_id in bitmap:
             return True
-        for unsealed in self.unsealed.values():
+        for unsealed in self._unsealed.values():
             bitmap = unsealed.bitmaps.get(ledger_id)
             if bitmap is not None and entry_id in bitmap:
                 return True
@@ -146,7 +174,7 @@ class TrackedPositions:
         PERFORMANCE: at every poll; that two have a ledger in common at all is found out without looking at each.
         """
         seen: dict[int, BitMap] = {}
-        for positions in (self.mutable, *self.unsealed.values()):
+        for positions in (self._mutable, *self._unsealed.values()):
             bitmaps = positions.bitmaps
             for others in (self._loaded.bitmaps, seen):
                 for ledger_id in bitmaps.keys() & others.keys():
@@ -175,22 +203,26 @@ class TrackedPositions:
     def copy_loaded(self, ledgers: LedgerRange) -> dict[int, BitMap]:
         """Return copies of the bitmaps of loaded rows of a range of ledgers."""
         first, last = ledgers
-        return {k: bitmap.copy() for k, bitmap in self.loaded.bitmaps.items() if first <= k <= last}
+        return {k: bitmap.copy() for k, bitmap in self._whole_loaded.bitmaps.items() if first <= k <= last}
 
     def copy_handed_out(self, ledgers: LedgerRange) -> dict[int, BitMap]:
         """Return copies of what must not come back of a range of ledgers."""
         first, last = ledgers
-        return {k: bitmap.copy() for k, bitmap in self.handed_out.items() if first <= k <= last}
+        return {k: bitmap.copy() for k, bitmap in self._handed_out.items() if first <= k <= last}
 
     # Positions come.
 
+    def add(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Track positions of rows that the mutable bucket has."""
+        self._mutable.unite(ledger_id, entry_ids)
+
     def seal_mutable(self, serial: int) -> PositionSet:
         """Let the mutable bucket's positions be those of an unsealed one, which go into a snapshot; return them."""
-        sealed, self.mutable = self.mutable, PositionSet()
-        self.unsealed[serial] = sealed
+        sealed, self._mutable = self._mutable, PositionSet()
+        self._unsealed[serial] = sealed
         # A sealed position that was handed out before was added again, so a snapshot may bring it again.
-        for ledger_id in self.handed_out.keys() & sealed.bitmaps.keys():
-            self.handed_out[ledger_id] -= sealed.bitmaps[ledger_id]
+        for ledger_id in self._handed_out.keys() & sealed.bitmaps.keys():
+            self._handed_out[ledger_id] -= sealed.bitmaps[ledger_id]
         return sealed
 
     def note_loaded(self, rows: DelayedIndexes, ledgers: LedgerRange, cached: PositionSet | None) -> LoadedRows:
@@ -214,7 +246,7 @@ class TrackedPositions:
             else:
                 left = entry_ids & cached.bitmaps.get(ledger_id, _NONE)
                 cached_before.append((ledger_id, left))
-            handed_out = self.handed_out.get(ledger_id)
+            handed_out = self._handed_out.get(ledger_id)
             if handed_out is not None and handed_out.intersect(left):
                 # If they were added again after that, this stale row would hand them out at its own time.
                 left = left - handed_out
@@ -236,18 +268,27 @@ class TrackedPositions:
             self._forget_taken()
         self._loaded.unite(ledger_id, entry_ids)
 
+    def take_unsealed(self, serial: int) -> PositionSet:
+        """Let go of an unsealed bucket's positions, and return them."""
+        return self._unsealed.pop(serial)
+
+    def keep_all(self, positions: PositionSet) -> None:
+        """Let these positions be those of loaded rows; they must not be used any more."""
+        self._whole_loaded.absorb(positions)
+
     def keep(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Let positions of rows that stay in memory be those of loaded ones."""
         for ledger_id, kept in ledger_bitmaps(ledger_ids, entry_ids):
-            self.loaded.unite(ledger_id, kept)
+            self._whole_loaded.unite(ledger_id, kept)
 
     # Positions go.
 
     def note_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Forget the positions of loaded rows, when each of them is its position's only one.
+        """Forget the positions of loaded rows that are handed out, when each of them is its position's only one.
 
         PERFORMANCE: many at a time, later: a poll takes a few rows of each of many ledgers.
         """
+        self._note_handed_out(ledger_ids, entry_ids)
         self._taken.append((ledger_ids, entry_ids))
         self._taken_count += len(ledger_ids)
         if self._taken_count >= _TAKEN_ROWS_MAX or len(self._taken) >= _TAKEN_PARTS_MAX:
@@ -259,8 +300,25 @@ class TrackedPositions:
         for ledger_id, taken in ledger_bitmaps(ledger_ids, entry_ids):
             self._loaded.subtract(ledger_id, taken)
 
-    def take(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
-        """Forget the positions of these rows everywhere and return which rows were the first of a tracked one."""
+    def take(self, ledger_ids: Int64Array, entry_ids: Int64Array, row_count: int | None = None) -> NDArray[np.bool_]:
+        """Forget the positions of rows that are handed out, and return which were the first of a tracked one.
+
+        Args:
+            ledger_ids: The rows' ledgers.
+            entry_ids: The rows' entries.
+            row_count: How many rows are handed out; the others stay in memory, as loaded ones. None for all.
+        """
+        is_tracked = self._take(ledger_ids, entry_ids)
+        end = len(ledger_ids) if row_count is None else row_count
+        if len(self._overlapping):
+            is_out = is_tracked[:end]
+            self._note_handed_out(ledger_ids[:end][is_out], entry_ids[:end][is_out])
+        if end < len(ledger_ids):
+            is_kept = is_tracked[end:]
+            self.keep(ledger_ids[end:][is_kept], entry_ids[end:][is_kept])
+        return is_tracked
+
+    def _take(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         sets = [positions for positions in self._sets if positions]
         if len(sets) == 1:
             return sets[0].take(ledger_ids, entry_ids)
@@ -289,9 +347,9 @@ class TrackedPositions:
         """Forget positions of a ledger, as others have them; return whether any had a row in memory."""
         has_any = False
         for positions in self._sets:
-            has_any |= self.refused.refuse(positions, ledger_id, entry_ids)
-        if self.overlapping.holds(ledger_id):
-            self.handed_out.setdefault(ledger_id, BitMap()).update(entry_ids)
+            has_any |= self._refused.refuse(positions, ledger_id, entry_ids)
+        if self._overlapping.holds(ledger_id):
+            self._handed_out.setdefault(ledger_id, BitMap()).update(entry_ids)
         return has_any
 
     def loaded_through(self, ledger_id: int, entry_id: int) -> BitMap:
@@ -306,37 +364,69 @@ class TrackedPositions:
                 found |= tracked & BitMap(range(min(entry_id, tracked.max()) + 1))
         return found
 
+    def take_refused(self, ledger_id: int, entry_ids: BitMap) -> BitMap:
+        """Return which of these positions, which are added again, may still have a row from before; once."""
+        return self._refused.take(ledger_id, entry_ids) if self._refused else _NONE
+
+    def trim(self, ledger_id: int) -> None:
+        """Note that the cursor has passed all ledgers below this one, or has gone back to it."""
+        if ledger_id > self.first_ledger_id:
+            self.drop_below(ledger_id)
+        self.first_ledger_id = ledger_id
+
     def drop_below(self, ledger_id: int) -> None:
         """Forget the ledgers below this one."""
         for positions in self._sets:
             positions.drop_below(ledger_id)
-        self.refused.drop_below(ledger_id)
+        self._refused.drop_below(ledger_id)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._loaded, self.mutable, self.unsealed = PositionSet(), PositionSet(), {}
+        self._loaded, self._mutable, self._unsealed = PositionSet(), PositionSet(), {}
         self._taken, self._taken_count = [], 0
-        self.handed_out = {}
-        self.refused.clear()
+        self._handed_out = {}
+        self._refused.clear()
 
     # Overlap.
 
-    def note_handed_out(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+    def begin_overlap(self, serial: int, ledgers: LedgerRange) -> None:
+        """Remember from now on what is handed out of a bucket's range."""
+        self._overlapping.add(serial, ledgers)
+
+    def end_overlap(self, serial: int, ledgers: LedgerRange) -> None:
+        """Remember no longer what is handed out of a bucket's range; `forget_handed_out` forgets what was."""
+        self._overlapping.discard(serial, ledgers)
+
+    def _note_handed_out(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Remember what was handed out of overlapping ranges."""
-        if len(self.overlapping):
+        if len(self._overlapping):
             for ledger_id, entries in ledger_bitmaps(ledger_ids, entry_ids):
-                if self.overlapping.holds(ledger_id):
-                    self.handed_out.setdefault(ledger_id, BitMap()).update(entries)
+                if self._overlapping.holds(ledger_id):
+                    self._handed_out.setdefault(ledger_id, BitMap()).update(entries)
 
     def forget_handed_out(self, ledgers: LedgerRange) -> None:
         """Forget what was handed out of a range that overlaps no more, but for what other ranges have of it."""
         first, last = ledgers
         within: Iterable[int] = range(first, last + 1)
-        if last - first >= len(self.handed_out):
-            within = [ledger_id for ledger_id in self.handed_out if first <= ledger_id <= last]
+        if last - first >= len(self._handed_out):
+            within = [ledger_id for ledger_id in self._handed_out if first <= ledger_id <= last]
         for ledger_id in within:
-            if ledger_id in self.handed_out and not self.overlapping.holds(ledger_id):
-                del self.handed_out[ledger_id]
+            if ledger_id in self._handed_out and not self._overlapping.holds(ledger_id):
+                del self._handed_out[ledger_id]
+
+    @property
+    def overlap_count(self) -> int:
+        """How many ranges overlap."""
+        return len(self._overlapping)
+
+    def is_overlapping(self, serial: int, ledgers: LedgerRange) -> bool:
+        """Whether what is handed out of a bucket's range is remembered; for checks."""
+        return serial in self._overlapping.covering(ledgers.first_ledger_id)
+
+    @property
+    def unsealed_serials(self) -> set[int]:
+        """Of which buckets whose snapshot is not durable there are positions; for checks."""
+        return set(self._unsealed)
 
     def loaded_slowly(self) -> PositionSet:
         """Return a copy of the positions of loaded rows, and change nothing; for checks."""
@@ -349,7 +439,7 @@ class TrackedPositions:
         """Assert every invariant; taken positions stay to be forgotten."""
         assert self._taken_count == sum(len(entry_ids) for _, entry_ids in self._taken)
         assert self.loaded_count == self.loaded_slowly().count, "a taken position was not loaded, or was taken twice"
-        for positions in (self._loaded, self.mutable, *self.unsealed.values()):
+        for positions in (self._loaded, self._mutable, *self._unsealed.values()):
             positions.check()
-        assert all(self.overlapping.holds(ledger_id) for ledger_id in self.handed_out)
-        self.overlapping.check()
+        assert all(self._overlapping.holds(ledger_id) for ledger_id in self._handed_out)
+        self._overlapping.check()

@@ -172,7 +172,7 @@ class TrackerCore:
         not loaded count until the bitmaps are read, which begins by itself.
         """
         # The answer does not wait until the single adds are among the rows.
-        tracked = self._state.positions.mutable.bitmaps.get(self._singles.ledger_id)
+        tracked = self._state.positions.mutable_in(self._singles.ledger_id)
         return questions.message_count(self._state) + self._singles.new_count(tracked)
 
     def future_count(self, *, now_ms: int) -> int:
@@ -306,7 +306,7 @@ class TrackerCore:
 
     def seal(self, *, index_count_min: int) -> None:
         """Seal the mutable bucket now, if it holds at least so many indexes; for closing."""
-        if self._whole().positions.mutable.count >= max(1, index_count_min):
+        if self._whole().positions.mutable_count >= max(1, index_count_min):
             sealing.seal(self._state)
 
     def clear(self) -> None:

@@ -469,7 +469,8 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def core_is_sound(self) -> None:
         if hasattr(self, "core"):
-            self.core.check([*self.pending, *(one.action if isinstance(one, ActionFailed) else one for one in self.held)])
+            answers = (event.action if isinstance(event, ActionFailed) else event for event in self.held)
+            self.core.check([*self.pending, *answers])
 
 
 TestCore = CoreMachine.TestCase

@@ -35,9 +35,10 @@ FIELDS = {one.name for one in fields(Bucket)}
 OTHERS_TOO = {"key", "state", "serial", "table", "parts", "sources", "load", "read", "ledgers"}
 """Fields of a bucket of which classes outside the core have one of the same name."""
 PURE = {
-    *("bitmaps_of", "check", "contains", "covering", "due_sources", "due_through_ms", "first_unloaded", "get"),
-    *("have_one_row_each", "holds", "in_order", "is_wanted", "items", "keys", "ledger_ids", "loaded_slowly", "mask"),
-    *("queue_of", "set_of", "values"),
+    *("bitmaps_of", "breaker_of", "check", "contains", "covering", "due_sources", "due_through_ms", "first_unloaded"),
+    *("get", "have_one_row_each", "holds", "in_order", "is_overlapping", "is_wanted", "items", "keys", "ledger_ids"),
+    *("loaded_slowly", "mask", "mutable_in", "not_handed_out", "queue_of", "set_of", "values", "was_handed_out"),
+    "when",
 }
 
 

@@ -33,7 +33,7 @@ def take_singles(state: TrackerState) -> None:
     if singles.room:
         ledger_id, deliver_at_ms, entry_ids, bitmap = singles.take()
         _drop_refused(state, ledger_id, bitmap)
-        state.positions.mutable.unite(ledger_id, bitmap)
+        state.positions.add(ledger_id, bitmap)
         state.rows.mutable.push_few(deliver_at_ms, ledger_id, entry_ids)
 
 
@@ -63,7 +63,7 @@ def _push(state: TrackerState, deliver_at_ms: Int64Array, ledger_ids: Int64Array
     ledger_id = int(ledger_ids[0])
     bitmap = bitmap_of(entry_ids)
     _drop_refused(state, ledger_id, bitmap)
-    state.positions.mutable.unite(ledger_id, bitmap)
+    state.positions.add(ledger_id, bitmap)
     state.rows.mutable.push_rows(deliver_at_ms, ledger_ids, entry_ids)
 
 
@@ -74,7 +74,7 @@ def _make_room(state: TrackerState, ledger_id: int) -> int:
     # message.
     row_count = len(state.rows.mutable)
     is_next = NO_LEDGER not in (mutable.ledger_id, ledger_id) and ledger_id != mutable.ledger_id
-    has_enough = state.positions.mutable.count >= state.config.index_count_per_bucket_min
+    has_enough = state.positions.mutable_count >= state.config.index_count_per_bucket_min
     if row_count >= mutable.row_count_max or (is_next and (has_enough or not _has_name_with(state, ledger_id))):
         seal(state)
         row_count = len(state.rows.mutable)
@@ -119,12 +119,11 @@ def _drop_refused(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> Non
 
     Runtime complexity: O(rows in memory) where any was refused, which hardly ever happens; O(1) otherwise.
     """
-    if state.positions.refused:
-        again = state.positions.refused.take(ledger_id, entry_ids)
-        if again:
-            for queue in state.rows.queues:
-                queue.drop(ledger_id, again)
-            state.rows.note_taken()
+    again = state.positions.take_refused(ledger_id, entry_ids)
+    if again:
+        for queue in state.rows.queues:
+            queue.drop(ledger_id, again)
+        state.rows.note_taken()
 
 
 def _ledger_ends(ledger_ids: Int64Array) -> list[int]:

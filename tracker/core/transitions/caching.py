@@ -102,7 +102,7 @@ def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_
     bucket.read_attempts.reset()
     put_into_cache(state, bucket, known)
     # A position with a loaded row is counted there: after a merge, some rows are loaded again.
-    set_unloaded_count(state, bucket, known.count - known.common_count(state.positions.loaded))
+    set_unloaded_count(state, bucket, known.count - state.positions.loaded_common_count(known))
 
 
 def on_read_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:

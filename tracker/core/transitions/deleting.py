@@ -57,10 +57,9 @@ def trim(state: TrackerState, first_ledger_id: int) -> None:
     if first_ledger_id == positions.first_ledger_id:
         return
     if first_ledger_id > positions.first_ledger_id:
-        positions.drop_below(first_ledger_id)
         # Another message may be the first now.
         note_rows_gone(state)
-    positions.first_ledger_id = first_ledger_id
+    positions.trim(first_ledger_id)
     # The target of a merge is removed with one of its sources; all others that count have a range.
     for serial in list(state.ranges.overlapping(LedgerRange(0, first_ledger_id - 1))):
         bucket = state.buckets[serial]

@@ -22,7 +22,6 @@ def hand_out(state: TrackerState, now_ms: int, limit: int) -> DelayedIndexes:
         if rows is None:
             break
         if len(rows):
-            state.positions.note_handed_out(rows.ledger_ids, rows.entry_ids)
             parts.append(rows)
             wanted -= len(rows)
     note_rows_taken(state)
@@ -59,9 +58,8 @@ def _take_mixed(state: TrackerState, popped: Popped) -> DelayedIndexes:
     """Hand out rows of several buckets; rows taken beyond them are among the loaded rows from now on."""
     row_count = len(popped.rows[0])
     rows = DelayedIndexes(*(np.concatenate(both) for both in zip(popped.rows, popped.rest, strict=True)))
-    is_tracked = state.positions.take(rows.ledger_ids, rows.entry_ids)
+    is_tracked = state.positions.take(rows.ledger_ids, rows.entry_ids, row_count)
     rest = rows.slice(row_count, len(rows)).take(is_tracked[row_count:])
-    state.positions.keep(rest.ledger_ids, rest.entry_ids)
     state.rows.put_back((rest.deliver_at_ms, rest.ledger_ids, rest.entry_ids))
     return rows.slice(0, row_count).take(is_tracked[:row_count])
 

@@ -98,7 +98,7 @@ def forget_rows(state: TrackerState, bucket: Bucket) -> None:
     """Let nothing come from a bucket any more; its loaded rows stay."""
     if bucket.serial in state.rows.unsealed:
         state.rows.take_unsealed(bucket.serial)
-        del state.positions.unsealed[bucket.serial]
+        state.positions.take_unsealed(bucket.serial)
     bucket.load = None
     state.barriers.forget(bucket.serial)
     state.loads.forget(bucket.serial)

@@ -47,8 +47,7 @@ def _report_cached(state: TrackerState, bucket: Bucket) -> int:
     assert bucket.cached is not None
     count = 0
     for ledger_id, entry_ids in bucket.cached.bitmaps.items():
-        lost = entry_ids - state.positions.handed_out.get(ledger_id, BitMap())
-        lost = lost.difference(*state.positions.bitmaps_of(ledger_id))
+        lost = state.positions.not_seen_of(ledger_id, entry_ids)
         if lost:
             count += len(lost)
             state.reports.untracked[ledger_id] = lost | state.reports.untracked.get(ledger_id, BitMap())

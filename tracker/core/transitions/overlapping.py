@@ -45,7 +45,7 @@ def refresh(state: TrackerState) -> None:
         is_overlapped = bucket is not None and bucket.is_overlapped
         if bucket is not None and is_overlapped and bucket.ledgers == ledgers:
             continue
-        state.positions.overlapping.discard(serial, state.overlapped.pop(serial))
+        state.positions.end_overlap(serial, state.overlapped.pop(serial))
         if bucket is not None and is_overlapped:
             _remember(state, bucket)
         state.positions.forget_handed_out(ledgers)
@@ -53,4 +53,4 @@ def refresh(state: TrackerState) -> None:
 
 def _remember(state: TrackerState, bucket: Bucket) -> None:
     state.overlapped[bucket.serial] = bucket.ledgers
-    state.positions.overlapping.add(bucket.serial, bucket.ledgers)
+    state.positions.begin_overlap(bucket.serial, bucket.ledgers)

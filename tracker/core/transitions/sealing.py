@@ -26,7 +26,7 @@ def seal(state: TrackerState) -> None:
     if mutable.first_ledger_id < state.positions.first_ledger_id:
         # Rows that were added behind the cursor are acknowledged, and would never be loaded again.
         state.positions.drop_below(state.positions.first_ledger_id)
-    if state.positions.mutable.count:
+    if state.positions.mutable_count:
         ledgers = LedgerRange(mutable.first_ledger_id, mutable.last_ledger_id)
         key = free_key_or_none(ledgers, state.keys)
         if key is None:
@@ -53,7 +53,7 @@ def _freeze(state: TrackerState, ledgers: LedgerRange, key: str) -> None:
         # A position was added twice or refused, so not every row is to be stored.
         bucket.tracked_parts = positions.copy()
     bucket.parts = rows.rows_of()
-    if positions.common_count(state.positions.loaded):
+    if state.positions.loaded_common_count(positions):
         note_overlap(state, [bucket])
 
 
@@ -128,9 +128,9 @@ def _end_of(bucket: Bucket, spans: int) -> RowKey:
 def _release(state: TrackerState, bucket: Bucket, through: RowKey) -> PositionSet:
     """Keep a bucket's rows up to a key as loaded ones, and return the positions of those that leave memory."""
     queue = state.rows.take_unsealed(bucket.serial)
-    positions = state.positions.unsealed.pop(bucket.serial)
+    positions = state.positions.take_unsealed(bucket.serial)
     if through.deliver_at_ms == NEVER:
-        state.positions.loaded.absorb(positions)
+        state.positions.keep_all(positions)
         state.rows.loaded.absorb(queue)
         return PositionSet()
     while True:
