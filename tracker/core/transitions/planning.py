@@ -43,7 +43,8 @@ def plan(state: TrackerState, now_ms: int) -> list[Action]:
     Runtime complexity: O(what has changed); O(1) when the time of nothing has come.
     """
     note_time(state, now_ms)
-    forget_failures(state)
+    if state.failed:
+        forget_failures(state)
     drop_stale_rows(state, now_ms)
     actions: list[Action] = []
     for _ in range(_LOOKS_MAX):
