@@ -312,5 +312,5 @@ def test_a_part_that_changes_itself_does_so_within_a_transition() -> None:
     scope: dict[str, Any] = {"__name__": "tracker.core.questions"}
     exec("def ask(state):\n    state.timers.wake(0)", scope)
 
-    with pytest.raises(AssertionError, match=r"Timers\.next_ms outside a transition"):
+    with pytest.raises(AssertionError, match=r"Timers\.earliest_ms outside a transition"):
         scope["ask"](_state())
