@@ -1,6 +1,12 @@
 """What tests look at, or change, in the state of a tracker's core, which no program can."""
 
+from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore
+
+
+def state_of(core: TrackerCore) -> TrackerState:
+    """Return all that a core knows."""
+    return core._state
 
 
 def cached_bucket_count(core: TrackerCore) -> int:
@@ -11,7 +17,7 @@ def cached_bucket_count(core: TrackerCore) -> int:
 def remembered_ledger_count(core: TrackerCore) -> int:
     """Return how many ledgers are in ranges that overlap, so that what is handed out of them is remembered."""
     positions = core._state.positions
-    return len(positions.overlapping) + len(positions.handed_out)
+    return len(positions._overlapping) + len(positions._handed_out)
 
 
 def evict_positions(core: TrackerCore) -> None:

@@ -1,0 +1,171 @@
+"""Values that are kept for speed, and timers of wanted work, are compared with the state: a wrong one is noticed."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.core_state import evict_positions, state_of
+from tests.helpers.snapshot_work import answer_to
+from tracker.columns.row_order import NEVER
+from tracker.config import TrackerConfig
+from tracker.core.actions import Action, ActionFailed, LoadSegments
+from tracker.core.bucket import Bucket
+from tracker.core.state import TrackerState
+from tracker.core.timers import Why
+from tracker.core.tracker_core import TrackerCore
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
+from tracker.testing import FakeCursor, run_inline
+
+CONFIG = TrackerConfig(
+    index_count_per_bucket_min=4,
+    bucket_count_max=4,
+    segment_step_ms_max=10,
+    segment_row_count_max=2,
+    prefetch_ms=20,
+    loaded_row_count_max=4,
+    is_deliver_at_time_strict=True,
+)
+
+
+class World:
+    """A core with five sealed buckets, of which one overlaps, one is cached, and one is being loaded."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        storage = MemoryBucketSnapshotStorage()
+        self.runner = runner
+        runner.run(storage.start())
+        cursor = FakeCursor()
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
+        self.work = SnapshotWork(CONFIG, context, StorageWork(storage, run_inline))
+        self.core = TrackerCore(CONFIG, acknowledged_in=cursor.acknowledged_in, rng=Random(1))
+        self.state: TrackerState = state_of(self.core)
+        self.now_ms = 1_000
+        self.pending: list[Action] = []
+        self.core.recover({}, now_ms=self.now_ms)
+        for ledger_id in range(6):
+            for entry_id in range(8):
+                self.core.add_message(ledger_id, entry_id, 5_000 + ledger_id * 100 + entry_id * 15, self.now_ms)
+            self.answer_all()
+        # A late message of a sealed ledger.
+        self.core.add_message(1, 100, 9_000, self.now_ms)
+        self.now_ms = 4_990
+        self.core.want(4)
+        self.answer_all(but=LoadSegments)
+        self.check()
+
+    def answer_all(self, but: type[Action] | None = None) -> None:
+        self.pending += self.core.plan(now_ms=self.now_ms)
+        while ready := [action for action in self.pending if but is None or not isinstance(action, but)]:
+            self.pending.remove(ready[0])
+            self.core.handle(self.runner.run(answer_to(self.work, ready[0])), now_ms=self.now_ms)
+            self.pending += self.core.plan(now_ms=self.now_ms)
+
+    def check(self) -> None:
+        self.core.check(self.pending)
+
+    def bucket(self, is_it: Callable[[Bucket], object]) -> Bucket:
+        return next(bucket for bucket in self.state.buckets.values() if is_it(bucket))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with asyncio.Runner() as runner:
+        yield World(runner)
+
+
+def _loading(world: World) -> Bucket:
+    return world.bucket(lambda bucket: bucket.load is not None)
+
+
+def _cached(world: World) -> Bucket:
+    return world.bucket(lambda bucket: bucket.cached is not None)
+
+
+def _let_a_load_fail(world: World) -> None:
+    action = next(one for one in world.pending if isinstance(one, LoadSegments))
+    world.pending.remove(action)
+    world.core.handle(ActionFailed(action, False, "down"), now_ms=world.now_ms)
+
+
+def _spoil_tries(world: World) -> None:
+    _let_a_load_fail(world)
+    world.state.loads.forget_waits()
+    world.check()
+    world.state.loads._tries = []  # noqa: SLF001, spoiled on purpose
+
+
+SPOILS: dict[str, Callable[[World], object]] = {
+    "no barrier": lambda world: setattr(world.state.barriers, "_holding_up", []),
+    "a waived barrier": lambda world: setattr(world.state.barriers, "_waived", {1: None}),
+    "overlaps": lambda world: setattr(world.state, "overlapped", {}),
+    "mutable ledgers": lambda world: setattr(world.state.mutable, "last_ledger_id", 0),
+    "tries": _spoil_tries,
+    "rows to come": lambda world: setattr(world.state.loads, "row_count", world.state.loads.row_count + 1),
+    "calls in flight": lambda world: world.state.calls.loads.started(),
+    "reads in flight": lambda world: world.state.calls.reads.started(),
+    "cached bytes": lambda world: setattr(_cached(world), "cached_bytes", 0),
+    "rows of a load": lambda world: setattr(_loading(world), "load_row_count", 99),
+    "unloaded": lambda world: setattr(world.state, "unloaded_count", world.state.unloaded_count + 1),
+    "held rows": lambda world: setattr(world.state, "held_row_count", 5),
+    "cached buckets": lambda world: world.state.cache.buckets.clear(),
+    "keys": lambda world: world.state.keys.clear(),
+    "earliest timer": lambda world: setattr(world.state.timers, "earliest_ms", NEVER),
+}
+
+
+@pytest.mark.parametrize("name", SPOILS)
+def test_a_value_that_is_not_what_it_follows_from_is_noticed(world: World, name: str) -> None:
+    SPOILS[name](world)
+
+    with pytest.raises(AssertionError):
+        world.check()
+
+
+def _let_all_be_handed_out(world: World) -> None:
+    world.answer_all()
+    world.now_ms = 20_000
+    while Why.EXHAUSTED not in _set(world):
+        world.answer_all()
+        assert len(world.core.pop_due(now_ms=world.now_ms, limit=100))
+
+
+def _read_what_is_forgotten(world: World) -> None:
+    evict_positions(world.core)
+    for ledger_id in range(6):
+        world.core.want(ledger_id)
+
+
+WANTED: dict[Why, Callable[[World], object]] = {
+    Why.CLEARED: lambda world: world.core.clear(),
+    Why.OVERLAPS: lambda world: world.core.clear(),
+    Why.EVICTION: lambda _: None,
+    Why.LOADS: _let_a_load_fail,
+    Why.CACHE: _read_what_is_forgotten,
+    Why.ORDER_WAIT: lambda _: None,
+    Why.CREATES: lambda world: world.core.seal(index_count_min=1),
+    Why.DELETES: lambda world: world.core.trim(3),
+    Why.EXHAUSTED: _let_all_be_handed_out,
+}
+
+
+def _set(world: World) -> set[Why]:
+    return {why for why in Why if world.state.timers.when(why) < NEVER}
+
+
+@pytest.mark.parametrize("why", WANTED)
+def test_wanted_work_without_a_timer_is_noticed(world: World, why: Why) -> None:
+    WANTED[why](world)
+    world.check()
+    assert why in _set(world)
+
+    times = {one: world.state.timers.when(one) for one in Why if one is not why}
+    world.state.timers.take_due(NEVER)
+    for one, at_ms in times.items():
+        world.state.timers.at(one, at_ms)
+
+    with pytest.raises(AssertionError, match=f"no timer is set|{why.name}"):
+        world.check()
