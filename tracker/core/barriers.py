@@ -46,6 +46,11 @@ class Barriers:
         self._waived: dict[int, RowKey] = {}
         """The barriers that hold up nothing, by serial."""
 
+    @property
+    def by_serial(self) -> Mapping[int, RowKey]:
+        """The barriers of all buckets with rows that are not loaded, as they are now; for reading only."""
+        return self._barriers
+
     def note(self, bucket: Bucket) -> None:
         """Take a bucket's barrier as it is now; call whenever it has changed."""
         if not bucket.holds_up:
@@ -77,7 +82,8 @@ class Barriers:
 
     def clear(self) -> None:
         """Forget all."""
-        self._barriers, self._unloaded, self._holding_up, self._waived = {}, [], [], {}
+        self._barriers.clear()
+        self._unloaded, self._holding_up, self._waived = [], [], {}
 
     def first_unloaded(self) -> Bucket | None:
         """Return the bucket with the lowest barrier, of those whose segments are known."""

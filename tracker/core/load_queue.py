@@ -35,16 +35,19 @@ class LoadQueue:
 
     Args:
         buckets: All buckets, by serial.
+        barriers: Those of all buckets with unloaded segments as they are now, by serial: an entry of a heap with
+            another barrier is stale.
         breaker: When loads may start.
         timers: Is told when one may start that has only to wait for that time.
     """
 
-    def __init__(self, buckets: Mapping[int, Bucket], breaker: CircuitBreaker, timers: Timers) -> None:
+    def __init__(
+        self, buckets: Mapping[int, Bucket], barriers: Mapping[int, RowKey], breaker: CircuitBreaker, timers: Timers
+    ) -> None:
         self._buckets = buckets
         self._breaker = breaker
         self._timers = timers
-        self._barriers: dict[int, RowKey] = {}
-        """Of all buckets with unloaded segments, as they are now: entries of the heaps with others are stale."""
+        self._barriers = barriers
         self._upcoming: list[tuple[RowKey, int]] = []
         """By barrier. As in the other heaps, entries of buckets that have gone on are left until they come up."""
         self._due: dict[int, Bucket] = {}
@@ -83,13 +86,11 @@ class LoadQueue:
         """Take a bucket as it is now; call whenever something of it was loaded, and when it is served from segments."""
         self.forget(bucket.serial)
         if bucket.has_unloaded:
-            barrier = self._barriers[bucket.serial] = bucket.barrier
-            heapq.heappush(self._upcoming, (barrier, bucket.serial))
+            heapq.heappush(self._upcoming, (self._barriers[bucket.serial], bucket.serial))
             self._timers.wake(Why.LOADS)
 
     def forget(self, serial: int) -> None:
         """Want nothing of a bucket."""
-        self._barriers.pop(serial, None)
         if self._due.pop(serial, None) is not None:
             self.unknown.pop(serial, None)
             self._in_flight.pop(serial, None)
@@ -98,7 +99,7 @@ class LoadQueue:
 
     def clear(self) -> None:
         """Want nothing of any bucket."""
-        for serial in list(self._barriers):
+        for serial in list(self._due):
             self.forget(serial)
 
     def forget_waits(self) -> None:
@@ -242,7 +243,6 @@ class LoadQueue:
         waiting = {serial for _, serial in self._waiting}
         assert self.row_count == sum(self._row_counts.values())
         assert self._row_counts.keys() <= self._due.keys() <= self._barriers.keys()
-        assert self._barriers == {serial: one.barrier for serial, one in self._buckets.items() if one.has_unloaded}
         for serial, bucket in self._buckets.items():
             if not bucket.has_unloaded:
                 assert serial not in self._due

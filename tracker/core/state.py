@@ -131,9 +131,9 @@ class TrackerState:
             self.timers, keeps_all=keeps_positions, bytes_max=cached_bytes_max, reads_ahead=reads_ahead
         )
         self.calls = Calls(config, rng, self.timers)
-        self.loads = LoadQueue(self.buckets, self.calls.loads, self.timers)
         self.recovery = Recovery()
         self.barriers = Barriers(self.buckets, self.recovery, config.order_wait_ms_max, self.timers)
+        self.loads = LoadQueue(self.buckets, self.barriers.by_serial, self.calls.loads, self.timers)
         self.overlapped: dict[int, LedgerRange] = {}
         """The ranges that `positions` remembers as overlapping, by serial."""
         self.overlaps_changed: dict[int, None] = {}
