@@ -106,10 +106,10 @@ class DelayedDeliveryTracker(ABC):
     def will_read(self, ledger_id: int) -> None:
         """Announce that a ledger is being read: which of its entries are tracked is to be known for a while.
 
-        Call it before the questions below, as often as they are asked. What is not in memory is read in the background,
-        and `on_available` is called when it is there. It is forgotten ten seconds after the last call, or earlier where
-        other ledgers wait for room. Where no ledger is ever announced, a tracker reads by turns what it does not know,
-        a few buckets a second.
+        Call it before the questions below, as often as they are asked. Positions that are not in memory are read in the
+        background, and `on_available` is called when they are there. They are forgotten ten seconds after the last call
+        or earlier, where other ledgers wait for room. As long as no ledger has ever been announced, a tracker reads by
+        turns the positions that it does not know, of a few buckets a second.
         """
         del ledger_id
 

@@ -158,12 +158,12 @@ def _has_merge_to_begin(state: TrackerState) -> bool:
 
 def _has_exhausted(state: TrackerState) -> bool:
     """Whether a bucket of which all is loaded has no row any more that could be handed out."""
-    next_ms = state.rows.loaded.next_deliver_at_ms
+    next_deliver_at_ms = state.rows.loaded.next_deliver_at_ms
     return any(
         bucket.state is BucketState.SEALED
         and bucket.is_fully_loaded
         and bucket.merging_into is None
-        and bucket.last_ms < next_ms
+        and bucket.last_ms < next_deliver_at_ms
         for bucket in state.buckets.values()
     )
 

@@ -237,7 +237,7 @@ def next_wakeup_ms(state: TrackerState, now_ms: int, latest_ms: int) -> int:
     return wakeup_ms
 
 
-# What is tried again.
+# By failures.
 
 ACTION_OF_STATE: Final[Mapping[BucketState, type[Action]]] = {
     BucketState.SEALING: PersistBucket,

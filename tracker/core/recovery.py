@@ -1,4 +1,4 @@
-"""What a recovery has still to do."""
+"""A recovery: the buckets that it has still to open."""
 
 from dataclasses import dataclass, field
 

@@ -41,7 +41,7 @@ _TAKEN_PARTS_MAX: Final = 256
 
 
 class LoadedRows(NamedTuple):
-    """What has become of the rows of segments."""
+    """The rows of segments that were loaded, and their positions."""
 
     kept: DelayedIndexes
     """Those that stay in memory."""

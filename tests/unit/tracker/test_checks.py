@@ -31,7 +31,7 @@ CONFIG = TrackerConfig(
 )
 
 
-class World:
+class SpoiledCore:
     """A core with five sealed buckets, of which one overlaps, one is cached, and one is being loaded."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
@@ -72,33 +72,33 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[SpoiledCore]:
     with asyncio.Runner() as runner:
-        yield World(runner)
+        yield SpoiledCore(runner)
 
 
-def _loading(world: World) -> Bucket:
+def _loading(world: SpoiledCore) -> Bucket:
     return world.bucket(lambda bucket: bucket.load is not None)
 
 
-def _cached(world: World) -> Bucket:
+def _cached(world: SpoiledCore) -> Bucket:
     return world.bucket(lambda bucket: bucket.cached is not None)
 
 
-def _let_a_load_fail(world: World) -> None:
+def _let_a_load_fail(world: SpoiledCore) -> None:
     action = next(one for one in world.pending if isinstance(one, LoadSegments))
     world.pending.remove(action)
     world.core.handle(ActionFailed(action, False, "down"), now_ms=world.now_ms)
 
 
-def _spoil_tries(world: World) -> None:
+def _spoil_tries(world: SpoiledCore) -> None:
     _let_a_load_fail(world)
     world.state.loads.forget_waits()
     world.check()
     world.state.loads._tries = []  # noqa: SLF001, spoiled on purpose
 
 
-SPOILS: dict[str, Callable[[World], object]] = {
+SPOILS: dict[str, Callable[[SpoiledCore], object]] = {
     "no barrier": lambda world: setattr(world.state.barriers, "_holding_up", []),
     "a waived barrier": lambda world: setattr(world.state.barriers, "_waived", {1: None}),
     "overlaps": lambda world: setattr(world.state, "overlapped", {}),
@@ -118,14 +118,14 @@ SPOILS: dict[str, Callable[[World], object]] = {
 
 
 @pytest.mark.parametrize("name", SPOILS)
-def test_a_value_that_is_not_what_it_follows_from_is_noticed(world: World, name: str) -> None:
+def test_a_value_that_is_not_what_it_follows_from_is_noticed(world: SpoiledCore, name: str) -> None:
     SPOILS[name](world)
 
     with pytest.raises(AssertionError):
         world.check()
 
 
-def _let_all_be_handed_out(world: World) -> None:
+def _let_all_be_handed_out(world: SpoiledCore) -> None:
     world.answer_all()
     world.now_ms = 20_000
     while Why.EXHAUSTED not in _set(world):
@@ -133,13 +133,13 @@ def _let_all_be_handed_out(world: World) -> None:
         assert len(world.core.pop_due(now_ms=world.now_ms, limit=100))
 
 
-def _read_what_is_forgotten(world: World) -> None:
+def _read_what_is_forgotten(world: SpoiledCore) -> None:
     evict_positions(world.core)
     for ledger_id in range(6):
         world.core.want(ledger_id)
 
 
-WANTED: dict[Why, Callable[[World], object]] = {
+WANTED: dict[Why, Callable[[SpoiledCore], object]] = {
     Why.CLEARED: lambda world: world.core.clear(),
     Why.OVERLAPS: lambda world: world.core.clear(),
     Why.EVICTION: lambda _: None,
@@ -152,12 +152,12 @@ WANTED: dict[Why, Callable[[World], object]] = {
 }
 
 
-def _set(world: World) -> set[Why]:
+def _set(world: SpoiledCore) -> set[Why]:
     return {why for why in Why if world.state.timers.when(why) < NEVER}
 
 
 @pytest.mark.parametrize("why", WANTED)
-def test_wanted_work_without_a_timer_is_noticed(world: World, why: Why) -> None:
+def test_wanted_work_without_a_timer_is_noticed(world: SpoiledCore, why: Why) -> None:
     WANTED[why](world)
     world.check()
     assert why in _set(world)

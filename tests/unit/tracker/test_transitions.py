@@ -160,7 +160,7 @@ def test_a_failure_is_found_by_the_action_that_failed() -> None:
     assert bucket.work_attempts.failures == 1
 
 
-class Change(NamedTuple):
+class FieldChange(NamedTuple):
     """An assignment to a field, or a call that is one."""
 
     owner: str
@@ -175,7 +175,7 @@ class _Changes(ast.NodeVisitor):
     """Collects the fields that a module assigns to, however that is written."""
 
     def __init__(self) -> None:
-        self.found: list[Change] = []
+        self.found: list[FieldChange] = []
         self._function = ""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -196,20 +196,20 @@ class _Changes(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         if ast.unparse(node.func).rpartition(".")[2] in ("setattr", "__setattr__", "delattr", "__delattr__"):
-            self.found.append(Change("", "setattr", node.lineno, self._function))
+            self.found.append(FieldChange("", "setattr", node.lineno, self._function))
         self.generic_visit(node)
 
     def _add(self, node: ast.Attribute) -> None:
-        self.found.append(Change(ast.unparse(node.value), node.attr, node.lineno, self._function))
+        self.found.append(FieldChange(ast.unparse(node.value), node.attr, node.lineno, self._function))
 
 
-def _changes(source: str) -> list[Change]:
+def _changes(source: str) -> list[FieldChange]:
     collected = _Changes()
     collected.visit(ast.parse(source))
     return collected.found
 
 
-def _changes_the_state(change: Change, module: str) -> bool:
+def _changes_the_state(change: FieldChange, module: str) -> bool:
     """Whether a change is of a bucket, or of a record that belongs to a state; a class may set up its own fields."""
     if change.field == "setattr":
         return True

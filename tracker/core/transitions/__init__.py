@@ -14,6 +14,6 @@
     table          (event, state of the bucket) -> function
     planning       timers that have come due -> actions
 
-No other module changes a field of a bucket or of the state; `tests/unit/tracker/test_transitions.py` reads the source
-for it, and `tests/helpers/one_writer.py` looks at every assignment while the tracker's tests run.
+No other module changes a field of a bucket or of the state; `test_only_transitions_change_a_state` reads the source for
+it, and `tests/helpers/one_writer.py` looks at every assignment while the tracker's tests run.
 """
