@@ -42,9 +42,6 @@ LOOK_SECONDS = 0.25
 """The shortest time between two such rounds on request (`look_again`)."""
 LOOK_SECONDS_MAX = 0.5
 """How long such a request waits: a health check has a second."""
-PARTICIPANTS_MAX = 32
-"""Topics and cursors in one round: each takes 30 µs of the event loop, and what follows in the same turn, such as the
-rest of a subscribe, up to 250. With thousands of topics a synced write for so many is shared by enough of them."""
 MARK_SECONDS = 1.0
 """How long after a synced round the log is marked: one more small synced file a second, none while idle."""
 
@@ -65,6 +62,7 @@ class Committer:
     Args:
         database: The database.
         stamp: Adds to every round.
+        participants_max: The most topics and cursors in one round.
         monotonic: A clock that never goes back, in seconds.
         executor: Where writes run, one after the other; it becomes the committer's own. None makes a thread.
     """
@@ -74,6 +72,7 @@ class Committer:
         database: WritableDatabase,
         *,
         stamp: Callable[[Batch], None],
+        participants_max: int,
         monotonic: Callable[[], float] = time.monotonic,
         executor: Executor | None = None,
     ) -> None:
@@ -89,6 +88,7 @@ class Committer:
         self.synced_rounds = 0
         self._database = database
         self._stamp = stamp
+        self._participants_max = participants_max
         self._loop = asyncio.get_running_loop()
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="ledger-commit")
         self._waiting: dict[Participant, bool] = {}
@@ -150,7 +150,7 @@ class Committer:
             self._start_round()
 
     def _start_round(self) -> None:
-        self._in_flight = list(islice(self._waiting, PARTICIPANTS_MAX))
+        self._in_flight = list(islice(self._waiting, self._participants_max))
         are_synced = [self._waiting.pop(participant) for participant in self._in_flight]
         sync = any(are_synced)
         batch = self._database.new_batch()

@@ -5,7 +5,7 @@ cursor has acknowledged are not read.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -38,13 +38,20 @@ class CursorName(NamedTuple):
 class CursorPropertiesFolder:
     """A log's folder, of which only the properties of cursors are of interest; a context manager."""
 
-    def __init__(self, path: Path, *, is_read_only: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        is_read_only: bool,
+        open_read_only: Callable[[Path], RocksDatabase] = RocksDatabase.open_read_only,
+    ) -> None:
         """Open the folder, which must exist.
 
         Args:
             path: The folder of the log.
             is_read_only: Read the durable properties, also beside a service. Otherwise, no service can open it
                 meanwhile.
+            open_read_only: Opens the folder to read.
 
         Raises:
             StoreLockedError: It is in use, and is to be changed.
@@ -53,8 +60,9 @@ class CursorPropertiesFolder:
         """
         self._path = path
         self._is_read_only = is_read_only
+        self._open_read_only = open_read_only
         # Also before opening to write, which would make a log where there is none.
-        self._database = RocksDatabase.open_read_only(path)
+        self._database = open_read_only(path)
         if not is_read_only:
             self._database.release()
             self._database = RocksDatabase.open(path, write_buffer_bytes=_WRITE_BUFFER_BYTES)
@@ -78,7 +86,7 @@ class CursorPropertiesFolder:
                 raise
             # The service has compacted away the files that were open here: open the present ones.
             self._database.release()
-            self._database = RocksDatabase.open_read_only(self._path)
+            self._database = self._open_read_only(self._path)
             return self._read()
 
     def _read(self) -> dict[CursorName, dict[str, str]]:

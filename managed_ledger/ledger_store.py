@@ -69,7 +69,12 @@ class LedgerStore:
         *,
         compact_again_s: float = COMPACT_AGAIN_SECONDS,
     ) -> None:
-        self.committer = Committer(database, stamp=self._put_counters, executor=new_executor(1, "ledger-commit"))
+        self.committer = Committer(
+            database,
+            stamp=self._put_counters,
+            participants_max=config.round_participants_max,
+            executor=new_executor(1, "ledger-commit"),
+        )
         self._database = database
         self._config = config
         self._now_ms = now_ms

@@ -252,7 +252,7 @@ def _change(
 
 
 @contextmanager
-def _progress(api: ScheduleApi, path: str, verb: str) -> Iterator[str]:
+def _progress(api: ScheduleApi, path: str, verb: str, *, interval_s: float = PROGRESS_INTERVAL_S) -> Iterator[str]:
     """Show the progress of a change that takes long while it runs, its search first; give its operation id."""
     operation_id = new_operation_id()
     is_over = threading.Event()
@@ -261,7 +261,7 @@ def _progress(api: ScheduleApi, path: str, verb: str) -> Iterator[str]:
         steps: Steps | None = None
         stage, done = "", 0
         with ExitStack() as shown:
-            while not is_over.wait(PROGRESS_INTERVAL_S):
+            while not is_over.wait(interval_s):
                 try:
                     found = api.operation(operation_id)
                     if found["finished"]:

@@ -8,6 +8,7 @@ import pytest
 
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.database import RocksDatabase
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError, StoreUnavailableError
 from managed_ledger.ledger_store import LedgerStore
 
@@ -62,17 +63,21 @@ def test_what_was_compacted_away_since_it_was_opened_is_read_anew(tmp_path: Path
     async def fill() -> None:
         await (await _filled(tmp_path)).close()
 
+    def first_away(path: Path) -> RocksDatabase:
+        opened.append(path)
+        return Away() if len(opened) == 1 else RocksDatabase.open_read_only(path)  # type: ignore[return-value]
+
     released: list[bool] = []
+    opened: list[Path] = []
     asyncio.run(fill())
-    with CursorPropertiesFolder(tmp_path, is_read_only=True) as folder:
-        folder._database.release()
-        folder._database = Away()  # type: ignore[assignment]
+    with CursorPropertiesFolder(tmp_path, is_read_only=True, open_read_only=first_away) as folder:
         assert folder.read() == PROPERTIES
-        assert released == [True]
+    assert released == [True]
+    assert len(opened) == 2
+    opened.clear()
+    with CursorPropertiesFolder(tmp_path, is_read_only=True, open_read_only=first_away) as folder:
         manifest = next(tmp_path.glob("MANIFEST-*"))
         manifest.rename(tmp_path / "away")
-        folder._database.release()
-        folder._database = Away()  # type: ignore[assignment]
         with pytest.raises(StoreUnavailableError, match="read it again"):
             folder.read()
 

@@ -476,9 +476,8 @@ def test_a_deletion_that_fails_while_a_replacement_settles_gives_no_entry_twice(
 
 def test_a_crash_between_a_replacement_and_a_deletion_gives_no_entry_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr("managed_ledger.committer.PARTICIPANTS_MAX", 1)
         database = MemoryDatabase()
-        ledger = await _ledger(database, 10)
+        ledger = await _ledger(database, 10, round_participants_max=1)
         await ledger.open_cursor("subscription")
         database.gate.clear()
         database.arrived.clear()

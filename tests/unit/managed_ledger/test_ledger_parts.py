@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from managed_ledger import errors
 from managed_ledger.block_cache import BlockCache
 from managed_ledger.blocks import FreshPayloads, HeaderBlock, PayloadBlock
-from managed_ledger.committer import PARTICIPANTS_MAX, Committer
+from managed_ledger.committer import Committer
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.database import Batch, Database, RocksDatabase
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
@@ -21,6 +22,12 @@ from managed_ledger.keys import Family, block_key, ledger_range
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.helpers.fakes.virtual_time import SimulationLoop, run
 from tests.simulation.whole_service.disk import LoopExecutor
+
+PARTICIPANTS_MAX = 32
+
+
+def _committer(database: MemoryDatabase, **options: Any) -> Committer:
+    return Committer(database, stamp=lambda batch: None, participants_max=PARTICIPANTS_MAX, **options)
 
 
 @pytest.fixture(params=["rocksdb", "memory"])
@@ -173,7 +180,7 @@ class _Broken:
 def test_a_participant_that_fails_fails_alone() -> None:
     async def scenario() -> None:
         database = MemoryDatabase()
-        committer = Committer(database, stamp=lambda batch: None)
+        committer = _committer(database)
         broken = _Broken()
         committer.request(broken, sync=True)
 
@@ -193,7 +200,7 @@ def test_no_round_is_of_more_topics_than_a_turn_of_the_loop_should_take() -> Non
 
     async def scenario() -> None:
         database = MemoryDatabase()
-        committer = Committer(database, stamp=lambda batch: None)
+        committer = _committer(database)
         rounds: list[int] = []
 
         async def write(number: int) -> None:
@@ -219,7 +226,12 @@ def test_a_log_is_marked_once_a_second_and_never_while_nothing_is_written() -> N
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulationLoop)
         database = MemoryDatabase()
-        committer = Committer(database, stamp=lambda batch: None, executor=LoopExecutor(loop, 1, lambda: 0.001))
+        committer = Committer(
+            database,
+            stamp=lambda batch: None,
+            participants_max=PARTICIPANTS_MAX,
+            executor=LoopExecutor(loop, 1, lambda: 0.001),
+        )
 
         async def write(*, sync: bool = True) -> None:
             await committer.write(lambda batch: batch.put(Family.META, b"k", b"v"), sync=sync)
@@ -248,7 +260,9 @@ def test_only_failures_that_last_are_called_so() -> None:
     async def scenario() -> None:
         database = MemoryDatabase()
         failed_at = iter((0.0, 30.0, 30.5, 33.0, 34.0))
-        committer = Committer(database, stamp=lambda batch: None, monotonic=failed_at.__next__)
+        committer = Committer(
+            database, stamp=lambda batch: None, participants_max=PARTICIPANTS_MAX, monotonic=failed_at.__next__
+        )
         database.failures_to_come = 4
 
         for lasts in (False, False, True, True):

@@ -44,12 +44,11 @@ class OperationTeller:
     ],
 )
 def test_a_change_says_what_it_does_and_of_how_many(
-    states: list[dict[str, Any] | None], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    states: list[dict[str, Any] | None], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scheduling.cli.PROGRESS_INTERVAL_S", 0.001)
     service = OperationTeller(states)
 
-    with _progress(service, "/topics/t/scheduled", "cancelled") as operation_id:  # type: ignore[arg-type]
+    with _progress(service, "/topics/t/scheduled", "cancelled", interval_s=0.001) as operation_id:  # type: ignore[arg-type]
         assert service.is_asked_out.wait(20)
 
     assert capsys.readouterr().err == told
