@@ -10,10 +10,10 @@ and a start does not wait for them. Finished ledgers are deleted while a topic i
 
 import asyncio
 import logging
+import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from sys import intern
 from typing import Final, Protocol
 
 from broker.admin.figures import TopicSnapshot
@@ -62,14 +62,19 @@ class RestingTopics:
         self._service = service
         self._config = config
         self._now_ms = now_ms
-        self._figures: dict[str, TopicSnapshot] = {}
-        """By full name, which is the figures' own."""
+        self._figures: dict[str, bytes] = {}
+        """By full name, pickled: half of what objects take, and there may be thousands of them."""
 
-    @property
-    def figures(self) -> list[TopicSnapshot]:
-        """The figures of each resting topic, as they were when it was closed; delayed until the last one is due."""
-        now_ms = self._now_ms()
-        return [one if one.last_deliver_at_ms > now_ms else _without_delayed(one) for one in self._figures.values()]
+    def figures(self) -> Iterator[TopicSnapshot]:
+        """Give the figures of each resting topic, as they were when it was closed; delayed until the last one is due.
+
+        One by one, as to unpack those of thousands would hold up the event loop; the topics are those of this call.
+        """
+        return map(self._unpacked, list(self._figures.values()))
+
+    def _unpacked(self, packed: bytes) -> TopicSnapshot:
+        figures: TopicSnapshot = pickle.loads(packed)
+        return figures if figures.last_deliver_at_ms > self._now_ms() else _without_delayed(figures)
 
     def forget(self, name: TopicName) -> None:
         """Forget the figures of a topic that was opened."""
@@ -102,20 +107,20 @@ class RestingTopics:
 
     async def survey(self, names: Iterable[str], *, ttl_ms: int) -> None:
         """Visit the topics that have not been opened since the start, one after the other."""
-        for name in names:
+        async for name in in_slices(names):
             await self._visit(TopicName.parse(name), ttl_ms=ttl_ms)
 
     async def expire(self, *, ttl_ms: int) -> None:
         """Visit the resting topics in which messages can expire."""
-        for name, figures in list(self._figures.items()):
+        async for figures in in_slices(self.figures()):
             if any(one.backlog for one in figures.subscriptions):
-                await self._visit(TopicName.parse(name), ttl_ms=ttl_ms)
+                await self._visit(TopicName.parse(figures.name), ttl_ms=ttl_ms)
 
     async def make_room(self) -> None:
         """Visit the resting topics that take disk space and have nothing to deliver."""
-        for name, figures in list(self._figures.items()):
+        async for figures in in_slices(self.figures()):
             if figures.storage_size_bytes and not any(one.backlog for one in figures.subscriptions):
-                await self._visit(TopicName.parse(name), ttl_ms=0, is_for_room=True)
+                await self._visit(TopicName.parse(figures.name), ttl_ms=0, is_for_room=True)
 
     async def _visit(self, name: TopicName, *, ttl_ms: int, is_for_room: bool = False) -> None:
         if name in self._service.topics:
@@ -142,7 +147,7 @@ class RestingTopics:
 
     async def _rest(self, topic: Topic) -> None:
         figures = _without_counters(topic.metrics())
-        self._figures[figures.name] = figures
+        self._figures[figures.name] = pickle.dumps(figures, pickle.HIGHEST_PROTOCOL)
         try:
             await self._service.take_away(topic)
         except LedgerError as error:
@@ -178,7 +183,6 @@ def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:
         index_counters_before=None,
         messages_in_total=0,
         bytes_in_total=0,
-        # There may be thousands of such topics: empty figures are not kept, and equal names are kept once.
+        # There may be thousands of such topics.
         lateness=figures.lateness if figures.lateness is not None and any(figures.lateness.counts) else None,
-        namespace=intern(figures.namespace),
     )

@@ -278,7 +278,7 @@ class Service:
         disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
         chunks = stream_metrics(
             self.config.cluster_name,
-            chain((topic.metrics() for topic in list(self.topics.values())), self.resting.figures),
+            chain((topic.metrics() for topic in list(self.topics.values())), self.resting.figures()),
             connection_count=len(self.connections),
             is_by_topic=self.config.has_topic_metrics,
             is_by_consumer=self.config.has_consumer_metrics,

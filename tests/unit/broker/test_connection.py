@@ -350,13 +350,13 @@ def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> N
 
     async def after(service: Service) -> None:
         await service.survey_topics()
-        (figures,) = service.resting.figures
+        (figures,) = service.resting.figures()
         topic = await service.topic(TopicName.parse("t"))
 
         assert figures.name == "persistent://public/default/t"
         assert [one.name for one in figures.subscriptions] == ["a/b"]
         assert list(topic.subscriptions) == ["a/b"]
-        assert service.resting.figures == []
+        assert list(service.resting.figures()) == []
 
     play(tmp_path, story)
     play(tmp_path, after)
