@@ -328,7 +328,7 @@ class Subscription:
         state = self.pause
         if state.is_paused:
             self.dispatcher.pause_deliveries()
-        else:
+        elif state.rate_per_second is not None or not self._gate.is_open:
             self.dispatcher.resume_deliveries(state.rate_per_second, self._on_drained)
 
     def _on_drained(self) -> None:

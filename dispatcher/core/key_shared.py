@@ -26,6 +26,7 @@ from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelect
 from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
+from dispatcher.core.earlier import earlier
 from dispatcher.core.fence import NoFence, OrderFence
 from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows, push_all
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
@@ -269,8 +270,7 @@ class KeySharedCore(MultipleConsumersCore):
             self._offer(slot)
 
     def next_wakeup_ms(self) -> int | None:
-        times = [at for at in (super().next_wakeup_ms(), self._unblock_at_ms) if at is not None]
-        return min(times, default=None)
+        return earlier(super().next_wakeup_ms(), self._unblock_at_ms)
 
     def on_timer(self) -> list[Action]:
         if self._unblock_at_ms is not None and self.now_ms >= self._unblock_at_ms:

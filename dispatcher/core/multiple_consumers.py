@@ -14,6 +14,7 @@ from dispatcher.core.ack_sets import AckSet, full_ack_set, intersection, unackno
 from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action, Deliver, ForgetDelayed
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
+from dispatcher.core.earlier import earlier
 from dispatcher.core.intake import Intake
 from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
 from managed_ledger.position import Position
@@ -133,8 +134,7 @@ class MultipleConsumersCore(Intake):
         has_work = self.to_serve or self.waiting.returning or self.expired
         if has_work:
             return self.now_ms
-        times = (super().next_wakeup_ms(), self.gate.next_grant_ms(self.now_ms))
-        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+        return earlier(super().next_wakeup_ms(), self.gate.next_grant_ms(self.now_ms))
 
     def on_timer(self) -> list[Action]:
         if self.expired:
