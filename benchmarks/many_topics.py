@@ -41,6 +41,7 @@ BUSY_MESSAGES_MAX: Final = 4_000
 BUSY_DELAY_MS: Final = 200
 DELAYED_EACH: Final = 10
 DUE_EACH: Final = 100
+DUE_UNCONFIRMED_MAX: Final = 20_000
 HOUR_MS: Final = 3_600_000
 
 Figures = dict[str, float]
@@ -261,6 +262,7 @@ async def _after_a_kill(service: PostdateProcess | RealPulsar, topics: int) -> F
     await client.open_topics(range(topics + 1))
     # They must not be due before all of them are published: with 10,000 topics a commit has two messages of each.
     deliver_at_ms = time.time_ns() // 1_000_000 + 30_000 + topics * DUE_EACH // 4
+    client.unconfirmed_max = DUE_UNCONFIRMED_MAX
     await _publish(client, range(1, topics + 1), DUE_EACH, deliver_at_ms)
     if time.time_ns() // 1_000_000 > deliver_at_ms:
         raise RuntimeError("publishing took longer than the messages' delay")

@@ -19,7 +19,7 @@ PERMITS: Final = 5_000
 _KEY_SHARED: Final = 3
 _EARLIEST: Final = 1
 _TYPE_AT: Final = 9
-_SENDS_UNCONFIRMED_MAX: Final = 40_000
+_SENDS_UNCONFIRMED_MAX: Final = 5_000
 _SENT_AT_ONCE: Final = 500
 _PUBLISH_TIME_FIELD, _KEY_FIELD, _DELIVER_AT_FIELD = 3, 6, 19
 
@@ -36,6 +36,8 @@ class ManyTopicsClient(asyncio.Protocol):
         self.received = 0
         self.on_payload: Callable[[bytes], None] | None = None
         """Called with the last eight bytes of each message."""
+        self.unconfirmed_max = _SENDS_UNCONFIRMED_MAX
+        """Messages on their way; with more of them, more of one topic share a commit."""
         self._transport: asyncio.Transport | None = None
         self._data = b""
         self._connected = asyncio.Event()
@@ -104,7 +106,7 @@ class ManyTopicsClient(asyncio.Protocol):
         }
         entry = frames.entry(metadata, struct.pack(">q", deliver_at_ms))
         for begin in range(numbers.start, numbers.stop, _SENT_AT_ONCE):
-            while self._sent - self._confirmed >= _SENDS_UNCONFIRMED_MAX:
+            while self._sent - self._confirmed >= self.unconfirmed_max:
                 self._has_room.clear()
                 await self._has_room.wait()
             some = numbers[begin - numbers.start :][:_SENT_AT_ONCE]

@@ -73,11 +73,19 @@ def make_dispatcher(
         new_tracker if has_delays else None,
         config,
         now_ms,
-        defers_tracker=factory is not None and factory.can_defer(cursor),
+        defers_tracker=factory is not None and _has_backlog(log, cursor) and factory.can_defer(cursor),
     )
     dispatcher.open()
     dispatcher.heed_delays(delays_through)
     return dispatcher
+
+
+def _has_backlog(log: Log, cursor: SubscriptionCursor) -> bool:
+    """Whether there is something to read already, as after a restart: what is due goes out without a tracker.
+
+    Without a backlog the tracker is made at once. It is small then, and the first delayed message does not wait for it.
+    """
+    return cursor.next_unacknowledged_position <= log.last_confirmed_position
 
 
 def _make_core(

@@ -231,7 +231,7 @@ class DelayedDeliveryTrackerFactory(ABC):
     def can_defer(self, cursor: TrackedCursor) -> bool:
         """Whether a tracker of this cursor has nothing to do before something is added, so that it may be made then.
 
-        Most subscriptions of a service with many topics never delay anything, and a tracker takes some memory and time.
+        After a restart with many topics, most of what waits may be due, and needs no tracker.
         """
         del cursor
         return False

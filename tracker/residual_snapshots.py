@@ -10,8 +10,7 @@ at any point is harmless. Left out: which cursors have a tracker, and when to lo
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from snapshot_storage.bucket_key import parse_bucket_id
@@ -23,11 +22,10 @@ from tracker.core.actions import DeleteSnapshot, ReadMetadata
 from tracker.delayed_delivery_tracker import TrackedCursor
 from tracker.shell.snapshot_work import worker_on
 from tracker.shell.storage_worker import SnapshotOwner, StorageWorker
+from tracker.shell.topic_lists import TopicLists
 
 NO_BUCKET: Final = -1
 """The serial of actions that are about no bucket of a tracker."""
-
-LISTS_IN_FLIGHT_MAX: Final = 8
 
 
 def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
@@ -66,7 +64,7 @@ class ResidualSnapshots:
     def __init__(self, storage: BucketSnapshotStorage | StorageWorker, *, timeout_ms: int) -> None:
         self._worker = worker_on(storage)
         self._config = TrackerConfig(operation_timeout_ms=timeout_ms)
-        self._lists = _TopicLists(self._worker, timeout_ms / 1_000)
+        self._lists = TopicLists(self._worker, timeout_s=timeout_ms / 1_000)
 
     async def trim(
         self,
@@ -156,51 +154,6 @@ class ResidualSnapshots:
 
     def _in_time(self) -> asyncio.Timeout:
         return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
-
-
-class _TopicLists:
-    """The lists of topics' snapshots; topics that are opened together are asked about in one call.
-
-    A call to another process takes 0.2 ms of both, and looking up a topic there 0.01 ms.
-    """
-
-    def __init__(self, worker: StorageWorker, timeout_s: float) -> None:
-        self._worker = worker
-        self._timeout_s = timeout_s
-        self._waiting: deque[tuple[str, asyncio.Future[Sequence[BucketSnapshotInfo]]]] = deque()
-        self._calls: set[asyncio.Task[None]] = set()
-
-    async def of(self, topic_name: str) -> Sequence[BucketSnapshotInfo]:
-        """Return the snapshots of a topic."""
-        answer: asyncio.Future[Sequence[BucketSnapshotInfo]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((topic_name, answer))
-        self._begin()
-        return await answer
-
-    def _begin(self) -> None:
-        while self._waiting and len(self._calls) < LISTS_IN_FLIGHT_MAX:
-            count = min(len(self._waiting), self._worker.actions_at_once_max)
-            asked = [self._waiting.popleft() for _ in range(count)]
-            call = asyncio.get_running_loop().create_task(self._list(asked))
-            self._calls.add(call)
-            call.add_done_callback(self._end)
-
-    def _end(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
-        self._begin()
-
-    async def _list(self, asked: Sequence[tuple[str, asyncio.Future[Sequence[BucketSnapshotInfo]]]]) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                lists = await self._worker.list_topics([topic_name for topic_name, _ in asked])
-        except Exception as error:  # Any error is the answer to each caller.
-            for _, answer in asked:
-                if not answer.done():
-                    answer.set_exception(error)
-            return
-        for (_, answer), found in zip(asked, lists, strict=True):
-            if not answer.done():
-                answer.set_result(found)
 
 
 async def _forget(cursor: TrackedCursor, bucket: SnapshotProperty, is_unattended: Callable[[], bool]) -> None:

@@ -45,6 +45,7 @@ from tracker.shell.snapshot_answers import built, loaded, metadata_answers, posi
 from tracker.shell.snapshot_creates import SnapshotCreates
 from tracker.shell.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
 from tracker.shell.storage_worker import SnapshotOwner, StorageWorker, in_thread, is_lost, rows_handled
+from tracker.shell.topic_lists import TopicLists
 
 BITMAPS_AT_ONCE_MAX: Final = 64
 """Recovery decodes the bitmaps of a snapshot at once up to this number: about 0.1 ms."""
@@ -59,10 +60,13 @@ T = TypeVar("T")
 class SnapshotWork:
     """Runs actions of one tracker and gives their answers; raises what the storage and the cursor raise of all."""
 
-    def __init__(self, config: TrackerConfig, context: TrackerContext, worker: StorageWorker) -> None:
+    def __init__(
+        self, config: TrackerConfig, context: TrackerContext, worker: StorageWorker, lists: TopicLists | None = None
+    ) -> None:
         self._owner = SnapshotOwner(context.topic_name, context.cursor_name, config)
         self._cursor = context.cursor
         self._worker = worker
+        self._lists = TopicLists(worker, timeout_s=config.operation_timeout_ms / 1_000) if lists is None else lists
 
     @property
     def actions_at_once_max(self) -> int:
@@ -74,8 +78,17 @@ class SnapshotWork:
         writes = [action for action in actions if isinstance(action, PutProperty | RemoveProperty)]
         if writes:
             return await self._write_properties(writes)
+        if isinstance(actions[0], ListSnapshots):
+            return [await self._list(actions[0])]
         on_storage = [action for action in actions if not isinstance(action, PutProperty | RemoveProperty)]
         return await self._worker.run_actions(self._owner, on_storage)
+
+    async def _list(self, action: ListSnapshots) -> Event:
+        owner = self._owner
+        infos = await self._lists.of(owner.topic_name)
+        return SnapshotsListed(
+            action.serial, [info.bucket_id for info in infos if info.cursor_name == owner.cursor_name]
+        )
 
     async def _write_properties(self, actions: Sequence[PropertyAction]) -> Sequence[Event]:
         put = {action.bucket_key: str(action.bucket_id) for action in actions if isinstance(action, PutProperty)}

@@ -1,4 +1,4 @@
-"""A subscription that delays nothing has no tracker; it gets one with the first entry that is delayed."""
+"""A subscription that begins with a backlog, as after a restart, gets its tracker with the first delayed entry."""
 
 import asyncio
 from collections.abc import Mapping
@@ -79,11 +79,26 @@ def test_what_is_due_when_it_is_read_needs_no_tracker(kind: SubscriptionType) ->
     run(main())
 
 
-def test_the_first_delayed_entry_makes_the_tracker() -> None:
+def test_without_a_backlog_the_tracker_is_made_at_once() -> None:
+    """The first delayed message does not wait for it then."""
+
     async def main() -> None:
         world = _DeferringWorld()
         dispatcher = await world.open()
+
+        assert dispatcher.tracker is not None
+        await dispatcher.close()
+
+    run(main())
+
+
+def test_the_first_delayed_entry_makes_the_tracker() -> None:
+    async def main() -> None:
+        world = _DeferringWorld()
+        world.publish(b"now", -1)
+        dispatcher = await world.open()
         await asyncio.sleep(1)
+        assert dispatcher.tracker is None
         world.publish(b"later", 10)
         await asyncio.sleep(1)
 
@@ -91,7 +106,7 @@ def test_the_first_delayed_entry_makes_the_tracker() -> None:
         assert dispatcher.stats().msg_delayed == 1
 
         await asyncio.sleep(10)
-        assert world.consumer.payloads == [b"later"]
+        assert world.consumer.payloads == [b"now", b"later"]
         await dispatcher.close()
 
     run(main())
@@ -102,6 +117,7 @@ def test_a_cursor_that_names_a_snapshot_has_its_tracker_at_once() -> None:
 
     async def main() -> None:
         world = _DeferringWorld(**{bucket_key(1, 3): "7"})
+        world.publish(b"now", -1)
         dispatcher = await world.open()
 
         assert dispatcher.tracker is not None
@@ -118,16 +134,18 @@ def test_a_tick_that_is_set_before_there_is_a_tracker_is_the_trackers() -> None:
         await world.storage.start()
         config = TrackerConfig(is_deliver_at_time_strict=False, tick_time_ms=1_000)
         factory = BucketDelayedDeliveryTrackerFactory(config, world.storage, now_ms=now_ms, run_blocking=run_inline)
+        world.publish(b"now", -1)
         dispatcher = make_dispatcher(
             world.kind, world.log, world.cursor, factory, DispatcherConfig(), now_ms, topic_name="t"
         )
+        assert dispatcher.tracker is None
         dispatcher.reset_tick_time(5_000)
         dispatcher.add_consumer(world.consumer)
         dispatcher.consumer_flow(world.consumer, 100)
         world.publish(b"a", 4)
         await asyncio.sleep(1)
 
-        assert world.consumer.payloads == [b"a"]
+        assert world.consumer.payloads == [b"now", b"a"]
         await dispatcher.close()
 
     run(main())
