@@ -34,8 +34,8 @@ TURN_S: Final = 0.002
 """After so long a turn begins no other callback beside events; the longest, as the first read of a subscription, take
 0.5 ms on a quiet machine. A turn costs 0.02 ms."""
 
-COLLECTED_OBJECTS_MIN: Final = 10_000
-"""So many more objects than before: a collection looks at these alone, and takes 2 ms. By Python's own generations an
+COLLECTED_OBJECTS_MIN: Final = 5_000
+"""So many more objects than before: a collection looks at these alone, and takes 1 ms. By Python's own generations an
 object that stays is looked at two or three times, in the middle of a turn."""
 
 
