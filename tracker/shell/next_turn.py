@@ -31,7 +31,12 @@ class NextTurn:
         self._call()
 
     def close(self) -> None:
-        """Make no call any more."""
+        """Make no call any more, and refer to its owner no more: a closed one is to go without a search for cycles."""
         self._is_closed = True
+        self._call = _nothing
         if self._handle is not None:
             self._handle.cancel()
+
+
+def _nothing() -> None:
+    """Stand for the call of an owner that is closed."""
