@@ -100,17 +100,18 @@ class RowQueue:
 
     def push_few(self, deliver_at_ms: list[int], ledger_id: int, entry_ids: list[int]) -> None:
         """Add rows of a ledger, in any order, which may be too few to be columns of their own."""
-        times = array("q", deliver_at_ms)
-        ledger_ids = array("q", [ledger_id]) * len(times)
-        self._extend_few(times.tobytes(), ledger_ids.tobytes(), array("q", entry_ids).tobytes())
-        self.next_deliver_at_ms = min(self.next_deliver_at_ms, min(times, default=NEVER))
+        ledger_ids = array("q", [ledger_id]) * len(entry_ids)
+        self._extend_few(array("q", deliver_at_ms), ledger_ids, array("q", entry_ids))
+        # Of the list: a number of an array becomes an object first.
+        self.next_deliver_at_ms = min(self.next_deliver_at_ms, min(deliver_at_ms, default=NEVER))
 
-    def _extend_few(self, deliver_at_ms: bytes, ledger_ids: bytes, entry_ids: bytes) -> None:
+    def _extend_few(self, deliver_at_ms: "array[int]", ledger_ids: "array[int]", entry_ids: "array[int]") -> None:
         few = self._few
-        if not few:
-            few = self._few = (array("q"), array("q"), array("q"))
-        for column, added in zip(few, (deliver_at_ms, ledger_ids, entry_ids), strict=True):
-            column.frombytes(added)
+        if few:
+            for column, added in zip(few, (deliver_at_ms, ledger_ids, entry_ids), strict=True):
+                column.extend(added)
+        else:
+            few = self._few = (deliver_at_ms, ledger_ids, entry_ids)
         if len(few[0]) >= self.sizes.few_rows_max:
             self._chunk_few()
             self._limit_chunks()
@@ -133,7 +134,8 @@ class RowQueue:
         if not len(deliver_at_ms):
             return
         if len(deliver_at_ms) <= self.sizes.copied_rows_max:
-            self._extend_few(deliver_at_ms.tobytes(), ledger_ids.tobytes(), entry_ids.tobytes())
+            columns = (deliver_at_ms, ledger_ids, entry_ids)
+            self._extend_few(*(array("q", column.tobytes()) for column in columns))
             self.next_deliver_at_ms = min(self.next_deliver_at_ms, int(deliver_at_ms.min()))
             return
         self._chunks.append((deliver_at_ms, ledger_ids, entry_ids))

@@ -2,13 +2,16 @@
 
 A row that gets into a bitmap and into a queue by itself costs a microsecond; a few hundred at once cost a tenth of that
 each. No decision is made here: the core has settled that each row is tracked, and how many there is room for. The rows
-are taken over before any question is answered, but for the question whether one of them is tracked.
+are taken over before a question is answered, but for those that follow single adds: whether one of them is tracked, how
+many are, and when the first one is due.
 """
 
 from array import array
 from typing import Final
 
 from pyroaring import BitMap
+
+from tracker.columns.row_order import NEVER
 
 SINGLES_MAX: Final = 500
 """At so many rows they are taken over, in 0.05 ms: the queue makes columns of as many (`FEW_ROWS_MAX`)."""
@@ -25,7 +28,9 @@ class SingleAdds:
         "_known",
         "_known_count",
         "_new_count",
+        "_next_deliver_at_ms",
         "_row_count_max",
+        "_timed_count",
         "deliver_at_ms",
         "entry_ids",
         "ledger_id",
@@ -45,6 +50,17 @@ class SingleAdds:
         self._counted: dict[int, None] = {}
         """The same for questions about their number."""
         self._counted_count = self._new_count = 0
+        self._next_deliver_at_ms = NEVER
+        """The earliest of the first so many times."""
+        self._timed_count = 0
+
+    @property
+    def next_deliver_at_ms(self) -> int:
+        """The earliest time of a row, `NEVER` if there is none; O(1), spread over all questions."""
+        if self._timed_count < len(self.deliver_at_ms):
+            self._next_deliver_at_ms = min(self._next_deliver_at_ms, *self.deliver_at_ms[self._timed_count :])
+            self._timed_count = len(self.deliver_at_ms)
+        return self._next_deliver_at_ms
 
     def new_count(self, tracked: BitMap | None) -> int:
         """Return how many positions they have that are not tracked before; O(1), spread over all questions.
@@ -77,7 +93,8 @@ class SingleAdds:
         """Return ledger, times, entry ids and the bitmap of these, of all rows, and be closed."""
         deliver_at_ms, entry_ids = self.deliver_at_ms, self.entry_ids
         self.deliver_at_ms, self.entry_ids = [], []
-        self.room = self._known_count = self._counted_count = self._new_count = 0
+        self.room = self._known_count = self._counted_count = self._new_count = self._timed_count = 0
+        self._next_deliver_at_ms = NEVER
         self._known, self._counted = {}, {}
         try:
             return self.ledger_id, deliver_at_ms, entry_ids, BitMap(array("I", entry_ids))
@@ -90,5 +107,6 @@ class SingleAdds:
         """Assert every invariant of the rows, given what of their ledger the mutable bucket tracks besides."""
         assert self._known.keys() == set(self.entry_ids[: self._known_count])
         assert self._counted.keys() == set(self.entry_ids[: self._counted_count])
+        assert self._next_deliver_at_ms == min(self.deliver_at_ms[: self._timed_count], default=NEVER)
         assert self._new_count == len(self._counted.keys() - set(tracked))
         assert len(self.deliver_at_ms) == len(self.entry_ids) <= self.room <= self._row_count_max

@@ -189,11 +189,21 @@ class TrackerCore:
 
     def first_deliver_at_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first message that `pop_due` would give, None if it has none to give."""
+        # PERFORMANCE: that nothing is due, as after most single adds, is found out before they are among the rows.
+        due_ms = self._state.due_through_ms(now_ms)
+        if self._singles.next_deliver_at_ms > due_ms and self._state.rows.next_deliver_at_ms > due_ms:
+            return None
         return questions.first_deliver_at_ms(self._whole(), now_ms)
 
     def next_deliver_at_ms(self) -> int | None:
         """Return when the next message is due, None if nothing is tracked; never later than it is."""
-        return questions.next_deliver_at_ms(self._whole())
+        next_deliver_at_ms = questions.next_deliver_at_ms(self._state)
+        single_deliver_at_ms = self._singles.next_deliver_at_ms
+        if single_deliver_at_ms == NEVER or (
+            next_deliver_at_ms is not None and next_deliver_at_ms <= single_deliver_at_ms
+        ):
+            return next_deliver_at_ms
+        return single_deliver_at_ms
 
     def first_withheld_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""
