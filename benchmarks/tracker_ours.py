@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks.tracker_workload import (
     ADDS_PER_LAP,
     ALL_DUE_MS,
+    ASKED_ADDS,
     NOW_MS,
     POLL_ROWS,
     SEGMENT_ROW_COUNT_MAX,
@@ -158,6 +159,9 @@ class TrackerRun:
             tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
             figures = await self._add_singly(tracker)
             await tracker.close()
+            tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
+            figures |= await self._ask_after_each_add(tracker)
+            await tracker.close()
         return figures
 
     async def _measure_size(self) -> Figures:
@@ -186,6 +190,26 @@ class TrackerRun:
             if start % 1_000 == 0:
                 await asyncio.sleep(0)
         return laps.figures("single", len(self._times))
+
+    async def _ask_after_each_add(self, tracker: BucketDelayedDeliveryTracker) -> Figures:
+        """Add one by one and ask after each: whether it is tracked, how many are, and whether anything is due."""
+        questions: dict[str, Callable[[int, int], object]] = {
+            "contains": tracker.contains_message,
+            "count": lambda _ledger_id, _entry_id: tracker.number_of_delayed_messages(),
+            "due": lambda _ledger_id, _entry_id: tracker.has_message_available(),
+        }
+        figures: Figures = {}
+        for start, (name, ask) in zip(range(0, len(self._times), ASKED_ADDS), questions.items(), strict=False):
+            rows = slice(start, start + ASKED_ADDS)
+            columns = (self._ledger_ids[rows], self._entry_ids[rows], self._times[rows])
+            lap = list(zip(*(column.tolist() for column in columns), strict=True))
+            began_ns = time.thread_time_ns()
+            for ledger_id, entry_id, deliver_at_ms in lap:
+                tracker.add_message(ledger_id, entry_id, deliver_at_ms)
+                ask(ledger_id, entry_id)
+            figures[f"add_and_{name}_us"] = (time.thread_time_ns() - began_ns) / len(lap) / 1e3
+            await asyncio.sleep(0)
+        return figures
 
     async def _add_batched(self, tracker: BucketDelayedDeliveryTracker) -> Figures:
         """Add in batches, giving the loop a turn after each."""

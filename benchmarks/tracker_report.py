@@ -72,6 +72,11 @@ FIGURES: Final[Mapping[str, TrackerFigure]] = {
     "single_longest_pause_ms": TrackerFigure("longest 100 adds, one by one", "ms", False, target=5, obstacle=_PAUSE),
     "single_longest_pause_cpu_ms": TrackerFigure("the same, by the adding thread's processor time", "ms", False),
     "single_median_pause_ms": TrackerFigure("median 100 adds, one by one", "ms", False),
+    "add_and_contains_us": TrackerFigure(
+        "one add, then whether it is tracked (processor time)", "us", False, target=1.5
+    ),
+    "add_and_count_us": TrackerFigure("one add, then how many are tracked (processor time)", "us", False, target=1.5),
+    "add_and_due_us": TrackerFigure("one add, then whether anything is due (processor time)", "us", False, target=1.5),
     "drain_per_s": TrackerFigure("drain", "/s", True, target=2e6, obstacle=_DRAIN),
     "contains_in_bulk_per_s": TrackerFigure("contains, by ledger (Pulsar: one by one)", "/s", True, "contains_per_s"),
     "contains_per_s": TrackerFigure("contains, one by one", "/s", True, obstacle=_CONTAINS),

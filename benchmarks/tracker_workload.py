@@ -23,6 +23,9 @@ POLL_ROWS: Final = 1_000
 ADDS_PER_LAP: Final = 100
 """The longest pause of a single add is taken over so many, as reading the clock for each would cost as much."""
 
+ASKED_ADDS: Final = 20_000
+"""So many single adds are each followed by a question, of one kind."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:

@@ -35,6 +35,7 @@ from snapshot_storage.rocksdb.layout import (
     decode_header,
     encode_header,
     entry_key,
+    entry_keys,
     header_key,
     index_key,
     index_range,
@@ -177,8 +178,8 @@ class RocksDBFolder:
         batch.delete(DEFAULT_FAMILY, header_key(bucket_id))
         batch.delete(DEFAULT_FAMILY, unfinished_key(bucket_id))
         if info is not None and info.segment_count < DELETED_ONE_BY_ONE_MAX:
-            for entry in range(METADATA_ENTRY, info.segment_count + 1):
-                batch.delete(DEFAULT_FAMILY, entry_key(bucket_id, entry))
+            for key in entry_keys(bucket_id, METADATA_ENTRY, info.segment_count):
+                batch.delete(DEFAULT_FAMILY, key)
         else:
             batch.delete_range(
                 DEFAULT_FAMILY, entry_key(bucket_id, METADATA_ENTRY), entry_key(bucket_id + 1, METADATA_ENTRY)
@@ -235,8 +236,10 @@ class RocksDBFolder:
         bucket_id = info.bucket_id
         payloads: list[bytes] = []
         try:
-            for key, stored in self._stored_entries(bucket_id, first_entry, last_entry):
-                if key != entry_key(bucket_id, first_entry + len(payloads)):
+            # Segments may be few rows each, and many.
+            expected = entry_keys(bucket_id, first_entry, last_entry)
+            for wanted, (key, stored) in zip(expected, self._stored_entries(expected), strict=False):
+                if key != wanted:
                     break
                 payloads.append(checked_entry(key, stored))
         except StorageCorruptedError as error:
@@ -249,12 +252,12 @@ class RocksDBFolder:
             raise SnapshotCorruptedError("it is missing", bucket_id=bucket_id, entry=first_entry + len(payloads))
         return payloads
 
-    def _stored_entries(self, bucket_id: int, first_entry: int, last_entry: int) -> Iterable[tuple[bytes, bytes]]:
-        begin = entry_key(bucket_id, first_entry)
-        if first_entry != last_entry:
-            return self._store.scan(DEFAULT_FAMILY, begin, entry_key(bucket_id, last_entry + 1))
-        stored = self._store.get(DEFAULT_FAMILY, begin)
-        return [] if stored is None else [(begin, stored)]
+    def _stored_entries(self, keys: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+        """Return what is stored from the first to the last of consecutive keys."""
+        if len(keys) > 1:
+            return self._store.scan(DEFAULT_FAMILY, keys[0], keys[-1] + b"\x00")
+        stored = self._store.get(DEFAULT_FAMILY, keys[0])
+        return [] if stored is None else [(keys[0], stored)]
 
     def _known_info(self, bucket_id: int) -> BucketSnapshotInfo:
         """Return what the header says, also one that was read before: reading entries finds out if it is gone."""
@@ -292,7 +295,8 @@ class RocksDBFolder:
         for bucket_id in bucket_ids:
             info: BucketSnapshotInfo | None = None
             try:
-                info = self.info(bucket_id)
+                # Known from a read before, mostly. Ids are never used twice, so it says which entries there may be.
+                info = self._known_info(bucket_id)
             except BucketNotFoundError:
                 continue
             except SnapshotCorruptedError as error:

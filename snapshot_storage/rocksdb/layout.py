@@ -73,6 +73,12 @@ def entry_key(bucket_id: int, entry: int) -> bytes:
     return struct.pack(">cQI", b"e", bucket_id, entry)
 
 
+def entry_keys(bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
+    """Return the keys of consecutive entries."""
+    of_bucket = b"e" + bucket_id.to_bytes(8)
+    return [of_bucket + entry.to_bytes(4) for entry in range(first_entry, last_entry + 1)]
+
+
 def bucket_id_in(key: bytes) -> int:
     """Return the bucket id in a key that begins with one letter."""
     return int.from_bytes(key[1:9])

@@ -82,7 +82,16 @@ class Rest(Protocol):
 class RowQueue:
     """Rows to be handed out in order of time, then position."""
 
-    __slots__ = ("_chunks", "_chunks_rows", "_few", "_runs", "_runs_rows", "next_deliver_at_ms", "sizes")
+    __slots__ = (
+        "_chunks",
+        "_chunks_rows",
+        "_few",
+        "_runs",
+        "_runs_rows",
+        "next_deliver_at_ms",
+        "packed_after_ms",
+        "sizes",
+    )
 
     def __init__(self, sizes: QueueSizes = _SIZES) -> None:
         self.sizes = sizes
@@ -94,6 +103,8 @@ class RowQueue:
         """Times, ledger ids and entry ids of rows that came few at a time; empty while there are none."""
         self.next_deliver_at_ms = NEVER
         """The earliest time in the queue, `NEVER` when it is empty."""
+        self.packed_after_ms = -1
+        """Rows that are all due by this time are not packed: they are handed out soon."""
 
     def __len__(self) -> int:
         return self._runs_rows + self._chunks_rows + (len(self._few[0]) if self._few else 0)
@@ -148,8 +159,7 @@ class RowQueue:
         if len(deliver_at_ms) < self.sizes.run_rows_min:
             self.push_rows(deliver_at_ms, ledger_ids, entry_ids)
         else:
-            is_packed = self._runs_rows >= self.sizes.packed_from_rows
-            self._push_run(SortedRun(deliver_at_ms, ledger_ids, entry_ids, is_packed=is_packed))
+            self._push_run(self._new_run((deliver_at_ms, ledger_ids, entry_ids)))
 
     def rows_of(self) -> list[DelayedIndexes]:
         """Return all rows as parts that never change, in any order, without copying or sorting them."""
@@ -174,8 +184,13 @@ class RowQueue:
             older = runs.pop()
             columns = _sorted_columns([older.columns(older.end), columns])
             row_count = len(columns[0])
-        runs.append(SortedRun(*columns, is_packed=self._runs_rows >= self.sizes.packed_from_rows))
+        runs.append(self._new_run(columns))
         self._runs = runs
+
+    def _new_run(self, columns: Columns) -> SortedRun:
+        """Return a run of sorted rows, packed if many wait and these for some time."""
+        is_packed = self._runs_rows >= self.sizes.packed_from_rows and int(columns[0][-1]) > self.packed_after_ms
+        return SortedRun(*columns, is_packed=is_packed)
 
     def absorb(self, other: "RowQueue") -> None:
         """Take all rows of another queue, which must not be used any more; its runs stay as they are."""

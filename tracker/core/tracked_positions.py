@@ -36,6 +36,10 @@ _LEDGERS_LOOKED_AT_MAX: Final = 1_000
 _TAKEN_ROWS_MAX: Final = 65_536
 """Rows that were handed out and whose positions are still to be forgotten: 1 MiB."""
 
+_TAKEN_ROWS_PER_LEDGER: Final = 32
+"""So many of each ledger with loaded rows, if that is more: to look at a ledger costs as much as to forget some hundred
+rows of it, and thousands of buckets with few rows each are drained side by side."""
+
 _TAKEN_PARTS_MAX: Final = 256
 """By so many polls: the columns of a few rows take most of a KiB, however few they are."""
 
@@ -291,7 +295,8 @@ class TrackedPositions:
         self._note_handed_out(ledger_ids, entry_ids)
         self._taken.append((ledger_ids, entry_ids))
         self._taken_count += len(ledger_ids)
-        if self._taken_count >= _TAKEN_ROWS_MAX or len(self._taken) >= _TAKEN_PARTS_MAX:
+        taken_max = max(_TAKEN_ROWS_MAX, _TAKEN_ROWS_PER_LEDGER * len(self._loaded.bitmaps))
+        if self._taken_count >= taken_max or len(self._taken) >= _TAKEN_PARTS_MAX:
             self._forget_taken()
 
     def _forget_taken(self) -> None:

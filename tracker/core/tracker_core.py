@@ -197,13 +197,10 @@ class TrackerCore:
 
     def next_deliver_at_ms(self) -> int | None:
         """Return when the next message is due, None if nothing is tracked; never later than it is."""
-        next_deliver_at_ms = questions.next_deliver_at_ms(self._state)
-        single_deliver_at_ms = self._singles.next_deliver_at_ms
-        if single_deliver_at_ms == NEVER or (
-            next_deliver_at_ms is not None and next_deliver_at_ms <= single_deliver_at_ms
-        ):
-            return next_deliver_at_ms
-        return single_deliver_at_ms
+        first_ms, single_ms = questions.next_deliver_at_ms(self._state), self._singles.next_deliver_at_ms
+        if single_ms == NEVER:
+            return first_ms
+        return single_ms if first_ms is None else min(first_ms, single_ms)
 
     def first_withheld_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""

@@ -19,6 +19,7 @@ def start_loads(state: TrackerState, now_ms: int) -> Iterator[LoadSegments]:
     loads = state.loads
     through_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
     loads.queue_due(through_ms, now_ms)
+    state.rows.loaded.packed_after_ms = through_ms
     # Each bucket's share, so that all that are due are loaded side by side: with more, hand-out would wait for one of
     # them, and the others have rows that may not be handed out yet.
     loaded_max = state.config.loaded_row_count_max
@@ -101,7 +102,7 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
     bucket.load_attempts.reset()
     bucket.waited_for_since_ms = None
     bucket.loaded_spans = spans
-    if len(rows):
+    if len(rows) and not bucket.is_fully_loaded:
         bucket.loaded_key = RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
     kept, new_count, cached_before = state.positions.note_loaded(rows, bucket.ledgers, bucket.cached)
     if bucket.cached is not None:
