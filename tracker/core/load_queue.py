@@ -53,6 +53,8 @@ class LoadQueue:
         self._due: dict[int, Bucket] = {}
         """The buckets that are queued, ready, in flight, waiting, or unknown, by serial."""
         self._queued: list[tuple[RowKey, int]] = []
+        """Freed of stale entries when it has too many: it is not looked at while there is no room for rows, and the
+        loads that block hand-out go on meanwhile."""
         self._ready: list[tuple[RowKey, int]] = []
         self._tries: list[tuple[int, RowKey, int]] = []
         """The buckets that are queued or ready, by failures; looked at while loads seem to be down, and therefore freed
@@ -143,8 +145,12 @@ class LoadQueue:
 
     def _queue(self, bucket: Bucket) -> None:
         barrier = self._barriers[bucket.serial]
+        entries_max = 2 * len(self._due) + STALE_ENTRIES_MAX
+        if len(self._queued) > entries_max:
+            self._queued = [one for one in set(self._queued) if self._barriers.get(one[1]) == one[0]]
+            heapq.heapify(self._queued)
         heapq.heappush(self._queued, (barrier, bucket.serial))
-        if len(self._tries) > 2 * len(self._due) + STALE_ENTRIES_MAX:
+        if len(self._tries) > entries_max:
             self._tries = list({entry for entry in self._tries if self._is_next_try(entry)})
             heapq.heapify(self._tries)
         heapq.heappush(self._tries, (bucket.load_attempts.failures, barrier, bucket.serial))

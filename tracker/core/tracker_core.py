@@ -190,8 +190,8 @@ class TrackerCore:
     def first_deliver_at_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first message that `pop_due` would give, None if it has none to give."""
         # PERFORMANCE: that nothing is due, as after most single adds, is found out before they are among the rows.
-        due_ms = self._state.due_through_ms(now_ms)
-        if self._singles.next_deliver_at_ms > due_ms and self._state.rows.next_deliver_at_ms > due_ms:
+        through_ms = self._state.due_through_ms(now_ms)
+        if self._singles.next_deliver_at_ms > through_ms and self._state.rows.next_deliver_at_ms > through_ms:
             return None
         return questions.first_deliver_at_ms(self._whole(), now_ms)
 
