@@ -80,5 +80,7 @@ def answer_to(action: Action) -> Event:
     """What a storage and a cursor say that never fail."""
     if isinstance(action, PersistBucket):
         times, ends = np.array([1_000]), np.array([1], np.int32)
-        return SnapshotCreated(action.serial, action.serial, 1, SegmentTable(times, times, ends, ends))
+        (rows,) = action.parts
+        table = SegmentTable(times, times, ends, ends)
+        return SnapshotCreated(action.serial, action.serial, 1, table, span_ends=(rows.ledger_ids, rows.entry_ids))
     return SnapshotsListed(action.serial, []) if action.serial == 0 else PropertyPut(action.serial)
