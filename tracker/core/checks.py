@@ -180,6 +180,8 @@ def _has_loads_to_start(state: TrackerState) -> bool:
         return False
     if any(not loads.is_due(bucket.serial) for bucket in idle):
         return True
+    if loads.has_ready and not state.calls.loads.is_open:
+        return True
     waits_for_room = len(state.rows.loaded) >= loads.has_room_below > 0
     waits_at_row = loads.blocked_at is not None and first_ms_through(state, loads.blocked_at) is not None
     return not (loads.row_count or waits_for_room or waits_at_row)

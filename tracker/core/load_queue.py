@@ -82,6 +82,11 @@ class LoadQueue:
         """Whether a bucket has a segment that begins soon."""
         return serial in self._due
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether a bucket has room in memory for its load, and the load is not in flight; for checks."""
+        return any(self._due[serial].load is None for serial in self._row_counts)
+
     # Events of a bucket.
 
     def note(self, bucket: Bucket) -> None:

@@ -1,6 +1,7 @@
 """Values that are kept for speed, and timers of wanted work, are compared with the state: a wrong one is noticed."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -13,9 +14,11 @@ from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed, LoadSegments
 from tracker.core.bucket import Bucket
+from tracker.core.circuit_breakers import BUCKETS_PER_CALL
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.tracker_core import TrackerCore
+from tracker.core.transitions.deleting import REMOVALS_MAX
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.testing import FakeCursor, run_inline
@@ -34,19 +37,19 @@ CONFIG = TrackerConfig(
 class SpoiledCore:
     """A core with five sealed buckets, of which one overlaps, one is cached, and one is being loaded."""
 
-    def __init__(self, runner: asyncio.Runner) -> None:
+    def __init__(self, runner: asyncio.Runner, config: TrackerConfig = CONFIG, *, ledgers: int = 6) -> None:
         storage = MemoryBucketSnapshotStorage()
         self.runner = runner
         runner.run(storage.start())
         cursor = FakeCursor()
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
-        self.work = SnapshotWork(CONFIG, context, StorageWork(storage, run_inline))
-        self.core = TrackerCore(CONFIG, acknowledged_in=cursor.acknowledged_in, rng=Random(1))
+        self.work = SnapshotWork(config, context, StorageWork(storage, run_inline))
+        self.core = TrackerCore(config, acknowledged_in=cursor.acknowledged_in, rng=Random(1))
         self.state: TrackerState = state_of(self.core)
         self.now_ms = 1_000
         self.pending: list[Action] = []
         self.core.recover({}, now_ms=self.now_ms)
-        for ledger_id in range(6):
+        for ledger_id in range(ledgers):
             for entry_id in range(8):
                 self.core.add_message(ledger_id, entry_id, 5_000 + ledger_id * 100 + entry_id * 15, self.now_ms)
             self.answer_all()
@@ -169,3 +172,33 @@ def test_wanted_work_without_a_timer_is_noticed(world: SpoiledCore, why: Why) ->
 
     with pytest.raises(AssertionError, match=f"no timer is set|{why.name}"):
         world.check()
+
+
+def test_more_exhausted_buckets_than_a_turn_removes_are_looked_at_again() -> None:
+    core = TrackerCore(CONFIG, acknowledged_in=FakeCursor().acknowledged_in, rng=Random(1))
+    calls = core.plan(now_ms=0)
+    for ledger_id in range(REMOVALS_MAX + 10):
+        core.add_message(ledger_id, 0, 100, 0)
+        core.seal(index_count_min=1)
+    assert len(core.pop_due(now_ms=100, limit=1_000)) == REMOVALS_MAX + 10
+
+    calls += core.plan(now_ms=100)
+
+    core.check(calls)
+    assert core.unsettled_count <= len(calls)
+
+
+def test_a_load_that_is_answered_late_lets_another_begin() -> None:
+    """The bucket of the first was removed, so that its answer changes nothing else."""
+    config = dataclasses.replace(CONFIG, operations_in_flight_max=1, loaded_row_count_max=1_000, bucket_count_max=-1)
+    with asyncio.Runner() as runner:
+        core = SpoiledCore(runner, config, ledgers=BUCKETS_PER_CALL + 4)
+        core.now_ms = 7_000
+        core.answer_all(but=LoadSegments)
+        core.check()
+        core.core.trim(1)
+        core.answer_all(but=LoadSegments)
+        late = next(one for one in core.pending if isinstance(one, LoadSegments) and one.serial == 1)
+        core.pending.remove(late)
+        core.core.handle(ActionFailed(late, False, "down"), now_ms=core.now_ms)
+        core.check()
