@@ -27,6 +27,7 @@ from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
 from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
+from managed_ledger.names import subscription_of
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -368,9 +369,10 @@ class Simulation:
             hidden: Mapping[Cursor, Sequence[int]],
         ) -> Replacement:
             replacement = replace(entries, acknowledged=acknowledged, hidden=hidden)
-            names = {
-                self.cursor(sub): sub.name for sub in self.oracle.subs.values() if self.subscription(sub) is not None
-            }
+            # One that is being deleted takes part: the deletion may fail.
+            deleted = {sub.name for sub in self.oracle.subs.values() if self.subscription(sub) is None}
+            names = {self.cursor(sub): sub.name for sub in self.oracle.subs.values() if sub.name not in deleted}
+            names |= {cursor: name for cursor in acknowledged if (name := subscription_of(cursor.name)) in deleted}
             gone = {
                 names[cursor]: {(ledger_id, entry_id) for ledger_id, ids in of_cursor.items() for entry_id in ids}
                 for cursor, of_cursor in acknowledged.items()
