@@ -59,4 +59,5 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(2068448442, "the simulation itself failed where a move met a subscription that is being made"),
     FailedSeed(2216500431, "buckets stayed in memory whole where each time was in two segments: 9,202 rows, of 5"),
     FailedSeed(259354742, "the simulation itself did not know entries moved while their subscription is deleted"),
+    FailedSeed(3846847777, "the simulation itself gave too few permits for a million messages at rest"),
 ]

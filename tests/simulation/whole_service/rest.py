@@ -86,7 +86,7 @@ async def _let_all_be_sent(sim: "Simulation", sub: SubscriptionModel) -> None:
     elif not sim.open_consumers(sub):
         await events.attach(sim, sub, sim.new_consumer(sub), 0)
     for consumer in sim.open_consumers(sub):
-        events.give_permits(sim, sub, consumer, 1_000_000)
+        events.give_permits(sim, sub, consumer, 100_000_000)
 
 
 async def _give_back(sim: "Simulation") -> None:
