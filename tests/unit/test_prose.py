@@ -21,6 +21,7 @@ ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 PAGES = (
     "README.md",
     "ARCHITECTURE.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Containerfile",
     "config/broker.conf",
