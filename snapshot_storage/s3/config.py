@@ -17,7 +17,11 @@ class S3Config:
     """The bucket, which must exist. Default none."""
 
     prefix: str = field(default="postdate/snapshots", metadata={"key": "bucketSnapshotS3Prefix"})
-    """The beginning of all keys; the id of the data folder follows (`folder_id`). Default postdate/snapshots."""
+    """The beginning of all keys. Default postdate/snapshots.
+
+    Where a storage is given a data folder, as a service's is, the id of the folder follows (`folder_id`). Otherwise the
+    snapshots are right under the prefix, and no two programs may share it.
+    """
 
     endpoint: str | None = field(default=None, metadata={"key": "bucketSnapshotS3Endpoint"})
     """The URL of a server other than AWS. Default none: AWS's, by region."""
