@@ -41,7 +41,7 @@ class Retries:
     """How often something is tried in all. Default 6."""
 
     min_ms: int = 100
-    """The longest pause after the first failure; each further one may be twice as long. Default 100: 3 s in all."""
+    """The longest pause after the first failure; each further one may be twice as long. Default 100: 3.1 s in all."""
 
     max_ms: int = 30_000
     """No pause is longer. Default 30,000."""
@@ -50,7 +50,7 @@ class Retries:
     """Waits for so many seconds."""
 
     chance: Random = field(default_factory=Random)
-    """Spreads the calls of many processes that failed at one moment: a pause is anything up to the longest."""
+    """Spreads the calls of many processes that failed at one moment: `backoff_ms` leaves out up to half of a pause."""
 
     async def run(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
         """Return what the call returns, however often it must be made.
@@ -62,8 +62,7 @@ class Retries:
             try:
                 return await call()
             except StorageUnavailableError as error:
-                pause_ms_max = backoff_ms(number + 1, min_ms=self.min_ms, max_ms=self.max_ms)
-                pause_s = self.chance.uniform(0, pause_ms_max) / 1_000
+                pause_s = backoff_ms(number + 1, min_ms=self.min_ms, max_ms=self.max_ms, chance=self.chance) / 1_000
                 logger.warning("trying again in %.1f s: %s", pause_s, error)
                 await self.sleep(pause_s)
         return await call()
