@@ -143,7 +143,7 @@ def _named_anew(parts: Iterable[StagedPart], taken: Mapping[CursorName, set[str]
 def write_index(
     rows: DataFrame, location: str, *, mode: str = "append", options: Mapping[str, str] | None = None
 ) -> None:
-    """Write rows as an index, after the rows of each bucket were brought together; see module.
+    """Write rows as an index, after the rows of each bucket were brought into one task, where they cost least.
 
     Args:
         rows: With the columns of `WRITTEN_COLUMNS`.

@@ -8,7 +8,7 @@ export class ApiError extends Error {
     super(answer.error ?? answer.reason ?? `The service answered ${status}`);
     this.status = status;
     this.field = answer.field ?? null;
-    // What is said with a refusal to programs is of no use to a person.
+    // The advice that programs get with a refusal is of no use to a person.
     this.advice = status === 403 ? "Ask with the token of a role that may, for instance a super user's" : answer.advice ?? null;
   }
 }

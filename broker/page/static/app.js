@@ -1,4 +1,4 @@
-// The page: which view is shown, the theme, the token, and what went wrong.
+// The page: its view, the theme, the token, and the errors.
 
 import { ApiError, forgetToken, hasToken, setTokenPrompt } from "./api.js";
 import { el } from "./dom.js";

@@ -13,7 +13,7 @@ const WORDS = {
   "deliver-now": { title: "Deliver messages now", verb: "Deliver", done: "delivered", warning: "What is delivered gets a new id and is due at once." },
 };
 
-/** Open a dialog; resolves to what it was closed with. */
+/** Open a dialog; resolves to the value that it was closed with. */
 function open(title, content, buttons, { onclose } = {}) {
   const heading = el("h2", { id: "dialog-title" }, title);
   const dialog = el("dialog", { "aria-labelledby": "dialog-title" }, el("form", { method: "dialog", novalidate: true }, heading, content, el("div", { class: "actions" }, buttons)));
@@ -69,7 +69,7 @@ function newTime(onchange) {
   return { content: el("div", { class: "tools" }, labelled("New time", kind), amount, unit, at), value };
 }
 
-/** What a dry run says, as a sentence. */
+/** The answer of a dry run, as a sentence. */
 function foreseen(answer, kind) {
   const words = WORDS[kind];
   const parts = [`${plural(answer.matched, "message")} will be ${words.done}.`];

@@ -41,7 +41,7 @@ export function bytes(value) {
   return `${value.toFixed(1)} TiB`;
 }
 
-/** What `<input type="datetime-local">` wants. */
+/** A time as the value of an `<input type="datetime-local">`, in the reader's zone. */
 export function localInput(ms) {
   const at = new Date(ms);
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}T${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;

@@ -1,4 +1,4 @@
-// Rates and lateness while one looks: differences between what the service has counted.
+// Rates and lateness while the page is open: differences between counts of the service.
 
 import { metricLines, stats } from "./api.js";
 import { el, table } from "./dom.js";

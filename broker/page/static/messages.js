@@ -14,7 +14,7 @@ export const propertiesText = (message) => Object.entries(message.properties).ma
 export function messageList(view) {
   let filter = {};
   let what = "";
-  let before = []; // What `after` was for the pages so far.
+  let before = []; // The `after` of each page so far.
   let following = null;
   let latest = 0;
   const chosen = new Set();

@@ -1,4 +1,4 @@
-// What is due over time: a chart to zoom, the same as a table, and the messages behind a bar.
+// The schedule: due messages over time as a chart to zoom and as a table, and the messages behind a bar.
 
 import { ask } from "./api.js";
 import { button, el, table } from "./dom.js";
@@ -21,7 +21,7 @@ const asked = ({ fromMs, untilMs }) => ({
 });
 
 export function showSchedule(view) {
-  // A preset moves with the clock, a range that was drawn stands still; null is everything there is.
+  // A preset moves with the clock, a range that was drawn stands still; null is the whole schedule.
   let span = { preset: 60 * MINUTE };
   let buckets = [];
   let chart = null;

@@ -1,4 +1,4 @@
-// One topic: its figures, what can be done with all of it, and the views of it.
+// One topic: its figures, the operations on all of it, and the views of it.
 
 import { ask, topic } from "./api.js";
 import { showBuckets } from "./buckets.js";
