@@ -1,6 +1,7 @@
 """What holds for every test: how much Hypothesis tries, which ones share a worker, where their times are written."""
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,8 @@ def _group_of(item: pytest.Item) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Workers of xdist are given the width of the terminal; tables of commands would follow it.
+    os.environ.pop("COLUMNS", None)
     path = config.getoption("--durations-file")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Durations(path))
