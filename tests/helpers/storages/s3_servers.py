@@ -190,3 +190,20 @@ class MinioServer(RealServer):
 REAL_SERVERS = [
     pytest.param(server, marks=pytest.mark.s3_server, id=server.__name__) for server in (VersityServer, MinioServer)
 ]
+
+
+def settings_of(server: S3Server, prefix: str) -> dict[str, str]:
+    """Return the keys of `broker.conf` for snapshots in the bucket of a server."""
+    return {
+        "bucketSnapshotS3Endpoint": server.endpoint,
+        "bucketSnapshotS3PathStyle": "true",
+        "bucketSnapshotS3Region": "us-east-1",
+        "bucketSnapshotS3Bucket": BUCKET,
+        "bucketSnapshotS3Prefix": prefix,
+    }
+
+
+def keys_under(server: S3Server, prefix: str) -> list[str]:
+    """Return the keys of all objects under a prefix."""
+    page = server.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/")
+    return [found["Key"] for found in page.get("Contents", [])]

@@ -16,7 +16,7 @@ from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import Clients, now_ms, receive, subscribe, wait_for
 from tests.helpers.services.programs.frames import RawConnection, command, raw_connection
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
-from tests.integration.broker.test_client_topic_stats import ask
+from tests.helpers.services.topic_stats import ask_topic
 
 KEY_SHARED = 3
 ACK_RESPONSE = 38
@@ -101,12 +101,12 @@ def test_a_key_may_be_acknowledged_through_another_consumer_and_twice(service: R
             await connection.write(command(frames.ACK, {1: 2, 2: 0, 3: ids(positions)}))
 
         def is_settled() -> bool:
-            shown = ask(service, topic, "stats")[1]["subscriptions"]["sub"]
+            shown = ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]
             unacked = [one["unackedMessages"] for one in shown["consumers"]]
             return (shown["msgBacklog"], shown["unackedMessages"], unacked) == (0, 0, [0, 0])
 
         await asyncio.to_thread(wait_for, is_settled)
-        draining = ask(service, topic, "stats")[1]["subscriptions"]["sub"]["drainingHashesCount"]
+        draining = ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]["drainingHashesCount"]
         assert draining == 0
 
     with_connection(service, story)
@@ -242,7 +242,7 @@ def test_the_older_modes_show_where_a_newcomer_waits(
         ledger_id = receive(holder, 4)[0].message_id().ledger_id()
         subscribe(clients.new(), topic, ConsumerType.KeyShared, consumer_name="c")
 
-        shown = ask(service, topic, "stats")[1]["subscriptions"]["sub"]
+        shown = ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]
         position = f"{ledger_id}:{at}"
         assert shown["consumers"][1][name] == position
         ((who, waits_for),) = shown["consumersAfterMarkDeletePosition"].items()

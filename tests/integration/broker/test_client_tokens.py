@@ -5,13 +5,10 @@ a moment after it has answered, so answers are waited for; Postdate applies it b
 """
 
 import asyncio
-import json
 import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from broker.cli.service_commands import postdate as main
+from tests.helpers.services.grants import ask, ending_in, grant, path_of, revoke
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import (
     Clients,
@@ -41,49 +39,6 @@ pytestmark = pytest.mark.exhaustive
 
 AUTHENTICATION_ERROR, AUTHORIZATION_ERROR = 3, 4
 NAMESPACE = "/admin/v2/namespaces/public/default"
-
-
-def path_of(topic: str) -> str:
-    return f"/admin/v2/{topic.replace('://', '/')}"
-
-
-def ask(
-    service: RunningService, shown: str | bytes | None, method: str, path: str, body: Any = None
-) -> tuple[int, Any]:
-    """Send a request to the web port, as a role or with a token; the answer is its status and its JSON or text."""
-    shown = token(shown) if isinstance(shown, str) else shown
-    headers = {"Content-Type": "application/json"}
-    if shown is not None:
-        headers["Authorization"] = f"Bearer {shown.decode()}"
-    request = urllib.request.Request(
-        service.web_url + path,
-        method=method,
-        data=None if body is None else json.dumps(body).encode(),
-        headers=headers,
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            status, text = reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            status, text = error.code, error.read().decode()
-    try:
-        return status, json.loads(text)
-    except ValueError:
-        return status, text
-
-
-def ending_in(seconds: int) -> bytes:
-    """Return a token of the super user that does not hold for long."""
-    return token(ADMIN, exp=now_ms() // 1000 + seconds)
-
-
-def grant(service: RunningService, owner: str, role: str, *actions: str) -> None:
-    assert ask(service, ADMIN, "POST", f"{owner}/permissions/{role}", list(actions))[0] == 204
-
-
-def revoke(service: RunningService, owner: str, role: str) -> None:
-    assert ask(service, ADMIN, "DELETE", f"{owner}/permissions/{role}")[0] == 204
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 import json
 from datetime import UTC, datetime, timedelta
-from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import pulsar
 import pytest
@@ -16,21 +15,10 @@ from pulsar import ConsumerType
 from broker.cli.service_commands import postdate as main
 from tests.helpers.services.programs.clients import Clients, positions, receive, subscribe, wait_for
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
+from tests.helpers.services.topic_stats import ask_topic
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "admin"
 KEYS = [f"key-{number}" for number in range(20)]
-
-
-def ask(service: RunningService, topic: str, what: str) -> tuple[int, Any]:
-    """Return status and JSON of an admin request about a topic."""
-    address = urlsplit(service.web_url)
-    connection = HTTPConnection(address.hostname or "", address.port, timeout=20)
-    try:
-        connection.request("GET", f"/admin/v2/persistent/{topic.removeprefix('persistent://')}/{what}")
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
 
 
 def keys_that_drain(clients: Clients, service: RunningService, topic: str) -> tuple[pulsar.Consumer, pulsar.Consumer]:
@@ -44,14 +32,14 @@ def keys_that_drain(clients: Clients, service: RunningService, topic: str) -> tu
     joiner = subscribe(clients.new(), topic, ConsumerType.KeyShared, consumer_name="joiner")
     for key in KEYS:
         producer.send(b"next", partition_key=key)
-    wait_for(lambda: ask(service, topic, "stats")[1]["subscriptions"]["sub"]["msgInReplay"] > 0)
+    wait_for(lambda: ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]["msgInReplay"] > 0)
     holder.held = held
     return holder, joiner
 
 
 def test_draining_hashes_are_shown_by_pulsars_names(clients: Clients, service: RunningService, topic: str) -> None:
     keys_that_drain(clients, service, topic)
-    status, stats = ask(service, topic, "stats")
+    status, stats = ask_topic(service, topic, "stats")
     golden = json.loads((GOLDEN / "topic-stats.json").read_text())
     known = golden["subscriptions"]["orders"]
 
@@ -90,13 +78,13 @@ def test_the_stats_of_drained_hashes_are_cleared_when_they_are_acknowledged(
     clients: Clients, service: RunningService, topic: str
 ) -> None:
     holder, joiner = keys_that_drain(clients, service, topic)
-    count = ask(service, topic, "stats")[1]["subscriptions"]["sub"]["drainingHashesCount"]
+    count = ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]["drainingHashesCount"]
     for message in holder.held:
         holder.acknowledge(message)
     receive(joiner, 1)
 
     def subscription() -> Any:
-        return ask(service, topic, "stats")[1]["subscriptions"]["sub"]
+        return ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]
 
     wait_for(lambda: subscription()["drainingHashesCount"] == 0)
     assert subscription()["drainingHashesClearedTotal"] == count
@@ -108,7 +96,7 @@ def test_the_stats_have_the_names_that_dashboards_read(
 ) -> None:
     """Every name that a real Pulsar has, of a consumer and of a subscription, but for what does not exist here."""
     keys_that_drain(clients, service, topic)
-    subscription = ask(service, topic, "stats")[1]["subscriptions"]["sub"]
+    subscription = ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]
     known = json.loads((GOLDEN / "topic-stats.json").read_text())["subscriptions"]["orders"]
     absent_words = (
         "filter",
@@ -150,7 +138,7 @@ def test_rates_counters_and_times_add_up(tmp_path: Path) -> None:
         def has_rates() -> bool:
             for message in ten_more():
                 consumer.acknowledge(message)
-            shown = ask(service, topic, "stats")[1]
+            shown = ask_topic(service, topic, "stats")[1]
             one = shown["subscriptions"]["sub"]
             for name in ("msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate"):
                 assert one[name] == sum(each[name] for each in one["consumers"])
@@ -163,7 +151,7 @@ def test_rates_counters_and_times_add_up(tmp_path: Path) -> None:
         ten_more()
         wait_for(has_rates, timeout_s=60)
 
-        (one,) = ask(service, topic, "stats")[1]["subscriptions"]["sub"]["consumers"]
+        (one,) = ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]["consumers"]
         assert bytes_per_message[0] == pytest.approx(one["bytesOutCounter"] / one["msgOutCounter"], rel=0.1)
         assert one["msgOutCounter"] % 10 == 0
         assert one["avgMessagesPerEntry"] == 10
@@ -172,7 +160,7 @@ def test_rates_counters_and_times_add_up(tmp_path: Path) -> None:
         )
         for name in ("lastAckedTime", "lastConsumedTime"):
             assert datetime.fromisoformat(one[name]).timestamp() * 1000 == pytest.approx(one[f"{name}stamp"], abs=1)
-        internal = ask(service, topic, "internalStats")[1]
+        internal = ask_topic(service, topic, "internalStats")[1]
         assert internal["entriesAddedCounter"] == internal["numberOfEntries"] == one["msgOutCounter"] / 10
     finally:
         clients.close()
@@ -190,11 +178,11 @@ def test_the_internal_stats_say_where_the_cursor_is(clients: Clients, service: R
     ledger, first = positions(messages)[0]
 
     def cursor() -> Any:
-        return ask(service, topic, "internalStats")[1]["cursors"]["sub"]
+        return ask_topic(service, topic, "internalStats")[1]["cursors"]["sub"]
 
     wait_for(lambda: cursor()["markDeletePosition"] == f"{ledger}:{first}")
     wait_for(lambda: "," in cursor()["individuallyDeletedMessages"])
-    status, stats = ask(service, topic, "internalStats")
+    status, stats = ask_topic(service, topic, "internalStats")
     golden = json.loads((GOLDEN / "topic-internal-stats.json").read_text())
     assert status == 200
     assert set(stats) <= set(golden)
@@ -204,13 +192,13 @@ def test_the_internal_stats_say_where_the_cursor_is(clients: Clients, service: R
     assert cursor()["numberOfEntriesSinceFirstNotAckedMessage"] == 6
     wait_for(lambda: cursor()["waitingReadOp"] and cursor()["subscriptionHavePendingRead"])
     assert (cursor()["pendingReadOps"], cursor()["subscriptionHavePendingReplayRead"]) == (0, False)
-    assert ask(service, topic, "stats")[1]["subscriptions"]["sub"]["nonContiguousDeletedMessagesRanges"] == 2
+    assert ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]["nonContiguousDeletedMessagesRanges"] == 2
     assert (stats["currentLedgerEntries"], stats["lastConfirmedEntry"]) == (6, f"{ledger}:5")
 
 
 def test_a_topic_that_does_not_exist_is_not_found(service: RunningService) -> None:
     for what in ("stats", "internalStats"):
-        status, answer = ask(service, "persistent://public/default/nobody-made-this", what)
+        status, answer = ask_topic(service, "persistent://public/default/nobody-made-this", what)
 
         assert status == 404
         assert "nobody-made-this" in answer["reason"]
@@ -222,7 +210,7 @@ def test_a_key_says_who_holds_it_up(
     if is_real_pulsar:
         pytest.skip("a real Pulsar cannot be asked about a key")
     keys_that_drain(clients, service, topic)
-    answers = [ask(service, topic, f"subscription/sub/keyStatus?key={key}") for key in KEYS]
+    answers = [ask_topic(service, topic, f"subscription/sub/keyStatus?key={key}") for key in KEYS]
     blocked = [answer for status, answer in answers if status == 200 and answer["blockedBy"]]
 
     assert blocked
@@ -273,9 +261,9 @@ def test_a_key_that_is_not_text_is_asked_for_as_base64(
     if is_real_pulsar:
         pytest.skip("a real Pulsar cannot be asked about a key")
     subscribe(clients.new(), topic, ConsumerType.KeyShared)
-    status, by_text = ask(service, topic, f"subscription/sub/keyStatus?key={quote('key-1')}")
+    status, by_text = ask_topic(service, topic, f"subscription/sub/keyStatus?key={quote('key-1')}")
     assert status == 200
-    status, by_bytes = ask(service, topic, "subscription/sub/keyStatus?keyBase64=a2V5LTE=")
+    status, by_bytes = ask_topic(service, topic, "subscription/sub/keyStatus?keyBase64=a2V5LTE=")
     assert (status, by_bytes) == (200, by_text)
     assert by_bytes["hash"] != 0
-    assert ask(service, topic, "subscription/sub/keyStatus")[0] == 400
+    assert ask_topic(service, topic, "subscription/sub/keyStatus")[0] == 400

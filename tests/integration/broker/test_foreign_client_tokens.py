@@ -7,9 +7,9 @@ import pytest
 
 from tests.helpers.services import foreign_clients
 from tests.helpers.services.foreign_clients import Running, run
+from tests.helpers.services.grants import ask, ending_in, grant, path_of, revoke
 from tests.helpers.services.services import ADMIN, RunningService
 from tests.helpers.tokens import token
-from tests.integration.broker.test_client_tokens import ask, ending_in, grant, path_of, revoke
 
 pytestmark = pytest.mark.exhaustive
 

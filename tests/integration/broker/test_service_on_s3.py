@@ -1,7 +1,6 @@
 """A service whose snapshots are on a real S3 server, through `kill -9`; and a copy to one that is killed on its way."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -15,12 +14,12 @@ from pulsar import ConsumerType
 from demo.process import PostdateProcess, wait_until
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.folder_id import FOLDER_ID_FILE
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.helpers.services.programs.clients import Clients, subscribe, texts
 from tests.helpers.services.services import POSTDATE, make_service
+from tests.helpers.services.snapshot_figures import counted, named_snapshots
 from tests.helpers.storages.s3_servers import (
     ACCESS_KEY_ID,
     BUCKET,
@@ -29,6 +28,8 @@ from tests.helpers.storages.s3_servers import (
     RealServer,
     S3Server,
     VersityServer,
+    keys_under,
+    settings_of,
 )
 
 pytestmark = pytest.mark.s3_server
@@ -59,23 +60,8 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
 
 
-def settings_of(server: S3Server, prefix: str) -> dict[str, str]:
-    return {
-        "bucketSnapshotS3Endpoint": server.endpoint,
-        "bucketSnapshotS3PathStyle": "true",
-        "bucketSnapshotS3Region": "us-east-1",
-        "bucketSnapshotS3Bucket": BUCKET,
-        "bucketSnapshotS3Prefix": prefix,
-    }
-
-
-def keys(server: S3Server, prefix: str) -> list[str]:
-    page = server.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/")
-    return [found["Key"] for found in page.get("Contents", [])]
-
-
 def snapshot_keys(server: S3Server) -> list[str]:
-    return keys(server, PREFIX)
+    return keys_under(server, PREFIX)
 
 
 def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
@@ -132,18 +118,6 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
     assert SECRET_ACCESS_KEY not in service.log_path.read_text() + other.log_path.read_text()
 
 
-def named_snapshots(service: PostdateProcess) -> int:
-    stats = json.loads(service.read("/admin/v2/persistent/public/default/orders/stats"))
-    (subscription,) = stats["subscriptions"].values()
-    return sum(name.startswith(BUCKET_KEY_PREFIX) for name in subscription["subscriptionProperties"])
-
-
-def counted(service: PostdateProcess, name: str) -> float:
-    lines = service.read("/metrics").splitlines()
-    # The samples without a subscription are sums of these.
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and "subscription=" in line)
-
-
 def test_a_copy_that_was_killed_amid_an_upload_is_done_by_the_next_one(minio: RealServer, tmp_path: Path) -> None:
     """Nothing of the first is visible; what it left is found by its mark, also by a server that lists no uploads."""
     data = tmp_path / "data"
@@ -154,17 +128,17 @@ def test_a_copy_that_was_killed_amid_an_upload_is_done_by_the_next_one(minio: Re
     command += ["--data", str(data), *sets]
 
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: any("/uploads/" in key for key in keys(minio, "copied")), timeout_s=TIMEOUT_S)
+    wait_until(lambda: any("/uploads/" in key for key in keys_under(minio, "copied")), timeout_s=TIMEOUT_S)
     first.kill()
     assert first.wait() < 0, "it was done before it could be killed"
-    left = [key for key in keys(minio, "copied") if "/uploads/" in key]
-    assert sorted(keys(minio, "copied")) == left
+    left = [key for key in keys_under(minio, "copied") if "/uploads/" in key]
+    assert sorted(keys_under(minio, "copied")) == left
     second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
     assert (second.returncode, second.stderr) == (0, "")
     assert "Copied 1 snapshot (" in second.stdout
     asyncio.run(_check_copy(minio, data, segments))
-    assert [key for key in keys(minio, "copied") if "/uploads/" in key] == []
+    assert [key for key in keys_under(minio, "copied") if "/uploads/" in key] == []
 
 
 async def _one_large_snapshot(data: Path, segments: list[bytes]) -> None:

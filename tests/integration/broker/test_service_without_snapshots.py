@@ -27,8 +27,15 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.services.programs.clients import Clients, receive, subscribe, texts
 from tests.helpers.services.services import POSTDATE, make_service
-from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, RealServer, VersityServer
-from tests.integration.broker.test_service_on_s3 import counted, named_snapshots, settings_of, snapshot_keys
+from tests.helpers.services.snapshot_figures import counted, named_snapshots
+from tests.helpers.storages.s3_servers import (
+    ACCESS_KEY_ID,
+    SECRET_ACCESS_KEY,
+    RealServer,
+    VersityServer,
+    keys_under,
+    settings_of,
+)
 from tracker.process import SnapshotProcess
 
 TIMEOUT_S = 40
@@ -132,7 +139,7 @@ def test_a_service_starts_while_s3_is_away_and_delivers_what_it_has(
         assert are_in_order(rest)
         wait_until(lambda: health(service)["status"] == "ok", timeout_s=TIMEOUT_S)
         assert counted(service, "postdate_delayed_buckets_recovered_total") == 4
-        wait_until(lambda: not snapshot_keys(versity), timeout_s=TIMEOUT_S)
+        wait_until(lambda: not keys_under(versity, PREFIX), timeout_s=TIMEOUT_S)
         assert "Traceback" not in service.log_path.read_text()
     finally:
         clients.close()

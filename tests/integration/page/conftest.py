@@ -15,10 +15,9 @@ import pulsar
 import pytest
 from selenium import webdriver
 
+from tests.helpers.browser import Page, new_driver
+from tests.helpers.services.quiet_client import QUIET
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
-from tests.integration.page.browser import Page, new_driver
-
-QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 
 @pytest.fixture(scope="package")

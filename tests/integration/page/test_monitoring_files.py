@@ -5,23 +5,18 @@ import re
 import time
 import urllib.request
 from collections import defaultdict
-from importlib.resources import files
 from typing import Any
 
 import pulsar
 import pytest
-import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from promql_parser import VectorSelector, parse, walk
 
+from tests.helpers.monitoring_files import ALERTS, DASHBOARD, PANELS
 from tests.helpers.services.services import RunningService
 
-MONITORING = files("broker.monitoring")
-DASHBOARD = json.loads((MONITORING / "grafana_dashboard.json").read_text())
-ALERTS = yaml.safe_load((MONITORING / "prometheus_alerts.yml").read_text())["groups"][0]["rules"]
-PANELS = [one for one in DASHBOARD["panels"] if one["type"] != "row"]
 ASKED = [target["expr"] for panel in PANELS for target in panel["targets"]]
 ASKED_IN_PROMQL = ASKED + [rule["expr"] for rule in ALERTS]
 ASKED += [one["definition"] for one in DASHBOARD["templating"]["list"] if "definition" in one]

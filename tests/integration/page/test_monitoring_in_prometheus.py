@@ -22,8 +22,8 @@ import pulsar
 import pytest
 
 from demo.process import free_ports, wait_until
+from tests.helpers.monitoring_files import ALERTS, DASHBOARD, PANELS
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
-from tests.integration.page.test_monitoring_files import ALERTS, DASHBOARD, PANELS
 
 pytestmark = pytest.mark.slow
 

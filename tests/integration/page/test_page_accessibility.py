@@ -10,8 +10,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from tests.integration.page.browser import Page
-from tests.integration.page.test_page_views import THEMES, VIEWS
+from tests.helpers.browser import Page
+from tests.helpers.page_views import THEMES, VIEWS
 
 pytestmark = pytest.mark.exhaustive
 

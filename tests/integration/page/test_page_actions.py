@@ -12,8 +12,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from demo.process import wait_until
+from tests.helpers.browser import Page
 from tests.helpers.services.services import RunningService
-from tests.integration.page.browser import Page
 
 pytestmark = pytest.mark.exhaustive
 

@@ -7,9 +7,9 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
+from tests.helpers.browser import Page
 from tests.helpers.services.services import ADMIN, POSTDATE, RunningService, make_guarded
 from tests.helpers.tokens import token
-from tests.integration.page.browser import Page
 
 pytestmark = pytest.mark.exhaustive
 

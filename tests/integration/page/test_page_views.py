@@ -7,18 +7,11 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from tests.integration.page.browser import Page
+from tests.helpers.browser import Page
+from tests.helpers.page_views import THEMES, VIEWS
 
 pytestmark = pytest.mark.exhaustive
 
-VIEWS = {
-    "schedule": ("#messages tbody tr", "Messages in the order of their times"),
-    "search": ("#search", ""),
-    "consumers": (".ring", "100.0 %"),
-    "index": ("#view tbody tr", "sealed"),
-    "live": ("#rates", "Out"),
-}
-THEMES = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 WIDTHS = pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
 
 

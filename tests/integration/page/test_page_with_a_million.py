@@ -10,7 +10,7 @@ from selenium import webdriver
 
 from benchmarks.scheduled import fill
 from demo.process import PostdateProcess
-from tests.integration.page.browser import Page
+from tests.helpers.browser import Page
 
 pytestmark = pytest.mark.exhaustive
 

@@ -7,8 +7,8 @@ import pytest
 from selenium import webdriver
 
 from demo.process import PostdateProcess
-from tests.integration.page.browser import Page
-from tests.integration.page.conftest import QUIET
+from tests.helpers.browser import Page
+from tests.helpers.services.quiet_client import QUIET
 
 pytestmark = pytest.mark.exhaustive
 

@@ -19,7 +19,7 @@ from pulsar import ConsumerType
 from demo.process import PostdateProcess, wait_until
 from tests.helpers.services.programs.clients import Clients, receive, subscribe, texts
 from tests.helpers.services.services import POSTDATE, make_service
-from tests.integration.broker.test_service_on_s3 import named_snapshots
+from tests.helpers.services.snapshot_figures import named_snapshots
 
 TIMEOUT_S = 40
 KEYS = 7

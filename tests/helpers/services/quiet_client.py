@@ -1,0 +1,5 @@
+"""The logger of a client of which only errors are to be seen."""
+
+import pulsar
+
+QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
