@@ -13,10 +13,9 @@ from managed_ledger.ledger_store import LedgerStore, open_rocksdb
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
 from pipeline.logs.entry_format import PulsarEntries
+from tests.helpers.fakes.life_loop import LifeLoop, LoopExecutor
 from tests.helpers.fakes.virtual_time import SimulationLoop
 from tests.helpers.log_reading import read_entries
-from tests.simulation.whole_service.disk import LoopExecutor
-from tests.simulation.whole_service.life import LifeLoop
 
 TOPICS = ("persistent://public/default/orders", "persistent://public/default/ü", "persistent://a/b/c")
 ENTRIES = 240

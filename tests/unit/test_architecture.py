@@ -101,6 +101,30 @@ def test_the_head_of_each_room_names_its_sub_rooms() -> None:
     assert unnamed == []
 
 
+def test_no_module_imports_from_a_test_and_no_helper_from_the_simulation() -> None:
+    """What tests share is in `tests/helpers`: one test can be changed, moved and run without another one."""
+    imports = {
+        (str(path.relative_to(ROOT)), name)
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in _imported(node)
+    }
+    helpers = {(path, name) for path, name in imports if path.startswith("tests/helpers/")}
+
+    assert ("tests/unit/broker/test_cancel_by_id.py", "tests.helpers.scheduled_world.World") in imports
+    assert {one for one in imports if re.match(r"(tests)?\.+(\w+\.)*(test_|conftest)", one[1])} == set()
+    assert {one for one in helpers if re.match(r"tests\.(?!helpers\b)|\.", one[1])} == set()
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """Return the whole names that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [one.name for one in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{'.' * node.level}{node.module or ''}.{one.name}" for one in node.names]
+    return []
+
+
 @pytest.mark.slow
 def test_no_two_classes_have_one_name() -> None:
     """A reader who meets a name knows which class it is, in every room, in the benchmarks and in the tests."""

@@ -5,17 +5,13 @@ life still does changes nothing any more. A killed process loses nothing that it
 synced.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from random import Random
-from typing import Any
 
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.keys import Family
 from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, MemoryRows
-from tests.helpers.fakes.virtual_time import SimulationLoop
 
 
 class DiskHandle:
@@ -66,41 +62,3 @@ class DiskHandle:
     def close(self) -> None:
         if not self._is_released:
             self._disk.close()
-
-
-class LoopExecutor(Executor):
-    """Runs calls on a loop after a while, as many at a time as a pool has threads.
-
-    Args:
-        loop: Where they run.
-        workers: With one, calls end in the order in which they were submitted.
-        latency_s: Says how long a call takes.
-    """
-
-    def __init__(self, loop: SimulationLoop, workers: int, latency_s: Callable[[], float]) -> None:
-        self._loop = loop
-        self._is_in_order = workers == 1
-        self._latency_s = latency_s
-        self._queue: deque[Callable[[], None]] = deque()
-        self._free_at = 0.0
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(fn(*args, **kwargs))
-            # As a thread pool: whatever it raises is the future's.
-            except BaseException as error:
-                future.set_exception(error)
-
-        at = self._loop.time() + self._latency_s()
-        if not self._is_in_order:
-            self._loop.call_at(at, run)
-            return future
-        self._free_at = at = max(at, self._free_at)
-        self._queue.append(run)
-        self._loop.call_at(at, lambda: self._queue.popleft()())
-        return future

@@ -8,7 +8,6 @@ time at which this one ended.
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -21,9 +20,9 @@ from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.fakes.life_loop import Clock, LifeLoop, LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
-from tests.helpers.fakes.virtual_time import START_MS, SimulationLoop
-from tests.simulation.whole_service.disk import DiskHandle, LoopExecutor
+from tests.simulation.whole_service.disk import DiskHandle
 from tests.simulation.whole_service.oracle import Key, PublishedEntry
 from tests.simulation.whole_service.variants import Variant
 from tracker.errors import TrackerError
@@ -34,67 +33,12 @@ _EXPECTED_ERRORS = (SnapshotStorageError, LedgerError, TrackerError, TimeoutErro
 """What an outage may bring into the log; anything else is a fault of ours."""
 
 
-TURNS_MAX: Final = 50_000
-"""Turns of the loop without a moment's pause after which it is taken to spin."""
-
-
 _DROPPED_AFTER_FAILURES: Final = 3
 """So soon the storage calls a snapshot damaged that alone cannot be read."""
 
 
 class Killed(KeyboardInterrupt):
     """The process is killed here; derived from what asyncio lets through at once."""
-
-
-class BusyError(Exception):
-    """Something goes on for ever without waiting for anything."""
-
-
-class LifeLoop(SimulationLoop):
-    """A loop that begins at a time, has no threads, and counts what it runs."""
-
-    def __init__(self, start_s: float, new_executor: Callable[["LifeLoop", int], Executor]) -> None:
-        super().__init__()
-        self._virtual_selector.elapsed_seconds = start_s
-        self._turns_at = start_s
-        self._turns = 0
-        self._pool = new_executor(self, 4)
-        self.timers_set = 0
-
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
-        """Run a call in the loop itself where the default pool is asked for."""
-        return super().run_in_executor(executor or self._pool, func, *args)
-
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        self.timers_set += 1
-        return super().call_at(when, callback, *args, context=context)
-
-    def _run_once(self) -> None:
-        if self.time() != self._turns_at:
-            self._turns_at, self._turns = self.time(), 0
-        self._turns += 1
-        if self._turns > TURNS_MAX:
-            raise BusyError(f"the loop is busy for ever at one moment; what is ready: {list(self._ready)[:3]}")
-        super()._run_once()  # type: ignore[misc]  # a method of asyncio's base, to be overridden for this
-
-    def _write_to_self(self) -> None:
-        """Nobody has to be woken: there are no other threads."""
-
-
-class Clock:
-    """The wall clock of all lives: the loop's time, put back and forth."""
-
-    def __init__(self) -> None:
-        self.offset_ms = 0
-        self.loop: LifeLoop | None = None
-
-    def now_ms(self) -> int:
-        assert self.loop is not None
-        return START_MS + round(self.loop.time() * 1_000) + self.offset_ms
-
-    def now_s(self) -> float:
-        assert self.loop is not None
-        return self.loop.time()
 
 
 class Life:

@@ -31,11 +31,12 @@ from managed_ledger.names import subscription_of
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.fakes.life_loop import Clock
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.simulation.whole_service import events
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.coverage import Coverage, Met
-from tests.simulation.whole_service.life import Clock, Killed, Life
+from tests.simulation.whole_service.life import Killed, Life
 from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times, bits_of
 from tests.simulation.whole_service.payloads import content_of, number_of, payload_of
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round

@@ -3,26 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from broker.authentication.config import AccessConfig
 from broker.authorization.grants import Action, GrantBook
 from broker.authorization.permissions import Authorizer
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, Schema, ServerError
 from broker.server.service import Service
 from broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
-from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
-from tests.unit.broker.test_connection import send_frame
-from tests.unit.broker.test_connection_credentials import connect
-from tests.unit.broker.test_policies import MemoryRecords
-
-ORDERS = TopicName.parse("shop/eu/orders")
-PRODUCE, CONSUME = frozenset({Action.PRODUCE}), frozenset({Action.CONSUME})
-NOTHING: frozenset[Action] = frozenset()
-
+from tests.helpers.fakes.memory_records import MemoryRecords
+from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, play, produce_request
+from tests.helpers.send_frames import send_frame
+from tests.helpers.tokens import token
 
 # ---- rules ----
 
@@ -161,26 +154,6 @@ def test_a_record_that_cannot_be_read_grants_nothing(text: bytes, caplog: pytest
 # ---- connections ----
 
 
-def play(folder: Path, story: Callable[[Service], Awaitable[None]], **access: Any) -> None:
-    """Run a story on a service with authorization."""
-    keys: dict[str, Any] = {
-        "is_authentication_enabled": True,
-        "provider_class_names": (TOKEN_PROVIDER,),
-        "token_secret_key": SECRET_KEY,
-        "is_authorization_enabled": True,
-        "super_user_roles": ("root",),
-    } | access
-
-    async def run() -> None:
-        service = await open_service(folder, access=AccessConfig(**keys))
-        try:
-            await story(service)
-        finally:
-            await service.close()
-
-    asyncio.run(run())
-
-
 Ask = Callable[[Peer], Awaitable[BaseCommand]]
 
 
@@ -194,10 +167,6 @@ def subscribe_request(peer: Peer) -> Awaitable[BaseCommand]:
         consumer_id=1,
         initialPosition=CommandSubscribe.Earliest,
     )
-
-
-def produce_request(peer: Peer) -> Awaitable[BaseCommand]:
-    return peer.request(BaseCommand.PRODUCER, "producer", topic=str(ORDERS), producer_id=1)
 
 
 REQUESTS: dict[str, tuple[Ask, frozenset[Action]]] = {

@@ -9,7 +9,7 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
 from managed_ledger.position import Position
-from tests.unit.broker.test_scheduled_failures import KINDS, World, play
+from tests.helpers.scheduled_world import KINDS, World, play
 
 
 def by_id(world: World, entry_id: int) -> Selector:

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import pytest
 
 from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
@@ -23,8 +22,8 @@ from broker.topics.limits import ConnectionController, LimitsConfig
 from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.send_frames import send_frame
 from tracker.config import TrackerConfig
 
 Story = Callable[[Service], Awaitable[None]]
@@ -41,23 +40,6 @@ def play(folder: Path, story: Story, **config: Any) -> None:
             await service.close()
 
     asyncio.run(run())
-
-
-def send_frame(
-    sequence_id: int, payload: bytes = b"x", *, is_corrupt: bool = False, deliver_at_ms: int | None = None
-) -> bytes:
-    """A SEND of producer 1."""
-    command = BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": sequence_id})
-    message = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1)
-    if deliver_at_ms is not None:
-        message.deliver_at_time = deliver_at_ms
-    metadata = message.SerializeToString()
-    covered = len(metadata).to_bytes(4, "big") + metadata + payload
-    checksum = google_crc32c.value(covered) ^ is_corrupt
-    entry = b"\x0e\x01" + checksum.to_bytes(4, "big") + covered
-    simple = frame(command)
-    total = int.from_bytes(simple[:4], "big") + len(entry)
-    return total.to_bytes(4, "big") + simple[4:] + entry
 
 
 async def producer(peer: Peer, mode: int = ProducerAccessMode.Shared, name: str = "") -> BaseCommand:

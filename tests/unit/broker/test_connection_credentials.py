@@ -10,9 +10,10 @@ import pytest
 
 from broker.authentication.config import AccessConfig
 from broker.clients.refusal_log import RefusalLog
-from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, FeatureFlags, ServerError
+from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, ServerError
 from broker.server.service import Service
 from tests.helpers.fakes.service_fakes import Peer, open_service
+from tests.helpers.guarded_service import connect
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 from tracker.testing import FakeClock
 
@@ -36,18 +37,6 @@ def play(folder: Path, story: Callable[[Service, FakeClock], Awaitable[None]], *
             await service.close()
 
     asyncio.run(run())
-
-
-def connect(service: Service, auth_data: bytes | None, *, method: str = "token", refreshes: bool = True) -> Peer:
-    """Connect as a client that shows this."""
-    peer = Peer(service, has_to_connect=False)
-    command = BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": "test", "protocol_version": 20})
-    command.connect.feature_flags.CopyFrom(FeatureFlags(supports_auth_refresh=refreshes))
-    if auth_data is not None:
-        command.connect.auth_method_name = method
-        command.connect.auth_data = auth_data
-    peer.send(command)
-    return peer
 
 
 def answer(peer: Peer, auth_data: bytes) -> None:

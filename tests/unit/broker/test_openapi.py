@@ -1,8 +1,7 @@
 """The OpenAPI document: valid, whole, and true of what is answered."""
 
-import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,11 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from broker.admin.openapi import document
-from broker.admin.web import WebServer, start_web
+from broker.admin.web import WebServer
 from broker.page.routes import PAGE_PATHS
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.server.server import all_routes
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
-from tests.unit.broker.test_scheduled_batches import NOW_MS, batch_frame, subscribed
+from tests.helpers.fakes.service_fakes import Peer
+from tests.helpers.scheduled_topic import TOPIC, play
 
-TOPIC = "public/default/t"
 ASKED = [
     "/health",
     "/postdate/v1/openapi.json",
@@ -41,35 +37,6 @@ POSTED: list[tuple[str, dict[str, Any]]] = [
     ("scheduled/reschedule", {"all": True, "shiftMs": 5}),
     ("scheduled/cancel", {"key": "k"}),
 ]
-
-
-async def _no_metrics() -> AsyncIterator[bytes]:
-    yield b""
-
-
-def play(folder: Path, story: Callable[[WebServer, Peer], Awaitable[None]]) -> None:
-    """Run a story on a service with all of its routes."""
-
-    async def whole() -> None:
-        service = await open_service(folder)
-        peer, topic = await subscribed(service)
-        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
-        peer.send_bytes(batch_frame(["a", "b"], deliver_at_ms=NOW_MS + 60_000))
-        await until(lambda: topic.ledger.entries_total)
-        server = await start_web(
-            "127.0.0.1",
-            0,
-            metrics=_no_metrics,
-            health=lambda: {"pid": 7, "uptime_ms": 5},
-            routes=all_routes(service),
-        )
-        try:
-            await story(server, peer)
-        finally:
-            await server.close()
-            await service.close()
-
-    asyncio.run(whole())
 
 
 def _drop_the_title(broken: dict[str, Any]) -> None:

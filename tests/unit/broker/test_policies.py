@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
 
 import pytest
 
@@ -14,26 +13,11 @@ from broker.topics.policies import (
     parse_policies,
 )
 from broker.topics.topic_name import TopicName
+from tests.helpers.fakes.memory_records import MemoryRecords
 
 DEFAULT = DelayedDeliveryPolicies(is_active=True, tick_time_ms=1_000, delay_ms_max=0)
 OFF = DelayedDeliveryPolicies(is_active=False, tick_time_ms=5, delay_ms_max=7)
 TOPIC = TopicName.parse("shop/eu/orders")
-
-
-class MemoryRecords:
-    """Records in memory, with a disk that can be full."""
-
-    def __init__(self, records: Mapping[str, bytes] = {}) -> None:
-        self.records = dict(records)
-        self.is_full = False
-
-    async def put_record(self, name: str, value: bytes | None) -> None:
-        if self.is_full:
-            raise OSError("no space left")
-        if value is None:
-            self.records.pop(name, None)
-        else:
-            self.records[name] = value
 
 
 def of(is_active: object, tick_time: object, delay_max: object) -> bytes:

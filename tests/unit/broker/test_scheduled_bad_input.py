@@ -10,7 +10,7 @@ import pytest
 
 from broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
-from tests.unit.broker.test_openapi import TOPIC, play
+from tests.helpers.scheduled_topic import TOPIC, play
 
 TOPIC_PATH = f"/postdate/v1/topics/{TOPIC}"
 SURROGATE = "\ud800"

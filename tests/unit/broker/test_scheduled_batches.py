@@ -1,14 +1,11 @@
 """Batches with a delivery time, which no client of Pulsar sends: listed and cancelled by message, for good."""
 
 import asyncio
-import zlib
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import pytest
 
-from broker.protocol.commands import frame
 from broker.protocol.entries import messages_of
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.listing import list_messages
@@ -20,36 +17,11 @@ from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.service import Service
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic import Topic
-from broker.topics.topic_name import TopicName
-from managed_ledger.pb.pulsar_metadata_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
-
-NOW_MS = 1_800_000_000_000
-
-
-def batch_frame(names: list[str], *, deliver_at_ms: int, is_compressed: bool = False) -> bytes:
-    """A SEND of producer 1: one message for each name, which is its property `name`."""
-    payload = b""
-    for name in names:
-        single = SingleMessageMetadata(partition_key="k", payload_size=len(name))
-        single.properties.add(key="name", value=name)
-        data = single.SerializeToString()
-        payload += len(data).to_bytes(4, "big") + data + name.encode()
-    metadata = MessageMetadata(
-        producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=len(names), partition_key=b"k"
-    )
-    metadata.deliver_at_time = deliver_at_ms
-    if is_compressed:
-        metadata.compression, metadata.uncompressed_size = ZLIB, len(payload)
-        payload = zlib.compress(payload)
-    data = metadata.SerializeToString()
-    covered = len(data).to_bytes(4, "big") + data + payload
-    entry = b"\x0e\x01" + google_crc32c.value(covered).to_bytes(4, "big") + covered
-    send = {"producer_id": 1, "sequence_id": 0, "num_messages": len(names)}
-    simple = frame(BaseCommand(type=BaseCommand.SEND, send=send))
-    return (int.from_bytes(simple[:4], "big") + len(entry)).to_bytes(4, "big") + simple[4:] + entry
-
+from tests.helpers.fakes.service_fakes import open_service, until
+from tests.helpers.scheduled_topic import NOW_MS, subscribed
+from tests.helpers.send_frames import batch_frame
 
 OTHER: dict[str, Any] = {
     "topic": "t",
@@ -58,20 +30,6 @@ OTHER: dict[str, Any] = {
     "consumer_id": 2,
     "consumer_name": "o",
 }
-
-
-async def subscribed(service: Service) -> tuple[Peer, Topic]:
-    peer = Peer(service)
-    await peer.request(
-        BaseCommand.SUBSCRIBE,
-        "subscribe",
-        topic="t",
-        subscription="sub",
-        subType=CommandSubscribe.Shared,
-        consumer_id=1,
-        consumer_name="c",
-    )
-    return peer, await service.topic(TopicName.parse("t"))
 
 
 def schedule_of(service: Service, topic: Topic) -> TopicSchedule:

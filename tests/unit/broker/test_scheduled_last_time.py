@@ -8,9 +8,8 @@ import pytest
 
 from broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
-from tests.unit.broker.test_openapi import TOPIC, play
-from tests.unit.broker.test_scheduled_batches import NOW_MS, batch_frame
-from tests.unit.broker.test_scheduled_parts import ScheduledApi, entry_of
+from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, entry_of, play
+from tests.helpers.send_frames import batch_frame
 
 LAST_MS = 2**63 - 1
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import google_crc32c
 import pytest
 
@@ -14,49 +13,12 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.replacing import NewEntry, Replacement
-from tests.helpers.fakes.service_fakes import Peer, until
-from tests.unit.broker.test_openapi import TOPIC, play
-from tests.unit.broker.test_scheduled_batches import NOW_MS, batch_frame
+from tests.helpers.fakes.service_fakes import Peer
+from tests.helpers.scheduled_topic import NOW_MS, ScheduledApi, entry_of, play
+from tests.helpers.send_frames import batch_frame
 
 DUE_MS = NOW_MS + 60_000
 NEW_MS = NOW_MS + 90_000
-
-
-class ScheduledApi:
-    """The requests about the scheduled messages of one topic; the topic begins with the batch a, b."""
-
-    def __init__(self, server: WebServer, peer: Peer) -> None:
-        self._url = f"http://127.0.0.1:{server.port}/postdate/v1/topics/{TOPIC}"
-        self._peer = peer
-
-    async def listed(self, query: str = "") -> list[dict[str, Any]]:
-        async with aiohttp.request("GET", f"{self._url}/scheduled{query}") as reply:
-            assert reply.status == 200
-            return list((await reply.json())["messages"])
-
-    async def ids(self, query: str = "") -> list[str]:
-        return [one["messageId"] for one in await self.listed(query)]
-
-    async def get(self, path: str) -> dict[str, Any]:
-        async with aiohttp.request("GET", f"{self._url}{path}") as reply:
-            assert reply.status == 200
-            return dict(await reply.json())
-
-    async def get_operation(self, name: str) -> dict[str, Any]:
-        return await self.get(f"/../../../../operations/{name}")
-
-    async def post(self, change: str, headers: dict[str, str] | None = None, **body: Any) -> tuple[int, dict[str, Any]]:
-        async with aiohttp.request("POST", f"{self._url}/scheduled/{change}", json=body, headers=headers) as reply:
-            return reply.status, await reply.json()
-
-    async def publish(self, data: bytes, count: int) -> list[str]:
-        """Publish, and return the ids of all once the topic has so many."""
-        self._peer.send_bytes(data)
-        return list(await until(lambda: self._all_of(count)))
-
-    async def _all_of(self, count: int) -> list[str]:
-        ids = await self.ids("?limit=1000")
-        return ids if len(ids) == count else []
 
 
 def plain_frame(payload: bytes, **values: Any) -> bytes:
@@ -73,11 +35,6 @@ def plain_frame(payload: bytes, **values: Any) -> bytes:
 def chunk_frame(chunk: int, *, uuid: str = "p-1", of: int = 3) -> bytes:
     """One chunk of a message, as clients send it: the properties, time and sequence id of the message on each."""
     return plain_frame(b"chunk", uuid=uuid, chunk_id=chunk, num_chunks_from_msg=of, total_chunk_msg_size=15)
-
-
-def entry_of(message_id: str) -> str:
-    """The id of the entry of a message of a batch."""
-    return message_id.rpartition(":")[0]
 
 
 def test_a_property_cancels_the_messages_of_a_batch_that_have_it_and_no_other(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from broker.admin.web import start_web
 from broker.page.routes import page_routes
 from broker.server.server import access_of
 from broker.server.service import Service
+from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, play, produce_request
 from tests.helpers.tokens import token
-from tests.unit.broker.test_authorization import CONSUME, NOTHING, ORDERS, PRODUCE, play, produce_request
-from tests.unit.broker.test_connection_credentials import connect
 
 NOW_S = 1_800_000_000
 NAMESPACE = "/admin/v2/namespaces/shop/eu"

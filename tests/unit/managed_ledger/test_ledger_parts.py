@@ -19,9 +19,9 @@ from managed_ledger.database import Batch, Database, RocksDatabase
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
 from managed_ledger.headers import ROW_BYTES, EntryHeaders
 from managed_ledger.keys import Family, block_key, ledger_range
+from tests.helpers.fakes.life_loop import LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.helpers.fakes.virtual_time import SimulationLoop, run
-from tests.simulation.whole_service.disk import LoopExecutor
 
 PARTICIPANTS_MAX = 32
 

@@ -1,0 +1,110 @@
+"""A topic with scheduled messages, and its requests: a service with all of its routes, and a client of one connection.
+
+The topic begins with a batch of two messages, a and b, that are due in a minute.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from broker.admin.web import WebServer, start_web
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from broker.server.server import all_routes
+from broker.server.service import Service
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.send_frames import batch_frame
+
+TOPIC = "public/default/t"
+NOW_MS = 1_800_000_000_000
+"""The time of the service."""
+
+
+async def subscribed(service: Service) -> tuple[Peer, Topic]:
+    """Return a client that has subscribed to the topic, and the topic."""
+    peer = Peer(service)
+    await peer.request(
+        BaseCommand.SUBSCRIBE,
+        "subscribe",
+        topic="t",
+        subscription="sub",
+        subType=CommandSubscribe.Shared,
+        consumer_id=1,
+        consumer_name="c",
+    )
+    return peer, await service.topic(TopicName.parse("t"))
+
+
+async def _no_metrics() -> AsyncIterator[bytes]:
+    yield b""
+
+
+def play(folder: Path, story: Callable[[WebServer, Peer], Awaitable[None]]) -> None:
+    """Run a story on a service with all of its routes."""
+
+    async def whole() -> None:
+        service = await open_service(folder)
+        peer, topic = await subscribed(service)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
+        peer.send_bytes(batch_frame(["a", "b"], deliver_at_ms=NOW_MS + 60_000))
+        await until(lambda: topic.ledger.entries_total)
+        server = await start_web(
+            "127.0.0.1",
+            0,
+            metrics=_no_metrics,
+            health=lambda: {"pid": 7, "uptime_ms": 5},
+            routes=all_routes(service),
+        )
+        try:
+            await story(server, peer)
+        finally:
+            await server.close()
+            await service.close()
+
+    asyncio.run(whole())
+
+
+class ScheduledApi:
+    """The requests about the scheduled messages of one topic; the topic begins with the batch a, b."""
+
+    def __init__(self, server: WebServer, peer: Peer) -> None:
+        self._url = f"http://127.0.0.1:{server.port}/postdate/v1/topics/{TOPIC}"
+        self._peer = peer
+
+    async def listed(self, query: str = "") -> list[dict[str, Any]]:
+        async with aiohttp.request("GET", f"{self._url}/scheduled{query}") as reply:
+            assert reply.status == 200
+            return list((await reply.json())["messages"])
+
+    async def ids(self, query: str = "") -> list[str]:
+        return [one["messageId"] for one in await self.listed(query)]
+
+    async def get(self, path: str) -> dict[str, Any]:
+        async with aiohttp.request("GET", f"{self._url}{path}") as reply:
+            assert reply.status == 200
+            return dict(await reply.json())
+
+    async def get_operation(self, name: str) -> dict[str, Any]:
+        return await self.get(f"/../../../../operations/{name}")
+
+    async def post(self, change: str, headers: dict[str, str] | None = None, **body: Any) -> tuple[int, dict[str, Any]]:
+        async with aiohttp.request("POST", f"{self._url}/scheduled/{change}", json=body, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def publish(self, data: bytes, count: int) -> list[str]:
+        """Publish, and return the ids of all once the topic has so many."""
+        self._peer.send_bytes(data)
+        return list(await until(lambda: self._all_of(count)))
+
+    async def _all_of(self, count: int) -> list[str]:
+        ids = await self.ids("?limit=1000")
+        return ids if len(ids) == count else []
+
+
+def entry_of(message_id: str) -> str:
+    """The id of the entry of a message of a batch."""
+    return message_id.rpartition(":")[0]
