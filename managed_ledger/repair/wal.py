@@ -1,7 +1,7 @@
 """The changes in one write-ahead log of RocksDB (`*.log`), read without RocksDB, as far as they are whole.
 
-A log is blocks of 32 KiB, of fragments: a masked CRC32C, the length, the type (whole, first, middle or last of a
-write), and a part of a write. The parts joined are a write: its sequence number, the count of its changes, and those:
+A log is of fragments (`rocksdb_store/log_format.py`), each with a part of a write. The parts joined are a write: its
+sequence number, the count of its changes, and those:
 
     kind u8 | family varint, if the kind says so | key, after its length | value, after its length, if there is one
 
@@ -19,10 +19,8 @@ from typing import NamedTuple
 import google_crc32c
 
 from managed_ledger.repair.varints import read_varint
+from managed_ledger.rocksdb_store.log_format import BLOCK_BYTES, FIRST, FRAGMENT, FULL, LAST
 
-BLOCK_BYTES = 2**15
-_FRAGMENT = struct.Struct("<IHB")
-_FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
 _MASK_DELTA = 0xA282EAD8
 _U32 = 0xFFFFFFFF
 _HEADER = struct.Struct("<QI")
@@ -90,14 +88,14 @@ def records(content: bytes, log: WriteAheadLog) -> Iterator[Record]:
     """Give the writes of a write-ahead log, in order; faults are added to `log`."""
     parts: list[_Fragment] = []
     for fragment in _fragments(content, log):
-        begins = fragment is not None and fragment.kind in (_FULL, _FIRST)
+        begins = fragment is not None and fragment.kind in (FULL, FIRST)
         if (fragment is None or begins) and parts:
             # The earlier parts of the same write are whole.
             yield _joined(parts, is_whole=False)
             parts = []
         if fragment is not None and (begins or parts):
             parts.append(fragment)
-        if parts and parts[-1].kind in (_FULL, _LAST):
+        if parts and parts[-1].kind in (FULL, LAST):
             yield _joined(parts, is_whole=True)
             parts = []
     if parts:
@@ -148,10 +146,10 @@ def _fragments(content: bytes, log: WriteAheadLog) -> Iterator[_Fragment | None]
         block = content[start : start + BLOCK_BYTES]
         is_last = start + BLOCK_BYTES >= len(content)
         position = 0
-        while position + _FRAGMENT.size <= len(block) and any(block[position : position + _FRAGMENT.size]):
+        while position + FRAGMENT.size <= len(block) and any(block[position : position + FRAGMENT.size]):
             end = _end_of_whole(block, position)
             if end is not None:
-                data = block[position + _FRAGMENT.size : end]
+                data = block[position + FRAGMENT.size : end]
                 yield _Fragment(block[position + 6], data, start + position)
                 position = end
                 continue
@@ -174,8 +172,8 @@ def _fragments(content: bytes, log: WriteAheadLog) -> Iterator[_Fragment | None]
 
 def _mended(block: bytes, position: int, *, is_cut: bool) -> tuple[bytes, int] | None:
     """Type and data of a fragment with one wrong byte put right, and where it ends."""
-    masked, length, _ = _FRAGMENT.unpack_from(block, position)
-    ends = [position + _FRAGMENT.size + length]
+    masked, length, _ = FRAGMENT.unpack_from(block, position)
+    ends = [position + FRAGMENT.size + length]
     following = _next_whole(block, position + 1)
     # Where the length is wrong, the fragment ends where the next one begins, or with the block.
     if following != ends[0]:
@@ -183,13 +181,13 @@ def _mended(block: bytes, position: int, *, is_cut: bool) -> tuple[bytes, int] |
     if not is_cut and len(block) not in ends:
         ends.append(len(block))
     for end in ends:
-        if not position + _FRAGMENT.size <= end <= len(block):
+        if not position + FRAGMENT.size <= end <= len(block):
             continue
         data = block[position + 6 : end]
-        if data[0] not in range(_FULL, _LAST + 1) and end != ends[0]:
+        if data[0] not in range(FULL, LAST + 1) and end != ends[0]:
             continue
         mended = with_one_byte_put_right(data, _unmasked(masked))
-        if mended is not None and mended[0] in range(_FULL, _LAST + 1):
+        if mended is not None and mended[0] in range(FULL, LAST + 1):
             return mended, end
     return None
 
@@ -229,7 +227,7 @@ def _without_last_zero(state: int) -> int:
 
 def _next_whole(block: bytes, position: int) -> int:
     """Where the next fragment begins that is whole, or the end of the block."""
-    for start in range(position, len(block) - _FRAGMENT.size):
+    for start in range(position, len(block) - FRAGMENT.size):
         if _end_of_whole(block, start) is not None:
             return start
     return len(block)
@@ -237,10 +235,10 @@ def _next_whole(block: bytes, position: int) -> int:
 
 def _end_of_whole(block: bytes, position: int) -> int | None:
     """Where the fragment ends that begins here, None where none does that is whole."""
-    start = position + _FRAGMENT.size
-    if start > len(block) or not _FULL <= block[start - 1] <= _LAST:
+    start = position + FRAGMENT.size
+    if start > len(block) or not FULL <= block[start - 1] <= LAST:
         return None
-    masked, length, _ = _FRAGMENT.unpack_from(block, position)
+    masked, length, _ = FRAGMENT.unpack_from(block, position)
     end: int = start + length
     if end > len(block):
         return None

@@ -40,9 +40,9 @@ class Failure:
     path: Path
     """The folder that was asked for, not a view of it."""
     text: str
-    """The text of rocksdict's or the system's error."""
+    """The text of rocksdict's or the system's error, or what we found ourselves."""
     is_system: bool
-    """Whether the system says so itself, and not RocksDB."""
+    """Whether the text is the system's, or our own, and not RocksDB's."""
     is_shared: bool
     """Whether another process may change the folder meanwhile, so that a missing file is no damage."""
 

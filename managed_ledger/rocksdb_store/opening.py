@@ -1,7 +1,8 @@
 """How a folder is opened: to write, by one process, or to read a view of it, by any number beside.
 
 Strictly: what a crash leaves, a write-ahead log that ends within a write, is no damage, and anything else that is not
-as it was written refuses. Nothing is repaired here.
+as it was written refuses. Nothing is repaired here. The one damage that RocksDB would read for ever is looked for
+before it opens a folder (`log_format.py`).
 """
 
 import time
@@ -15,6 +16,7 @@ from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, D
 
 from managed_ledger.rocksdb_store.failures import Cause, Errors, Failure, translated
 from managed_ledger.rocksdb_store.folder_view import FolderView
+from managed_ledger.rocksdb_store.log_format import recycled_fragment_in
 
 DEFAULT_FAMILY: Final = "default"
 
@@ -85,6 +87,7 @@ def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
         # RocksDB would put an empty database in the place of the one that these tables are of.
         text = "its file CURRENT is missing, which says which tables count"
         raise settings.errors(Failure(Cause.DAMAGED, doing, path, text, is_system=False, is_shared=False))
+    _check_logs(path, path, settings, doing, is_shared=False)
     with translated(settings.errors, path, doing):
         database = Rdict(
             str(path),
@@ -99,8 +102,10 @@ def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
     """Open a view of a folder as it is now; nothing in it changes, and it may be in use."""
     with translated(settings.errors, path, f"make a view to read {settings.noun}", is_shared=True):
         view = FolderView.of(path)
+    doing = f"read {settings.noun}"
     try:
-        with translated(settings.errors, path, f"read {settings.noun}", is_shared=True):
+        _check_logs(view.path, path, settings, doing, is_shared=True)
+        with translated(settings.errors, path, doing, is_shared=True):
             database = Rdict(
                 str(view.path),
                 _options(settings, _VIEW_BUFFER_BYTES),
@@ -111,6 +116,22 @@ def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
         view.close()
         raise
     return OpenFolder(path, database, settings, view)
+
+
+def _check_logs(folder: Path, path: Path, settings: StoreSettings, doing: str, *, is_shared: bool) -> None:
+    """Raise where RocksDB would read a log for ever instead of calling it damaged.
+
+    Args:
+        folder: The folder that RocksDB is about to open.
+        path: The folder that was asked for: `folder` may be a view of it.
+        settings: The room's settings for it.
+        doing: The operation.
+        is_shared: Whether another process may change the folder meanwhile.
+    """
+    with translated(settings.errors, path, doing, is_shared=is_shared):
+        damage = recycled_fragment_in(folder)
+    if damage is not None:
+        raise settings.errors(Failure(Cause.DAMAGED, doing, path, damage, is_system=True, is_shared=is_shared))
 
 
 def looked_at_again(

@@ -126,6 +126,20 @@ async def content_of(folder: Path) -> tuple[Content, dict[str, int]]:
     return content, backlogs
 
 
+def flip_type(file: Path, record: int = -1) -> None:
+    """Flip the bit of a record's type that makes it one of a recycled log, in a log or list of files of RocksDB."""
+    content = bytearray(file.read_bytes())
+    headers, at = [], 0
+    while at + 7 <= len(content):
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        is_rest_of_block = (not length and not kind) or at % 2**15 > 2**15 - 7
+        if not is_rest_of_block:
+            headers.append(at)
+        at = (at // 2**15 + 1) * 2**15 if is_rest_of_block else at + 7 + length
+    content[headers[record] + 6] ^= 4
+    file.write_bytes(content)
+
+
 def flip(file: Path, source: random.Random) -> None:
     """Change one byte of a file, at a seeded place."""
     content = bytearray(file.read_bytes())

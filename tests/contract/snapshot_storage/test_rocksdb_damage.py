@@ -34,6 +34,7 @@ from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
 from snapshot_storage.rocksdb.put_aside import put_aside, put_aside_folders, remove_put_aside
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from tests.helpers.damaged_logs import flip_type
 
 MEMORY = RocksDBMemory()
 Entries = dict[int, list[bytes]]
@@ -211,6 +212,57 @@ def test_a_damaged_file_costs_time_and_is_never_data(
     assert not _read_all(again, new)
     again.close()
     assert _aside(path) == aside
+
+
+_OPEN = """
+import logging, sys
+from pathlib import Path
+from snapshot_storage.errors import StorageCorruptedError
+from snapshot_storage.rocksdb.config import RocksDBMemory
+from snapshot_storage.rocksdb.folder import RocksDBFolder
+
+logging.basicConfig(level=logging.ERROR, format="%(message)s")
+for is_read_only in (True, False):
+    try:
+        RocksDBFolder.open(
+            Path(sys.argv[1]), memory=RocksDBMemory(), is_read_only=is_read_only, pause=lambda _: None
+        ).close()
+    except StorageCorruptedError as error:
+        print(is_read_only, error)
+"""
+
+
+@pytest.mark.parametrize("record", [0, 1, -1])
+@pytest.mark.parametrize("pattern", ["*.log", "MANIFEST-*"])
+def test_a_flipped_type_of_a_record_is_damage_and_no_hang(
+    tmp_path: Path, crashed: Crashed, pattern: str, record: int
+) -> None:
+    """RocksDB itself would read it for ever, or leave out the log without an error.
+
+    It keeps the interpreter's lock meanwhile, so that nothing but another process can give up.
+    """
+    path = tmp_path / "crashed"
+    written = crashed.copied(path)
+    file = max(path.glob(pattern), key=lambda file: file.stat().st_size)
+    flip_type(file, record)
+    damaged = file.read_bytes()
+
+    run = subprocess.run(
+        [sys.executable, "-c", _OPEN, str(path)], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    (aside,) = _aside(path)
+    assert (aside / file.name).read_bytes() == damaged
+    assert run.stdout.startswith("True ")
+    assert len(run.stdout.splitlines()) == len(run.stderr.splitlines()) == 1
+    for text in (run.stdout, run.stderr):
+        assert f"{file.name} has at byte" in text
+        assert "only a recycled log has" in text
+    assert f"put aside as {aside}" in run.stderr
+    folder = _opened(path)
+    assert _read_all(folder, written) == written.keys()
+    assert not _read_all(folder, _fill(folder, 1))
+    folder.close()
 
 
 @pytest.mark.parametrize("where", ["within", "end"])

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli.main import ledger
-from tests.helpers.damaged_logs import content_of, fill, fill_in_a_burst, flip
+from tests.helpers.damaged_logs import content_of, fill, fill_in_a_burst, flip, flip_type
 
 _HOLD = """
 import sys
@@ -134,6 +134,60 @@ def test_a_log_without_its_only_write_ahead_file_is_named_and_repaired(tmp_path:
     assert json.loads(report.read_text())["newest_changes_missing"] > 100
     assert (again.exit_code, again.stdout) == (0, "nothing is damaged\n")
     assert asyncio.run(content_of(log)) == ({}, {})
+
+
+_START = """
+import asyncio, sys
+from pathlib import Path
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.database import RocksDatabase
+from managed_ledger.errors import StoreCorruptedError
+from managed_ledger.ledger_store import LedgerStore
+
+folder = Path(sys.argv[1])
+for open_it in (
+    lambda: asyncio.run(LedgerStore.open(folder, ManagedLedgerConfig(), now_ms=lambda: 0)),
+    lambda: RocksDatabase.open_read_only(folder, pause=lambda _: None),
+):
+    try:
+        open_it()
+    except StoreCorruptedError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("record", [0, 1, -1])
+@pytest.mark.parametrize("pattern", ["*.log", "MANIFEST-*"])
+def test_a_flipped_type_of_a_record_refuses_and_is_repaired(
+    tmp_path: Path, data: Path, pattern: str, record: int
+) -> None:
+    """RocksDB itself would read it for ever, with the interpreter's lock, so other processes look."""
+    copy = shutil.copytree(data, tmp_path / "data")
+    file = max((copy / "ledgers").glob(pattern), key=lambda file: file.stat().st_size)
+    expected = asyncio.run(content_of(shutil.copytree(data / "ledgers", tmp_path / "reference")))
+    flip_type(file, record)
+    before = _files(copy)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=60)
+
+    refused = run("-c", _START, str(copy / "ledgers"))
+    verified = run("-m", "broker.cli", "ledger", "verify", str(copy))
+    assert {name: content for name, content in _files(copy).items() if not name.endswith("LOCK")} == {
+        name: content for name, content in before.items() if not name.endswith("LOCK")
+    }
+    repaired = run("-m", "broker.cli", "ledger", "repair", str(copy), "--yes")
+
+    assert refused.returncode == 0, refused.stderr
+    lines = refused.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert f"is damaged: {file.name} has at byte" in line
+        assert "`postdate ledger repair --yes` does it" in line
+    assert (verified.returncode, f"{file.name}: one wrong byte" in verified.stdout) == (1, True), verified.stdout
+    assert repaired.returncode == 0, repaired.stderr
+    assert _run("verify", str(copy)).exit_code == 0
+    assert asyncio.run(content_of(copy / "ledgers")) == expected
 
 
 @pytest.mark.parametrize("left", ["POSTDATE-LOG", "CURRENT", "MANIFEST-*", "*.log"])

@@ -4,7 +4,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from pulsar import ConsumerType
 
 from demo.process import PostdateProcess, ProcessStartError
-from tests.helpers.damaged_logs import flip
+from tests.helpers.damaged_logs import flip, flip_type
 from tests.helpers.services.programs.clients import Clients, subscribe
 
 pytestmark = pytest.mark.exhaustive
@@ -99,7 +99,16 @@ def test_after_a_repair_all_subscriptions_get_what_is_whole(own_service: Postdat
     clients.close()
 
 
-def test_a_flipped_byte_in_the_write_ahead_log_costs_nothing_in_the_end(own_service: PostdateProcess) -> None:
+def _flip_the_middle(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [_flip_the_middle, flip_type])
+def test_a_flipped_byte_in_the_write_ahead_log_costs_nothing_in_the_end(
+    own_service: PostdateProcess, harm: Callable[[Path], None]
+) -> None:
     """The service refuses to start, as before; a repair puts the byte right."""
     own_service.start()
     clients = Clients(own_service.url)
@@ -111,9 +120,7 @@ def test_a_flipped_byte_in_the_write_ahead_log_costs_nothing_in_the_end(own_serv
     own_service.kill()
     data = own_service.folder / "data"
     (log,) = (data / "ledgers").glob("*.log")
-    content = bytearray(log.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    log.write_bytes(content)
+    harm(log)
 
     with pytest.raises(ProcessStartError, match="is damaged"):
         own_service.start()

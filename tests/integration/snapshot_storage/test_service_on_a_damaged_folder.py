@@ -17,6 +17,7 @@ import pytest
 from pulsar import ConsumerType
 
 from demo.process import PostdateProcess, wait_until
+from tests.helpers.damaged_logs import flip_type
 from tests.helpers.services.programs.clients import Clients, receive, subscribe, texts
 from tests.helpers.services.services import POSTDATE, make_service
 from tests.helpers.services.snapshot_figures import named_snapshots
@@ -96,9 +97,9 @@ def cut(file: Path) -> None:
 
 IS_PUT_ASIDE = {
     "*.sst": {flip: True, cut: True, Path.unlink: True},
-    "*.log": {flip: True, cut: False, Path.unlink: False},
+    "*.log": {flip: True, flip_type: True, cut: False, Path.unlink: False},
     "CURRENT": {flip: True, cut: True, Path.unlink: True},
-    "MANIFEST-*": {flip: True, cut: True, Path.unlink: True},
+    "MANIFEST-*": {flip: True, flip_type: True, cut: True, Path.unlink: True},
     "OPTIONS-*": {flip: False, cut: False, Path.unlink: False},
     "IDENTITY": {flip: False, cut: False, Path.unlink: False},
     "LOCK": {flip: False, cut: False, Path.unlink: False},

@@ -1,0 +1,84 @@
+"""The fragments of RocksDB's logs, and the one kind of damage to them that RocksDB does not survive.
+
+A write-ahead log (`*.log`) and the list of files (`MANIFEST-*`) are blocks of 32 KiB, of fragments: a masked CRC32C,
+the length, the type (whole, first, middle or last of a record), and that much data. What is left of a block is zeros.
+
+A recycled log has types of its own. RocksDB writes them only where `recycle_log_file_num` is set, as in no folder here.
+Where its reader meets such a type behind another fragment, it reads that fragment for ever, before it looks at the
+checksum. Where it is the first one, the whole log counts as an older one and is left out without an error. One flipped
+bit of a type is enough. So headers are looked at before RocksDB reads a log. All other damage is RocksDB's to find.
+(RocksDB's `log_format.h` and `log_reader.cc`.)
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+BLOCK_BYTES: Final = 2**15
+FRAGMENT: Final = struct.Struct("<IHB")
+"""The header of a fragment: its masked CRC32C, its length, its type."""
+FULL, FIRST, MIDDLE, LAST = range(1, 5)
+_RECYCLED: Final = frozenset((5, 6, 7, 8, 11, 131))
+"""The types above in a recycled log, and those of its timestamps' size and of the log before it."""
+_READ_BYTES: Final = 32 * BLOCK_BYTES
+_MANIFEST: Final = re.compile(r"MANIFEST-\d+\n?")
+
+
+def recycled_fragment_in(folder: Path) -> str | None:
+    """Say where a log that RocksDB reads at opening has a fragment of a recycled log; None if nowhere.
+
+    What is no file, or gone, is left to RocksDB.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    for path in (*_list_of_files(folder), *sorted(folder.glob("*.log"))):
+        try:
+            found = _recycled_fragment(path) if path.is_file() else None
+        except FileNotFoundError:
+            continue
+        if found is not None:
+            offset, kind = found
+            return f"{path.name} has at byte {offset} a fragment of type {kind}, which only a recycled log has"
+    return None
+
+
+def _list_of_files(folder: Path) -> Iterator[Path]:
+    current = folder / "CURRENT"
+    name = current.read_bytes().decode(errors="replace") if current.is_file() else ""
+    if _MANIFEST.fullmatch(name):
+        yield folder / name.removesuffix("\n")
+
+
+def _recycled_fragment(path: Path) -> tuple[int, int] | None:
+    """Offset and type of the first one."""
+    offset = 0
+    # A file is read, not mapped: a disk that fails is an error then, and no signal.
+    with path.open("rb") as file:
+        while True:
+            content = file.read(_READ_BYTES)
+            found = _recycled_header(content)
+            if found is not None:
+                return offset + found, content[found + FRAGMENT.size - 1]
+            if len(content) < _READ_BYTES:
+                # More that a writer adds meanwhile would not begin with a block.
+                return None
+            offset += len(content)
+
+
+def _recycled_header(content: bytes) -> int | None:
+    """Where the first header of a recycled log's fragment is; the content begins with a block."""
+    for start in range(0, len(content), BLOCK_BYTES):
+        at = start
+        last = min(start + BLOCK_BYTES, len(content)) - FRAGMENT.size
+        while at <= last:
+            _, length, kind = FRAGMENT.unpack_from(content, at)
+            if kind in _RECYCLED:
+                return at
+            if not length and not kind:
+                # Zeros up to the end of the block.
+                break
+            at += FRAGMENT.size + length
+    return None
