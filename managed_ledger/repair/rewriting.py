@@ -29,6 +29,7 @@ from managed_ledger.rocksdb_store.store import StoreBatch
 _BATCH_BYTES = 4 * 2**20
 _WRITE_BUFFER_BYTES = 32 * 2**20
 _RENAME_EXCHANGE = 2
+_FLAGS_AT = ROW_BYTES - ROW["flags"].itemsize
 _AT_FDCWD = -100
 LOST_ROW = PACK_ROW(NOT_DELAYED, 0, 0, 0, 0, LOST)
 """The header of an entry that is lost, so that a bulk read of headers finds one for each entry."""
@@ -157,8 +158,9 @@ def _write_ledger(writing: _Writing, survey: Survey, one: LedgerFinding, entry_f
     for entry_id in one.proven:
         proven = survey.proven[ledger_id, entry_id]
         stored = _row_at(rows, entry_id)
-        # The checksum of an entry does not cover its place, so the header in this place must be the entry's.
-        if stored is not None and stored != proven.row:
+        # The checksum of an entry does not cover its place, so the header in this place must be the entry's. Its flags
+        # may not be: an older version wrote fewer.
+        if stored is not None and stored[:_FLAGS_AT] != proven.row[:_FLAGS_AT]:
             one.lost.add(entry_id)
             continue
         _set_row(rows, entry_id, proven.row)

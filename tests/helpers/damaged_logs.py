@@ -65,7 +65,12 @@ async def fill(folder: Path) -> None:
                 deliver_at_ms = NOW_MS + 10**7 + number if number % 3 == 0 else -1
                 sticky_hash = int.from_bytes(header[16:20], "little")
                 ledger.append_nowait(
-                    metadata, publish_time_ms=NOW_MS + number, deliver_at_ms=deliver_at_ms, sticky_hash=sticky_hash
+                    metadata,
+                    publish_time_ms=NOW_MS + number,
+                    deliver_at_ms=deliver_at_ms,
+                    sticky_hash=sticky_hash,
+                    # The headers of the first topic are as older versions wrote them.
+                    flags=int.from_bytes(header[28:32], "little") if topic else 0,
                 )
                 if number % 20 == 19:
                     await ledger.committed()
