@@ -1,7 +1,7 @@
 """The fragments of RocksDB's logs, and the one kind of damage to them that RocksDB does not survive.
 
 A write-ahead log (`*.log`) and the list of files (`MANIFEST-*`) are blocks of 32 KiB, of fragments: a masked CRC32C,
-the length, the type (whole, first, middle or last of a record), and that much data. What is left of a block is zeros.
+the length, the type (whole, first, middle or last of a record), and that much data. The rest of a block is zeros.
 
 A recycled log has types of its own. RocksDB writes them only where `recycle_log_file_num` is set, as in no folder here.
 Where its reader meets such a type behind another fragment, it reads that fragment for ever, before it looks at the
@@ -29,7 +29,7 @@ _MANIFEST: Final = re.compile(r"MANIFEST-\d+\n?")
 def recycled_fragment_in(folder: Path) -> str | None:
     """Say where a log that RocksDB reads at opening has a fragment of a recycled log; None if nowhere.
 
-    What is no file, or gone, is left to RocksDB.
+    Folders, links to nowhere and files that are gone meanwhile are left to RocksDB.
 
     Raises:
         OSError: The system refuses.
