@@ -1,4 +1,4 @@
-"""What holds for every test: how much Hypothesis tries, which ones share a worker, where their times are written."""
+"""Settings of all tests: the examples Hypothesis tries, the tests that share a worker, the file for their times."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What every command of `postdate` is asked in tests, and how it must end: a table that a new command has to join.
+"""The test cases of every command of `postdate`, with their exit codes: a table that a new command has to join.
 
 `{data}` is a service's data folder with the topics `orders` (a subscription `billing`) and `reminders` (a subscription
 `s2 ü`) and their index, `{none}` a folder that does not exist, `{empty}` one with nothing in it, and `{tmp}` a folder
@@ -22,7 +22,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Cases:
-    """What one command is asked. Spark is started by the right cases alone."""
+    """The cases of one command. Spark is started by the right cases alone."""
 
     refused: tuple[Case, ...]
     """Wrong and empty input."""
@@ -48,7 +48,7 @@ _MISSING = "Missing"
 
 
 def _snapshots(command: str) -> tuple[Case, ...]:
-    """What every command refuses that has --topic, --cursor and --data."""
+    """Cases that every command with --topic, --cursor and --data refuses."""
     return (
         _refused(f"{command} --topic order --data {{data}}", _NO_TOPIC),
         _refused(f"{command} --cursor biling --data {{data}}", _NO_CURSOR),
@@ -59,7 +59,7 @@ def _snapshots(command: str) -> tuple[Case, ...]:
 
 
 def _of_service(command: str, rest: str = "") -> tuple[Case, ...]:
-    """What every command refuses that asks a running service."""
+    """Cases that every command of a running service refuses."""
     rest = f" {rest}" if rest else ""
     found = (
         _refused(f"{command}{rest} --url http://127.0.0.1:1", "no service answers"),
@@ -74,7 +74,7 @@ def _of_service(command: str, rest: str = "") -> tuple[Case, ...]:
 
 
 def _job(command: str, rest: str = "") -> tuple[Case, ...]:
-    """What every job refuses before Spark is started."""
+    """Cases that every job refuses before Spark is started."""
     rest = f" {rest}" if rest else ""
     return (
         _refused(command, _MISSING),

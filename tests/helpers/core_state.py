@@ -1,4 +1,4 @@
-"""What tests look at, or change, in the state of a tracker's core, which no program can."""
+"""The state of a tracker's core, as tests read and change it; programs have no such access."""
 
 from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore

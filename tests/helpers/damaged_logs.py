@@ -109,7 +109,7 @@ def fill_in_a_burst(folder: Path, *, entries: int, idle_s: float) -> None:
 
 
 async def content_of(folder: Path) -> tuple[Content, dict[str, int]]:
-    """Everything that a service finds there, and the backlog by topic."""
+    """Return all entries that a service finds in a folder, and the backlog by topic."""
     store = await LedgerStore.open(folder, CONFIG, now_ms=lambda: NOW_MS)
     content: Content = {}
     backlogs = {}

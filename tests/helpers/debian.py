@@ -1,8 +1,9 @@
 """A Debian that tests can fill and run: the base of the container image, and a machine that boots systemd.
 
-Debian's mirror is asked once; `build/` keeps the result. What pip installs inside comes from a folder of wheels, so
-nothing inside needs a network. Needs Debian's own tools, which CI installs and without which it fails, and namespaces
-of its own, which only a privileged user of the machine can have: without them tests are skipped everywhere.
+Debian's mirror is asked once; `build/` keeps the result. Packages that pip installs inside come from a folder of
+wheels, so no program inside needs a network. The helper needs Debian's own tools, which CI installs and without which
+it fails. It also needs namespaces of its own, which only a privileged user of the machine can have. Without them tests
+are skipped everywhere.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""What the live tracker stores for some headers: the judge of every bulk rebuild."""
+"""The index that the live tracker stores for some headers: the judge of every bulk rebuild."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

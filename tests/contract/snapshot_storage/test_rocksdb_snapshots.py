@@ -1,4 +1,4 @@
-"""What only a folder can suffer: locks, crashes, damage, another version."""
+"""Troubles of a folder alone: locks, crashes, damage, another version."""
 
 import asyncio
 import os
@@ -251,7 +251,7 @@ def test_a_bit_that_changed_before_the_database_saw_it_is_corruption(tmp_path: P
 
 
 def test_a_second_process_reads_beside_the_writer(tmp_path: Path) -> None:
-    """What is there when it opens, without an effect on the writer."""
+    """The reader sees the snapshots that exist when it opens, and has no effect on the writer."""
     writer = _start_writer(tmp_path)
     assert writer.stdout is not None
     printed = [int(writer.stdout.readline()) for _ in range(20)]

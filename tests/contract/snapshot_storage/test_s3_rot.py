@@ -53,7 +53,7 @@ def test_a_flipped_bit_on_the_disk_of_minio_fails_its_own_reads(minio: MinioServ
             asked = await _errors(lambda: storage.get_bucket_snapshot_segment(rotten, last, last), 6)
             assert asked == [StorageUnavailableError] * 6
             if segments is LARGE:
-                # What is sound of it can still be read.
+                # Its sound segments can still be read.
                 assert await storage.get_bucket_snapshot_segment(rotten, 1, 2) == segments[:2]
             assert await storage.get_bucket_snapshot_segment(sound, last, last) == segments[-1:]
             minio.rot(backend.keys()[rotten], from_end=len(b"".join(segments)))
@@ -139,7 +139,7 @@ def test_a_server_that_fails_for_all_objects_is_unavailable_though_it_lists(stat
                 for _ in range(8):
                     with pytest.raises(StorageUnavailableError):
                         await storage.read_bucket_snapshot_head(1)
-                # Nobody is left out of a list that nobody is in.
+                # A list of no readable snapshot is refused; it does not come back empty.
                 with pytest.raises(StorageUnavailableError):
                     await storage.list_bucket_snapshots()
 

@@ -1,4 +1,4 @@
-"""What only object storage can suffer: races of writers, servers that die, damage in objects, other people's keys."""
+"""Troubles of object storage alone: races of writers, servers that die, damage in objects, keys of other programs."""
 
 import asyncio
 import io
@@ -105,7 +105,7 @@ def test_a_snapshot_in_parts_takes_no_id_from_another(s3_server: S3Server) -> No
 
 
 def test_a_commit_whose_answer_was_lost_leaves_nothing_after_abort(s3_server: S3Server) -> None:
-    """Nobody knows its id, so it is removed although it took effect."""
+    """No caller knows the id of the snapshot, so it is removed although the commit took effect."""
     for segments in ([b"small"], _LARGE):
         backend = S3Backend(s3_server)
         writing = _writing(s3_server, backend.prefix)
@@ -211,7 +211,7 @@ def test_abandoned_uploads_are_removed_at_start_when_they_are_old(kind: type[Rea
 
 
 def test_an_upload_whose_beginning_was_not_answered_is_removed_at_a_later_start(s3_server: S3Server) -> None:
-    """Nobody knows its id, so its mark stays after an abort and leads the next start to it."""
+    """No caller knows the id of the upload, so its mark stays after an abort and leads the next start to it."""
     backend = S3Backend(s3_server)
 
     class Client(S3Client):
@@ -449,7 +449,7 @@ def test_any_damage_to_an_object_is_corruption(moto: S3Server) -> None:
                 moto.client.put_object(Bucket=BUCKET, Key=key, Body=bytes(flipped))
                 entry = max((k for k, start in enumerate(starts) if start <= offset), default=None)
                 assert await _damage_seen(storage, bucket_id) == {(bucket_id, entry)}
-                # What this process remembers of the object must not hide the damage from the next round.
+                # The head of the object, kept by this process, must not hide the damage from the next round.
                 storage._open.snapshots._heads.drop(bucket_id)  # type: ignore[union-attr]
             for damaged in (b"", whole[:10], whole[:-1], whole + b"\0"):
                 moto.client.put_object(Bucket=BUCKET, Key=key, Body=damaged)

@@ -1,4 +1,4 @@
-"""What every `BucketSnapshotStorage` promises, over all of them."""
+"""The promises of `BucketSnapshotStorage`, tested over every implementation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -185,7 +185,7 @@ def test_a_head_says_what_single_reads_say(backend: Backend, metadata: bytes, se
 
 
 def test_segments_of_several_snapshots_come_in_the_order_asked_for(backend: Backend) -> None:
-    """What is missing costs itself alone."""
+    """A missing snapshot costs its own segments alone."""
 
     async def scenario(storage: BucketSnapshotStorage) -> None:
         ids = [await _create(storage, bytes([number])) for number in range(3)]
@@ -403,7 +403,7 @@ def test_writers_side_by_side_do_not_mix(backend: Backend) -> None:
 
 @pytest.mark.parametrize("size", [10, 10_000_000])
 def test_a_cancelled_writer_leaves_nothing_or_a_whole_snapshot(backend: Backend, size: int) -> None:
-    """Whatever step it was in; what is listed is whole."""
+    """The writer is cancelled at each of its steps. Listed snapshots are whole."""
 
     async def write(storage: BucketSnapshotStorage) -> int:
         async with storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c") as writer:
@@ -644,7 +644,7 @@ def test_a_storage_works_between_start_and_close(backend: Backend, operation: st
 
 
 def test_closing_waits_for_calls_in_flight(backend: Backend) -> None:
-    """What was called before `close` is done; what it made is there."""
+    """Calls made before `close` are carried out. Their snapshots are there."""
 
     async def scenario() -> None:
         storage = backend.storage()

@@ -25,7 +25,7 @@ TOPICS = ("orders", "refunds")
 
 
 def _payload(sequence: int) -> bytes:
-    """What entry number `sequence` of a topic holds; now and then larger than a block."""
+    """The payload of entry number `sequence` of a topic; now and then larger than a block."""
     source = random.Random(sequence)
     return source.randbytes(source.choice((0, 10, 100, 1000, 1000, 20_000)))
 
@@ -59,7 +59,7 @@ async def _append_and_acknowledge(ledger: ManagedLedger, source: random.Random) 
         )
         pairs = list(zip(read.headers.ledger_ids.tolist(), read.headers.entry_ids.tolist(), strict=True))
         chosen = source.sample(pairs, min(len(pairs), source.choice((1, 20, 300))))
-        # What is tried is said before, so that the parent knows of acknowledgements that only just happened.
+        # The child says which entries it will acknowledge, so that the parent knows of those done just before a kill.
         _say("trying", ledger.name, *(f"{pair[0]}:{pair[1]}" for pair in chosen))
         cursor.acknowledge([pair[0] for pair in chosen], [pair[1] for pair in chosen])
         if source.random() < 0.3:
@@ -83,7 +83,7 @@ async def _next_sequence(ledger: ManagedLedger) -> int:
 
 
 class Told:
-    """What the child said of one topic, over all its lives."""
+    """The reports of the child on one topic, over all its lives."""
 
     def __init__(self) -> None:
         self.last_durable = Position(-1, -1)
@@ -140,7 +140,7 @@ async def _check(folder: Path, told: dict[str, Told]) -> None:
         if cursor is not None:
             assert cursor.backlog == len(positions) - len(acknowledged)
         heard.found = positions
-        # What was tried and not flushed may be lost; the next life starts from what was found.
+        # Acknowledgements without a flush may be lost; the next life starts from those that were found.
         heard.tried, heard.flushed = acknowledged, set(acknowledged)
     await store.close()
 

@@ -38,7 +38,7 @@ async def _fill(folder: Path) -> None:
 
 
 async def _read_back(folder: Path) -> None:
-    """Everything that `_fill` wrote is there."""
+    """Assert that all entries that `_fill` wrote are there."""
     store = await LedgerStore.open(folder, ManagedLedgerConfig(), now_ms=_now_ms)
     try:
         assert store.managed_ledger_names() == ["orders"]

@@ -1,8 +1,8 @@
-"""Damage to any file of a log: it is named, what is whole is kept, and the service goes on with that.
+"""Damage to any file of a log: it is named, whole entries are kept, and the service goes on with them.
 
-Each file kind is hit in many places. What is checked is what a user is promised: no message comes back changed or in
-another place, what is missing is what the verdict says and no more than the damage can be, and everything reads on
-behind it.
+Each file kind is hit in many places. The checks are the promises to a user. No message comes back changed or in
+another place. The missing entries are those that the verdict names, and no more than the damage can explain. The
+entries behind the damage can be read.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ def test_a_damaged_file_costs_what_is_damaged(
                 for entry_id in one.lost
             }
             if is_end_gone:
-                # What follows is gone without a trace, so nobody can name it; what came before is there.
+                # Entries behind the damage left no trace, so no verdict names them. Those before it are there.
                 assert missing >= named
                 assert not missing or min(missing) > max(found[topic], default=(0, 0))
             else:

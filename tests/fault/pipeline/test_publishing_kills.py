@@ -1,6 +1,6 @@
 """The process that publishes what a job has built is killed with SIGKILL before each of its steps.
 
-Whatever the job: rebuild, merge, cancel, ingest and a DataFrame's writer all end in `publishing.publish`.
+The jobs rebuild, merge, cancel, ingest and a DataFrame's writer all end in `publishing.publish`.
 """
 
 import asyncio

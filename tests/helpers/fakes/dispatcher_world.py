@@ -344,9 +344,9 @@ class FakeConsumer:
 
     @property
     def payloads(self) -> list[bytes]:
-        """What it got, in order."""
+        """The payloads that the consumer got, in order."""
         return [delivery.payload for delivery in self.deliveries]
 
     def positions(self) -> list[tuple[int, int]]:
-        """Where what it got is in the log."""
+        """The positions of the entries that the consumer got, in order."""
         return [(delivery.ledger_id, delivery.entry_id) for delivery in self.deliveries]

@@ -55,7 +55,7 @@ class LoopExecutor(Executor):
 
 
 class BusyError(Exception):
-    """Something goes on for ever without waiting for anything."""
+    """A task or callback goes on for ever without waiting for anything."""
 
 
 class LifeLoop(SimulationLoop):
@@ -86,7 +86,7 @@ class LifeLoop(SimulationLoop):
         super()._run_once()  # type: ignore[misc]  # a method of asyncio's base, to be overridden for this
 
     def _write_to_self(self) -> None:
-        """Nobody has to be woken: there are no other threads."""
+        """Do nothing: there are no other threads that could wake the loop."""
 
 
 class Clock:

@@ -1,7 +1,7 @@
-"""What the tests of the log share: a database in memory that can lose power or refuse, and short ways to open one.
+"""Helpers for tests of the log: a database in memory that can lose power or refuse, and short ways to open one.
 
-The fake keeps the promises of `managed_ledger.database.Database` and no more: what was not synced is lost by
-`after_power_loss`, a batch is applied whole or not at all. It counts what went through it.
+The fake keeps the promises of `managed_ledger.database.Database` and no more: writes that were not synced are
+lost by `after_power_loss`, a batch is applied whole or not at all. It counts the operations that went through it.
 """
 
 import threading
@@ -142,23 +142,23 @@ class MemoryDatabase:
         self.mendings += 1
 
     def mark_synced(self) -> None:
-        """What was synced is known here."""
+        """Count the mark alone: the fake knows which writes were synced."""
         self.marks += 1
 
     def room(self, *, was_short: bool) -> Room | None:
         return self.free
 
     def close(self) -> None:
-        """Everything is durable."""
+        """Make all rows durable."""
         self._synced = {family: dict(table) for family, table in self.tables.items()}
 
     def cursor_rows(self) -> dict[bytes, bytes]:
-        """What is stored of cursors, without the copies of other rows."""
+        """The stored rows of cursors, without the copies of other rows."""
         rows = self.tables[Family.CURSORS].items()
         return {key: value for key, value in rows if not key.startswith(meta_copies.PREFIX)}
 
     def after_power_loss(self) -> "MemoryDatabase":
-        """What another process finds: what was not synced never happened."""
+        """The database as another process finds it: without the writes that were not synced."""
         found = MemoryDatabase()
         found.tables = {family: dict(table) for family, table in self._synced.items()}
         found.close()

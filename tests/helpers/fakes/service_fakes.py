@@ -88,7 +88,7 @@ class Peer:
         self.send_bytes(frame(command))
 
     def answers(self) -> list[BaseCommand]:
-        """Everything that was written so far."""
+        """All commands that were written so far."""
         return [one for one in FrameSplitter().feed(b"".join(self.transport.written)) if isinstance(one, BaseCommand)]
 
     async def request(self, kind: int, field: str, **values: Any) -> BaseCommand:

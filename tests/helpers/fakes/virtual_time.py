@@ -16,7 +16,7 @@ START_MS = 1_800_000_000_000
 
 
 class StuckError(Exception):
-    """Everything waits and no timer is set."""
+    """All tasks wait and no timer is set."""
 
 
 class _VirtualSelector(selectors.SelectSelector):

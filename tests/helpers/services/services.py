@@ -45,7 +45,7 @@ _OF_THE_BROKER_ITSELF = {
 
 
 class RunningService(Protocol):
-    """What a client program needs to know of a service."""
+    """The addresses and actions of a service that tests of its clients need."""
 
     @property
     def url(self) -> str: ...

@@ -21,7 +21,7 @@ RULES = RebuildRules(now_ms=NOW_MS, step_ms=60_000, rows_max=40, rows_per_bucket
 
 
 class Header(NamedTuple):
-    """What was written of an entry."""
+    """The header of a written entry."""
 
     ledger_id: int
     entry_id: int
@@ -75,7 +75,7 @@ async def _write(data: Path, topics: Mapping[str, Sequence[int]], acknowledged: 
 
 
 def live(headers: Sequence[Header], rules: RebuildRules = RULES) -> list[StoredEntries]:
-    """What the live tracker would store of these headers."""
+    """The entries that the live tracker would store for these headers."""
     return live_index(
         [tuple(header) for header in headers],
         step_ms=rules.step_ms,

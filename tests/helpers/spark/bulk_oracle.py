@@ -1,7 +1,7 @@
-"""What an index must hold after bulk jobs, worked out one position at a time: the judge of the random differential.
+"""The rows of an index after bulk jobs, worked out one position at a time: the judge of the random differential.
 
-It knows the log (what was written), what each subscription has acknowledged, and which rows each index has. It shares
-no code with the jobs: sets and dictionaries, and loops over them.
+The oracle knows the log, the acknowledged positions of each subscription, and the rows of each index. It shares no code
+with the jobs: sets and dictionaries, and loops over them.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ class BulkOracle:
     index: dict[CursorName, set[Row]] = field(default_factory=dict)
 
     def waiting(self, name: CursorName) -> dict[Position, int]:
-        """What is to be delivered later to a subscription: when, by position."""
+        """The delivery times, by position, of the delayed messages of a subscription."""
         found = {}
         for ledger_id, entry_id, time in self.headers[name.topic]:
             if time > self.now_ms and (ledger_id, entry_id) not in self.acknowledged[name]:

@@ -10,7 +10,7 @@ from snapshot_storage.s3.config import S3Config
 
 
 class CannedAnswer(NamedTuple):
-    """What is sent back."""
+    """An answer that the server sends back."""
 
     status: int
     body: bytes

@@ -1,7 +1,7 @@
 """Storages that go wrong by a seed, under a caller that tries again: they too keep every promise of the interface.
 
-What is not idempotent is left alone: a create that is repeated after a failure may leave a second snapshot, as its
-docstring says.
+Calls that are not idempotent are left alone: a create that is repeated after a failure may leave a second snapshot, as
+its docstring says.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

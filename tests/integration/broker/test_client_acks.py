@@ -1,4 +1,4 @@
-"""What is acknowledged stays away, what is not comes again, with the count that the real thing gives."""
+"""Acknowledged messages stay away; the others come again, with the redelivery count of a real Pulsar."""
 
 import pulsar
 import pytest

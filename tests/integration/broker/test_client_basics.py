@@ -1,4 +1,4 @@
-"""What is produced is what is received: payloads, keys, properties, names, sizes, batches, compression."""
+"""Messages are received as they were produced: payloads, keys, properties, names, sizes, batches, compression."""
 
 import re
 
@@ -199,7 +199,7 @@ def test_one_consumer_may_take_several_topics(clients: Clients, topic: str) -> N
 
 
 def test_two_subscriptions_each_get_every_message(clients: Clients, topic: str) -> None:
-    """What one subscription acknowledges stays for the other."""
+    """Messages that one subscription acknowledges stay for the other."""
     client = clients.new()
     first = subscribe(client, topic, subscription="first")
     second = subscribe(client, topic, subscription="second")

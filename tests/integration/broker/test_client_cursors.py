@@ -105,7 +105,7 @@ def test_a_seek_moves_every_consumer_of_the_subscription(clients: Clients, topic
 
 
 def test_a_seek_forgets_redelivery_counts(clients: Clients, topic: str) -> None:
-    """What comes again after a seek comes as if for the first time."""
+    """Messages that come again after a seek come as if for the first time."""
     client = clients.new()
     consumer = subscribe(client, topic, negative_ack_redelivery_delay_ms=100)
     client.create_producer(topic).send(b"a")

@@ -40,7 +40,7 @@ def received_at(consumer: pulsar.Consumer, count: int) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("kind", HOLDING)
 def test_a_delayed_message_waits_and_others_do_not(clients: Clients, topic: str, kind: ConsumerType) -> None:
-    """What is immediate, or due in the past, passes what is still to come."""
+    """Messages without a delay, or due in the past, pass those that are not due yet."""
     client = clients.new()
     consumer = subscribe(client, topic, kind)
     producer = client.create_producer(topic)
@@ -135,7 +135,7 @@ def test_a_nack_of_a_delayed_message_does_not_delay_it_again(clients: Clients, t
 
 @pytest.mark.parametrize("kind", HOLDING)
 def test_a_delay_outlives_its_consumer(clients: Clients, topic: str, kind: ConsumerType) -> None:
-    """Who subscribes again, before the time or after it, gets the message at its time or at once."""
+    """A consumer that subscribes again before the delivery time gets the message then; one after it, at once."""
     client = clients.new()
     consumer = subscribe(client, topic, kind)
     producer = client.create_producer(topic)
@@ -153,7 +153,7 @@ def test_a_delay_outlives_its_consumer(clients: Clients, topic: str, kind: Consu
 
 
 def test_a_subscription_that_becomes_exclusive_lets_go(clients: Clients, topic: str) -> None:
-    """What a Shared consumer had to wait for, an Exclusive one gets at once."""
+    """An Exclusive consumer gets at once the message that a Shared one had to wait for."""
     client = clients.new()
     consumer = subscribe(client, topic)
     client.create_producer(topic).send(b"later", deliver_after=timedelta(hours=1))
@@ -196,7 +196,7 @@ def test_seeking_back_keeps_the_delay_and_delivers_once(clients: Clients, topic:
 
 
 def test_seeking_past_a_delayed_message_forgets_it(clients: Clients, topic: str) -> None:
-    """What lies behind the subscription's position is not delivered when its time comes."""
+    """A message behind the subscription's position is not delivered when its time comes."""
     client = clients.new()
     consumer = subscribe(client, topic)
     client.create_producer(topic).send(b"x", deliver_after=timedelta(milliseconds=800))
@@ -246,7 +246,7 @@ def test_delays_that_nobody_waits_for_do_no_harm(clients: Clients, topic: str) -
 def test_a_seek_past_what_was_due_brings_the_next_one_at_its_time(
     clients: Clients, topic: str, kind: ConsumerType
 ) -> None:
-    """Nobody could take the first: a consumer without a queue has no permits until it receives."""
+    """No consumer could take the first: one without a queue has no permits until it receives."""
     client = clients.new()
     consumer = subscribe(client, topic, kind, receiver_queue_size=0, start_message_id_inclusive=True)
     producer = client.create_producer(topic)

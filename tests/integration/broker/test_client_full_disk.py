@@ -156,7 +156,7 @@ def test_a_disk_without_a_byte_left_stops_only_what_is_new(
 
     problems = _wait_for(service_on_it, 503)["problems"]
     assert any("No space left on device" in problem for problem in problems)
-    # What is in the log is delivered and acknowledged, also what became due meanwhile.
+    # Messages in the log are delivered and acknowledged, also those that became due meanwhile.
     taken: set[int] = set()
     _take(consumer, taken, 300)
     stored = len(sender.confirmed)
@@ -171,7 +171,7 @@ def test_a_disk_without_a_byte_left_stops_only_what_is_new(
     assert sender.refused == {}
     _check_log(service_on_it)
 
-    # What was acknowledged while nothing could be written is written by now.
+    # Acknowledgements made while nothing could be written are written by now.
     sender.send(10)
     wait_until(lambda: len(sender.confirmed) == sender.sent, timeout_s=WAIT_S)
     time.sleep(1.5)

@@ -119,7 +119,7 @@ def test_unused_topics_are_deleted_by_the_rules_of_the_mode(
         assert time.monotonic() < deadline, f"not deleted: {left - STAY[mode]}"
         time.sleep(0.5)
 
-    # What stays, stays: also when it has been unused for longer than it takes.
+    # The remaining topics stay, also when they have been unused for longer than the limit.
     time.sleep(2 * INACTIVE_S)
     assert {name for name in names if _exists(deleting_service, name)} == STAY[mode]
 

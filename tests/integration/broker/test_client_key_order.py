@@ -64,7 +64,7 @@ class Watcher:
 def assert_ordered_and_exclusive(watchers: list[Watcher], per_key: int, *, may_repeat: Watcher | None) -> None:
     """Assert that every key came whole, in order, and from one hand to the next.
 
-    What `may_repeat` has acknowledged just before it left may come once more.
+    Messages that `may_repeat` has acknowledged just before it left may come once more.
     """
     by_key = defaultdict(list)
     for watcher in watchers:

@@ -81,7 +81,7 @@ def test_what_was_not_acknowledged_in_time_comes_again_in_its_place(service: Run
         for count in (1, 2):
             await connection.write(command(frames.REDELIVER, {1: owner, 2: ids(late)}))
             assert await messages(connection, 2) == [(owner, at, count) for at in late]
-        # What it does not hold is not its to ask for.
+        # A consumer cannot ask for entries that another one holds.
         await connection.write(command(frames.REDELIVER, {1: 3 - owner, 2: ids(late)}))
         await publish(connection, 1)
         ((consumer, at, count),) = await messages(connection, 1)
@@ -116,7 +116,7 @@ def test_a_key_may_be_acknowledged_through_another_consumer_and_twice(service: R
 def test_an_id_that_cannot_be_is_no_harm_to_the_others_of_its_command(
     service: RunningService, topic: str, never_was: tuple[int, int]
 ) -> None:
-    """What was acknowledged beside it stays so, and what was not comes again when it is asked for."""
+    """Entries acknowledged in the same command stay acknowledged; the others come again on request."""
 
     async def story(connection: RawConnection) -> None:
         await connection.open_producer(topic)

@@ -1,4 +1,4 @@
-"""What is over a limit is refused as a real Pulsar refuses it, and who is there stays."""
+"""Clients and topics over a limit are refused as a real Pulsar refuses them; connected clients stay."""
 
 import asyncio
 import urllib.request

@@ -98,7 +98,7 @@ def test_what_is_acknowledged_after_a_restart_is_not_sent_again(
     wait_for(lambda: stats_of(own_service, topic)["msgBacklog"] == 0, timeout_s=30)
     time.sleep(ACK_GROUP_S)
 
-    # What lay in the client's queue when it acknowledged comes to it all the same, as with a real Pulsar.
+    # Messages in the client's queue when it acknowledged come to it all the same, as with a real Pulsar.
     assert len(drain(consumer, ack=False)) <= 500
     stats = stats_of(own_service, topic)
     assert (stats["msgBacklog"], stats["msgDelayed"]) == (0, 0)

@@ -1,6 +1,6 @@
 """Policies of delayed delivery over the admin interface, as a client and an administrator see them.
 
-Everything here is asked of a real Pulsar too. It applies a topic's policies a moment after it has answered, so answers
+All requests go to a real Pulsar too. It applies a topic's policies a moment after it has answered, so answers
 are waited for; Postdate applies them before it answers.
 """
 
@@ -161,7 +161,7 @@ def test_policies_are_changed_by_post_and_delete_alone(clients: Clients, topic: 
 
 
 def test_what_is_published_while_delays_are_off_is_delivered_at_once(clients: Clients, topic: str, ask: Ask) -> None:
-    """What was delayed before keeps its time."""
+    """Messages that were delayed before keep their time."""
     client = clients.new()
     consumer = subscribe(client, topic)
     producer = client.create_producer(topic)

@@ -1,4 +1,4 @@
-"""Who reaches a service, by the real client and over real HTTP: this machine alone, or everybody who was let in."""
+"""The reach of a service, by the real client and over real HTTP: this machine alone, or all clients let in."""
 
 import json
 import socket

@@ -87,7 +87,7 @@ def test_a_kill_loses_nothing_and_brings_back_nothing(
 
 
 def test_delays_are_kept_over_a_kill(own_service: PostdateProcess, own_clients: Clients, topic: str) -> None:
-    """What fell due meanwhile comes at once and in order of time, the rest at its time."""
+    """Messages that fell due meanwhile come at once and in order of time, the rest at their time."""
     client = own_clients.new()
     consumer = subscribe(client, topic, ConsumerType.KeyShared)
     producer = client.create_producer(topic)
@@ -114,7 +114,7 @@ def test_delays_are_kept_over_a_kill(own_service: PostdateProcess, own_clients: 
     numbers = [int(text) for text in texts(after)]
     assert [int(text) for text in texts(before)] == list(range(20))
     assert list(dict.fromkeys(numbers)) == list(range(20, count))
-    # What the consumer's queue held when the connection broke may be handed out and come again. Nothing else does.
+    # Messages in the consumer's queue when the connection broke may be handed out and come again; no others do.
     twice = [number for number in set(numbers) if numbers.count(number) > 1]
     assert all(due[str(number)] < started_ms for number in twice)
     assert nothing_comes(consumer)
@@ -123,7 +123,7 @@ def test_delays_are_kept_over_a_kill(own_service: PostdateProcess, own_clients: 
 def test_delays_are_kept_when_the_process_for_snapshots_dies(
     own_service: PostdateProcess, own_clients: Clients, topic: str
 ) -> None:
-    """Nobody's client notices, and nothing comes twice, late by more than an outage takes, or out of order."""
+    """No client notices. No message comes twice, out of order, or later than by the length of an outage."""
     client = own_clients.new()
     consumer = subscribe(client, topic, ConsumerType.KeyShared)
     producer = client.create_producer(topic)

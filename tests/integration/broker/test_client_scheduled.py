@@ -97,7 +97,7 @@ class Api:
         return found
 
     def delayed(self, subscription: str = "sub") -> int:
-        """What the stats say."""
+        """The delayed messages that the stats count."""
         return int(self.stats()[subscription]["msgDelayed"])
 
 
@@ -261,7 +261,7 @@ def test_order_within_a_key_is_by_the_new_times(own_service: PostdateProcess, ow
 def test_each_subscription_keeps_what_another_cancels_or_moves(
     own_service: PostdateProcess, own_clients: Clients, topic: str
 ) -> None:
-    """Nobody gets an old and a new one, whoever asked; one without delays gets each message once, at once."""
+    """No subscription gets a message and its moved copy. One without delays gets each message once, at once."""
     client = own_clients.new()
     one, two = (subscribe(client, topic, ConsumerType.Shared, subscription=name) for name in ("one", "two"))
     plain = subscribe(client, topic, ConsumerType.Exclusive, subscription="plain")

@@ -40,7 +40,7 @@ SETTINGS = {
 
 @dataclass
 class Arrivals:
-    """What one subscription got: payloads in order of arrival, and how many of them were early."""
+    """The arrivals of one subscription: payloads in order of arrival, and how many of them were early."""
 
     arrived: list[str] = field(default_factory=list)
     acknowledged: set[str] = field(default_factory=set)
@@ -127,7 +127,7 @@ def test_three_subscriptions_get_all_through_a_kill(tmp_path: Path, topic: str) 
     for name, log in logs.items():
         again = sum(count - 1 for count in Counter(log.arrived).values())
         assert log.early == 0, name
-        # What was sent and not acknowledged, or whose acknowledgement was under way, comes again: at most once.
+        # Messages without an acknowledgement, or with one that was under way, come again: at most once.
         assert max(Counter(log.arrived).values()) <= 2, name
         assert again < MESSAGES // 3, name
         if SUBSCRIPTIONS[name] is ConsumerType.KeyShared:

@@ -25,7 +25,7 @@ def test_consumers_come_and_go_without_a_fault(
     """Nothing lost, early, twice, out of order or at two consumers at once."""
     verdict = _told_without_a_crash(service, topic, tmp_path)
 
-    # What falls due within one tick comes in log order from a real Pulsar, which the verdict does not forgive.
+    # A real Pulsar delivers messages of one tick in log order, which the verdict does not forgive.
     forgiven = {"out of order within a key"} if is_real_pulsar else set()
     faults = {name: finding for name, finding in verdict.faults.items() if finding.count and name not in forgiven}
     assert faults == {}

@@ -1,4 +1,4 @@
-"""Who may subscribe beside whom, who gets the messages, and what stays when they leave."""
+"""Consumers of one subscription: which types go together, which one gets a message, which messages stay after it."""
 
 import pulsar
 import pytest
@@ -63,14 +63,14 @@ def test_what_was_not_acknowledged_waits_for_the_next_consumer(
     received = receive_and_ack(again, 3)
 
     assert texts(received) == ["a", "c", "d"]
-    # Nobody asked for it to come again: a closed consumer does not count as a redelivery.
+    # No consumer asked for redelivery: a closed consumer does not count as a redelivery.
     assert {message.redelivery_count() for message in received} == {0}
     assert nothing_comes(again)
 
 
 @pytest.mark.parametrize("kind", MANY_CONSUMER_TYPES)
 def test_another_consumer_takes_over_what_one_left(clients: Clients, topic: str, kind: ConsumerType) -> None:
-    """What a consumer leaves unacknowledged goes to those that stay."""
+    """Messages that a consumer leaves unacknowledged go to those that stay."""
     client, other_client = clients.new(), clients.new()
     consumer = subscribe(client, topic, kind, consumer_name="a")
     producer = other_client.create_producer(topic)

@@ -30,11 +30,11 @@ pytestmark = pytest.mark.exhaustive
 
 _AUTHENTICATION = "org.apache.pulsar.broker.authentication"
 GUEST = "guest"
-"""Who shows nothing, and administers: on the ports without TLS, which the tests use to set up."""
+"""The role of clients without credentials. It administers on the ports without TLS, which tests use to set up."""
 
 
 class TlsService(NamedTuple):
-    """A service with TLS, and who signed its certificate."""
+    """A service with TLS, and the authority that signed its certificate."""
 
     kind: str
     service: RunningService
@@ -79,13 +79,13 @@ def started(kind: str, folder: Path, settings: dict[str, str] | None = None) -> 
 
 @pytest.fixture(scope="module", params=KINDS)
 def open_service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsService]:
-    """Everybody may come in."""
+    """All clients may come in."""
     yield from started(request.param, tmp_path_factory.mktemp("open"))
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def strict_service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsService]:
-    """On the ports for TLS, a certificate says who somebody is, and roles may do what is granted to them."""
+    """On the ports for TLS, a certificate names the client's role, and roles may do what is granted to them."""
     settings = {
         "tlsRequireTrustedClientCertOnConnect": "true",
         "authenticationEnabled": "true",

@@ -1,6 +1,6 @@
 """Tokens and grants as clients and administrators meet them: the Python client, raw frames and the admin interface.
 
-Everything here is asked of a real Pulsar too, with its own token provider and its own authorization. It applies a grant
+All requests go to a real Pulsar too, with its own token provider and its own authorization. It applies a grant
 a moment after it has answered, so answers are waited for; Postdate applies it before it answers.
 """
 

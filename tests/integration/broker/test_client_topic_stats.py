@@ -1,4 +1,4 @@
-"""What an operator is shown while hashes drain, by Postdate and by a real Pulsar: the same names, and it adds up."""
+"""Stats of a topic while hashes drain, by Postdate and by a real Pulsar: the same names, and sums that add up."""
 
 import json
 from datetime import UTC, datetime, timedelta

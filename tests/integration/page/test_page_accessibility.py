@@ -22,7 +22,7 @@ QUESTIONS = ["Cancel all…", "Reschedule all…", "Deliver all now…", "Pause"
 
 
 def violations(page: Page) -> list[tuple[str, str, list[str]]]:
-    """What axe-core finds wrong: the rule, what it asks for, and where it is broken."""
+    """The violations that axe-core finds: the rule, its text, and the elements that break it."""
     page.driver.execute_script(AXE)
     result: dict[str, Any] = page.driver.execute_async_script("const done = arguments[0]; axe.run().then(done)")
     assert len(result["passes"]) > LOOKED_AT_MIN

@@ -1,4 +1,4 @@
-"""What people do on the page: it happens, they are asked before, and it works from the keyboard."""
+"""Actions on the page: they ask before they are carried out, they take effect, and they work from the keyboard."""
 
 import json
 import time

@@ -46,7 +46,7 @@ def _positions(spark: SparkSession, headers: Iterable[Header]) -> DataFrame:
 
 
 def _acknowledged(data: Path, name: CursorName) -> dict[int, BitMap]:
-    """What the live cursor says after a restart."""
+    """The acknowledged positions of the live cursor after a restart."""
 
     async def main() -> dict[int, BitMap]:
         store = await LedgerStore.open(data / "ledgers", ManagedLedgerConfig(), now_ms=lambda: NOW_MS)

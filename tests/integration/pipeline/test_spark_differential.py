@@ -63,7 +63,7 @@ SUBSCRIPTIONS = ("billing", "s2%20%C3%BC")
 
 
 class KilledError(BaseException):
-    """What a process that is killed raises nowhere: nothing here handles it."""
+    """The stand-in for a kill. No code handles it, just as a killed process runs no handler."""
 
 
 class SparkWorld:
@@ -97,7 +97,7 @@ class SparkWorld:
             for _ in range(count)
         ]
 
-    # What is there.
+    # The indexes that exist.
 
     @property
     def indexed(self) -> list[CursorName]:
@@ -313,7 +313,7 @@ class SparkWorld:
         query.awaitTermination()
         return batches
 
-    # What goes wrong.
+    # Kills, damage and other failures.
 
     def kill(self) -> None:
         """A job that is killed before or after its one write, and cannot clean up: the old index, or the new one."""
@@ -328,7 +328,7 @@ class SparkWorld:
             raise KilledError
 
         async def leave(*_arguments: object) -> None:
-            """What is dead deletes nothing."""
+            """Delete nothing: a dead process cannot."""
 
         was_killed = False
         with pytest.MonkeyPatch.context() as patch:
@@ -360,7 +360,7 @@ class SparkWorld:
             assert "\n" not in cause_of(str(refusal.value))
 
     def damage_and_repair(self) -> None:
-        """Something is broken: an audit says so, and a repair mends it at nobody else's cost."""
+        """Damage a snapshot or a property: an audit says so, and a repair mends it without a cost to other cursors."""
         with CursorLog(self.data / "ledgers") as owners:
             properties = {name: dict(owners.properties(name)) for name in self.indexed}
             buckets = [(name, one) for name in self.indexed for one in read_properties(properties[name]).buckets]
@@ -453,7 +453,7 @@ def test_bulk_jobs_do_what_the_oracle_says_on_s3(
 
 
 def test_a_full_disk_ends_a_job_and_costs_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """Whatever it is full for, the old index is there, and the same job goes on when there is space."""
+    """A full disk leaves the old index in place. The same job goes on when there is space."""
     mounted = tmp_path / "small"
     mounted.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(mounted)], check=False).returncode:

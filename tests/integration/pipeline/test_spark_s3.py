@@ -67,7 +67,7 @@ def _set_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _stored_at(data: Path, location: str, cursor: CursorName) -> list[StoredEntries]:
-    """What the properties of a cursor name at a location; there is nothing else of it."""
+    """The snapshots that the properties of a cursor name at a location. The cursor has no others there."""
 
     async def read() -> list[StoredEntries]:
         with CursorLog(data / "ledgers") as cursors:
@@ -125,7 +125,7 @@ def test_an_index_moves_to_s3_and_back(
 
     back = migrate(spark, data, location, data, deletes_source=True)
 
-    # What was left in the folder is found again.
+    # Snapshots that were left in the folder are found again.
     assert (len(back.infos), back.written, back.deleted) == (count, 0, count)
     assert {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)} == before
     assert _rows_of(spark, location, "a") == []

@@ -107,7 +107,7 @@ def test_a_pause_and_a_resume_of_many_ask_first(ask, scheduler: Scheduler, consu
     assert f"{held} Go on?" in refused.stderr
     assert "paused" not in ask("topics").stdout
     assert "me: paused since" in ask("pause T", answer="y\n").stdout
-    # What was due before the pause is not moved; what it holds is let go.
+    # Messages that were due before the pause are not moved; those that the pause holds are let go.
     scheduler.deliver_now(EVERYTHING)
     refused = ask("resume T", answer="n\n")
     assert "3 entries will be let go: 0 delayed messages at their time, all else at once. Go on?" in refused.stderr

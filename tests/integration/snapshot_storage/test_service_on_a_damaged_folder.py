@@ -201,7 +201,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     finally:
         clients.close()
     service.stop()
-    # What is in the write-ahead log goes to a table at the next start.
+    # Entries in the write-ahead log go to a table at the next start.
     service.start()
     service.kill()
     return service.folder / "data", deliver_at_ms

@@ -137,7 +137,7 @@ def test_every_command_names_what_rotted_and_does_the_rest(service: StoppedServi
     assert "Copied 1 snapshot (" in copied.stdout
     assert "Would delete 1 snapshot that no cursor names" in dry.stdout
     assert f"Unreadable: {service.orphan}" in collected.stdout
-    # What a cursor names is the service's to give up.
+    # Only the service may give up a snapshot that a cursor names.
     assert [f"snapshot of bucket {one} is corrupt" in collected.stderr for one in (rotten, nameless)] == [True] * 2
     assert str(service.orphan) not in service.run("list").stderr
 
@@ -243,15 +243,15 @@ async def _recover_on_rotten_disk(server: MinioServer) -> None:
             await _until(is_met)
             assert len(handed_out) == count
 
-        # 1. All but what cannot be read, which is named.
+        # 1. All but the snapshots that cannot be read, which are named.
         await handed(len(log) - 20, {rotten, nameless})
-        # 2. What `postdate snapshots drop` does beside a service; the server cannot delete the other one.
+        # 2. The steps of `postdate snapshots drop` beside a service; the server cannot delete the other snapshot.
         await storage.delete_bucket_snapshot(rotten)
         await handed(len(log) - 10, {nameless})
         with pytest.raises(StorageUnavailableError):
             await storage.delete_bucket_snapshot(nameless)
         await tracker.close()
-        # 3. What it does where no service runs.
+        # 3. The steps of that command without a running service.
         gone = [key for key, value in cursor.properties.items() if value == str(nameless)]
         await cursor.update_properties(remove=gone)
         tracker = factory.new_tracker(context)

@@ -1,12 +1,12 @@
-"""Pulsar's own tracker recovers what was sealed here, and this one what Pulsar sealed, from the same bytes.
+"""Pulsar's tracker recovers buckets that Postdate sealed, and Postdate's those that Pulsar sealed, from the same bytes.
 
 Two things that Pulsar does are kept out of the way, since they are its own and not the format's:
 
-- Its recovery skips segments that are due and its tracker refuses rows that are due: everything here is due later than
-  the recovery, and asked for at two times after it: when half of it is due, and when all of it is.
+- Its recovery skips segments that are due and its tracker refuses rows that are due. So all rows are due later than the
+  recovery, and are asked for at two times after it: when half of them are due, and when all of them are.
 - Its merge leaves out the segments that the sources have loaded, and each source has loaded its first one when it was
-  sealed. So what Pulsar merged is compared with what it stored, not with what it was given. What is merged here is
-  compared with all that was added.
+  sealed. So rows that Pulsar merged are compared with those that it stored, not with those that it was given. Rows that
+  Postdate merged are compared with all that were added.
 """
 
 import asyncio

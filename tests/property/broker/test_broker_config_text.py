@@ -1,4 +1,4 @@
-"""Whatever a configuration holds, it is read as Java reads it, or refused with a `ConfigError`."""
+"""A configuration of any text is read as Java reads it, or refused with a `ConfigError`."""
 
 from collections.abc import Callable
 
@@ -74,7 +74,7 @@ def test_any_value_is_taken_or_refused(key: str, value: str) -> None:
 
 @given(st.dictionaries(st.sampled_from(settings()).map(lambda setting: setting.key), _SMALL_NUMBERS, max_size=6))
 def test_any_values_together_are_taken_or_one_is_blamed(values: dict[str, str]) -> None:
-    """Whatever relation is broken, the key that is named was set."""
+    """The refusal of a broken relation names a key that was set."""
     overrides = [f"{key}={value}" for key, value in values.items()]
 
     refusal = _refusal(lambda: load_config(None, environment={}, overrides=overrides))

@@ -1,4 +1,4 @@
-"""What is put together by hand is, byte for byte, what the generated classes make."""
+"""Frames that are put together by hand equal, byte for byte, those of the generated classes."""
 
 import struct
 

@@ -139,7 +139,7 @@ def test_a_flipped_bit_raises_nothing_else(made: tuple[bytes, Frame], data: st.D
 
 @given(st.binary(max_size=30), st.binary(max_size=10))
 def test_metadata_noise_raises_nothing_else(metadata: bytes, payload: bytes) -> None:
-    """What comes through as a SEND has metadata that every consumer's parser takes."""
+    """A SEND that comes through has metadata that every consumer's parser takes."""
     command = BaseCommand(type=BaseCommand.SEND)
     command.send.producer_id = command.send.sequence_id = 0
     try:

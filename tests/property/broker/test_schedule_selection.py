@@ -75,7 +75,7 @@ def acknowledged_of(entries: list[ListedEntry]) -> BitMap:
 
 
 def expected(ledgers: list[list[ListedEntry]], wanted: Wanted) -> list[RowKey]:
-    """What a walk over all entries finds."""
+    """The rows that a walk over all entries finds."""
     places = []
     for one in (entry for ledger in ledgers for entry in ledger):
         place = RowKey(one.deliver_at_ms, one.ledger_id, one.entry_id)
@@ -102,7 +102,7 @@ WANTED = st.builds(
 
 @given(logs(), WANTED, st.integers(1, 30), st.integers(0, 20), st.randoms(use_true_random=False))
 def test_a_page_is_what_a_walk_over_all_entries_finds_first(ledgers, wanted, limit, cut, random) -> None:
-    """Whatever order the ledgers come in, and wherever they were cut."""
+    """The ledgers come in any order, and are cut anywhere."""
     page = PageBuilder(limit)
     for entries in random.sample(ledgers, len(ledgers)):
         if entries:

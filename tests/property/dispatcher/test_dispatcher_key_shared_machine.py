@@ -302,7 +302,7 @@ class _Machine(RuleBasedStateMachine):
                 client.unsent.extend(action.items)
 
     def _check_nothing_is_overtaken(self, actions: list[Action]) -> None:
-        """Whoever gets an entry, nothing of its slot waits that comes before it; not even while it is returning."""
+        """No earlier entry of its slot waits when an entry is delivered, to any consumer; not even a returning one."""
         if not isinstance(self.core, KeySharedCore) or self.core.fence.is_by_position:
             return
         last: dict[int, Item] = {}
@@ -380,7 +380,7 @@ class _Machine(RuleBasedStateMachine):
             places[key_of(item)].append("waiting")
         for client in self.clients:
             for position in client.state.pending.items:
-                # What has expired is taken from consumers in portions.
+                # Expired entries are taken from consumers in portions.
                 if position not in self.acknowledged or not self.core.expired:
                     places[position].append("pending")
         assert self.core.plan is not None
@@ -501,7 +501,7 @@ class _Machine(RuleBasedStateMachine):
             for ledger_id in range(1, last.ledger_id + 1)
         ]
         for entry in self.log:
-            # What is being recovered comes back as tracked, if it is delayed.
+            # Delayed entries of ledgers that are being recovered come back as tracked.
             if entry.position.ledger_id in recovering and entry.deliver_at_ms != NOT_DELAYED:
                 self.tracked[entry.position] = entry.deliver_at_ms
         self.recovering = recovering
@@ -597,7 +597,7 @@ class OlderModesMachine(_Machine):
         self.core = KeySharedCore(config, has_delays=True, view=self)
         self._start(recovering, published, portion)
 
-    # What the fence sees of the log and of the cursor.
+    # The log and the cursor, as the fence sees them.
 
     @property
     def next_unacknowledged_position(self) -> Position:

@@ -40,7 +40,7 @@ class CursorOracle:
         return [position for position in self.positions if position not in self.acknowledged]
 
     def prefix(self) -> list[Position]:
-        """Everything before the first position that is not acknowledged."""
+        """All positions before the first one that is not acknowledged."""
         first = next(iter(self.unacknowledged()), None)
         return [position for position in self.positions if first is None or position < first]
 

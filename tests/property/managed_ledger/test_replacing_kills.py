@@ -44,14 +44,14 @@ def replaced(
 
 
 async def left(ledger: ManagedLedger, cursor: Cursor) -> list[bytes]:
-    """What a reader of the cursor gets."""
+    """The payloads that a reader of the cursor gets."""
     first = cursor.next_unacknowledged_position
     read = await read_entries(ledger, first, entries_max=1000, skip=cursor.acknowledged_in)
     return read.payloads
 
 
 async def left_after_kill(tables: Tables) -> dict[str, list[bytes]]:
-    """What readers get of a store that is opened on what was on the disk."""
+    """The payloads that readers get, by cursor, from a store opened on the tables that were on the disk."""
     database = MemoryDatabase()
     database.tables = {family: dict(table) for family, table in tables.items()}
     store = await open_store(database)

@@ -124,7 +124,7 @@ _SEGMENT_METADATA = st.tuples(_INT63, _INT63, st.dictionaries(_INT63, st.binary(
 
 @given(st.lists(_SEGMENT_METADATA, max_size=8))
 def test_metadata_means_the_same_to_the_generated_class(segments: list[SegmentMetadata]) -> None:
-    """What we write it reads, what it writes in whatever order we read, and the lengths are equal."""
+    """The generated class reads our bytes, we read its bytes in any order of fields, and the lengths are equal."""
     message = SnapshotMetadata()
     for segment in segments:
         message.metadata_list.add(

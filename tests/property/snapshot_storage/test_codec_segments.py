@@ -66,7 +66,7 @@ def test_a_snapshot_says_what_is_in_it(rows: list[_Row], step_ms: int, rows_max:
 
 @given(_ROWS, _STEPS, _ROWS_MAX)
 def test_bitmaps_of_segments_join_to_those_of_the_rows(rows: list[_Row], step_ms: int, rows_max: int) -> None:
-    """What recovery makes of the remaining segments is the set of their positions."""
+    """Recovery joins the bitmaps of the remaining segments to the set of their positions."""
     snapshot = build_snapshot(DelayedIndexes.from_rows(rows).sorted(), step_ms=step_ms, rows_max=rows_max)
 
     joined = merged_bitmaps(snapshot.segment_metadata)
@@ -76,7 +76,7 @@ def test_bitmaps_of_segments_join_to_those_of_the_rows(rows: list[_Row], step_ms
 
 @given(_ROWS)
 def test_columns_sort_like_tuples(rows: list[_Row]) -> None:
-    """Whichever way of sorting the rows take."""
+    """All ways of sorting the rows give the same order."""
     columns = DelayedIndexes.from_rows(rows)
 
     assert columns.sorted().to_rows() == sorted(rows)

@@ -61,7 +61,7 @@ def _bitmaps(columns: MetadataColumns, first_segment: int) -> dict[int, BitMap]:
 
 @given(st.lists(_segments(_INT63, _BITMAPS), max_size=12))
 def test_columns_say_what_the_generated_class_says(segments: list[SegmentMetadata]) -> None:
-    """Whoever wrote it, in whatever order its maps are, and however large its numbers."""
+    """The bytes come from either encoder, with maps in any order and numbers of any size."""
     for data in (encode_metadata(segments), _message(segments)):
         columns = decode_metadata_columns(data)
 

@@ -2,9 +2,9 @@
 
 Every run has late messages in ledgers that are sealed already, messages that are added again while they are tracked and
 after they were handed out, refusals, and a merge under way most of the time, of which the answer comes after some more
-has been handed out. What a program may see is compared with a dictionary: what is handed out, what is tracked where
-that is known, and that nothing is remembered once nothing can come back. `docs/mutants-of-merges.md`
-says which mistakes this finds.
+messages have been handed out. A dictionary is compared with all that a program may see: the positions that are handed
+out, the positions that are tracked where these are known, and that none are remembered once none can come back.
+`docs/mutants-of-merges.md` says which mistakes this finds.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Run:
         self.keeps_positions = self.chance.random() < 0.3
         self.has_late_messages = self.chance.random() < 0.7
         self.tracked_at: dict[int, set[Position]] = {}
-        """What was tracked when a merge was planned, by its serial."""
+        """The positions that were tracked when a merge was planned, by its serial."""
         self.ever_gone: set[Position] = set()
         self.core = self.new_core()
 
@@ -83,7 +83,7 @@ class Run:
         acknowledged_in, keeps_positions = self.cursor.acknowledged_in, self.keeps_positions
         return TrackerCore(self.config, acknowledged_in=acknowledged_in, rng=Random(1), keeps_positions=keeps_positions)
 
-    # What a program does.
+    # The calls of a program.
 
     def add(self, position: Position, delay_ms: int) -> None:
         deliver_at_ms = self.now_ms + delay_ms
@@ -105,7 +105,7 @@ class Run:
             self.add(self.gone.pop(self.chance.randrange(len(self.gone))), self.chance.randint(1, 120))
 
     def refuse(self) -> None:
-        """Whoever reads the log has one that is due."""
+        """A reader of the log offers a tracked message that is due."""
         if self.tracked:
             position = self.chance.choice(sorted(self.tracked))
             assert not self.core.add_message(*position, self.now_ms, now_ms=self.now_ms)
@@ -139,10 +139,10 @@ class Run:
         return sorted({ledger_id for ledger_id, _ in self.offered})
 
     def cool(self) -> None:
-        """Nobody has asked for a while."""
+        """No caller has asked for positions for a while."""
         evict_positions(self.core)
 
-    # What the storage does.
+    # The answers of the storage.
 
     def plan(self) -> None:
         while True:
@@ -171,7 +171,7 @@ class Run:
             return ActionFailed(action, is_lost(error), str(error), lost_bucket_id(error))
 
     async def check_merge(self, action: MergeBuckets, event: SnapshotCreated) -> None:
-        """What was tracked is stored, unless it was added again since; what was handed out is not."""
+        """Tracked positions are stored, unless they were added again since; positions that were handed out are not."""
         stored = await self.positions_in(event.bucket_id)
         tracked = self.tracked_at[action.serial]
         sources = [await self.positions_in(source.bucket_id) for source in action.sources]
@@ -270,7 +270,7 @@ class Run:
         await self.finish()
 
     async def finish(self) -> None:
-        """Everything comes in the end, and then nothing is remembered."""
+        """All messages come in the end, and then no position is remembered."""
         self.core.seal(index_count_min=1)
         self.plan()
         await self.rest()
@@ -305,7 +305,7 @@ def test_each_message_comes_once_whatever_is_merged_meanwhile(seed: int) -> None
 
 @pytest.mark.slow
 def test_the_runs_hand_out_from_overlapping_buckets_while_these_are_merged() -> None:
-    """What the seeds are for does happen in many of them."""
+    """Many of the seeds merge several times and hand out meanwhile, as they are meant to."""
     runs = [Run(Random(seed)) for seed in range(60)]
     for run in runs:
         asyncio.run(run.play())

@@ -57,16 +57,16 @@ class ViewModel:
     scanned: int = 0
     """Entries of the log that the reader has come by."""
     taken: dict[Key, int] = field(default_factory=dict)
-    """What was handed to consumers, with its time."""
+    """The rows that were handed to consumers, with their times."""
     acknowledged: set[Key] = field(default_factory=set)
     to_read: list[Key] = field(default_factory=list)
-    """What the view wants read again, and the reader has not come to."""
+    """The rows that the view wants read again, and that the reader has not come to."""
     in_flight: list[int] | None = None
     """Entries of the log that a read under way will bring."""
 
 
 class SharedIndexMachine(RuleBasedStateMachine):
-    """What can happen to an index and its subscriptions, in any order."""
+    """The events of an index and its subscriptions, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         async def do() -> None:
             await work
-            # Whatever needs no time happens.
+            # All work that needs no time is done.
             await asyncio.sleep(0.001)
 
         self.runner.run(do())
@@ -257,7 +257,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
     async def _refresh(self) -> None:
         self.index.refresh()
 
-    # What a reader does.
+    # The calls of a reader.
 
     @rule(number=st.integers(0, 3), count=st.integers(1, 12), is_slow=st.booleans())
     def scan(self, number: int, count: int, is_slow: bool) -> None:
@@ -367,7 +367,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
         sub.is_dry = not rows
         assert len(rows) <= limit
         assert rows == sorted(rows)
-        # What is tracked for it and comes before must have come before.
+        # Tracked rows of this subscription that come before these must have come before.
         waiting = {
             row
             for row in self.log[: sub.scanned]
@@ -380,7 +380,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
                 self._take(sub, row)
         return bool(rows)
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def memory_is_bounded(self) -> None:
@@ -389,7 +389,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
                 sub.view.check()
 
     def teardown(self) -> None:
-        """Everybody reads to the end."""
+        """Let all subscriptions read to the end."""
         try:
             if self.subs:
                 for sub in self.subs:

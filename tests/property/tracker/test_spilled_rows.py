@@ -17,7 +17,7 @@ def columns_of(keys: set[RowKey]) -> DelayedIndexes:
 
 @given(BATCHES, st.integers(1, 5))
 def test_windows_follow_each_other_and_hold_everything(batches: list[set[RowKey]], row_count_max: int) -> None:
-    """Whatever comes in whatever order; and none takes more than the limit of rows that came in order."""
+    """The rows come in any order; the windows hold all of them, in order, and no others."""
     spilled = SpilledRows(row_count_max)
     keys: dict[tuple[int, int], RowKey] = {}
     for batch in batches:

@@ -1,8 +1,8 @@
 """The tracker's core against a dictionary: any order of adds, polls, answers, failures, crashes and recoveries.
 
-The model is slow and obvious: a dictionary from position to time. What the core hands out must be the model's first
-due messages, in order, each once per life; actions are answered in any order, may fail with or without effect, and
-a crash keeps only the storage, the cursor's properties and what was acknowledged.
+The model is slow and obvious: a dictionary from position to time. The core must hand out the model's first due
+messages, in order, each once per life. Actions are answered in any order, and may fail with or without effect. A crash
+keeps only the storage, the cursor's properties and the acknowledged positions.
 """
 
 import asyncio
@@ -223,7 +223,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(ledger_id=LEDGERS)
     def ask(self, ledger_id: int) -> None:
-        """What is known of a ledger is all that is tracked of it, and nothing else."""
+        """The known positions of a ledger are all that are tracked of it, and no others."""
         self.forget_damaged()
         tracked = {entry_id for ledger, entry_id in self.tracked if ledger == ledger_id}
         known = set(self.core.tracked_in(ledger_id) or ())
@@ -237,11 +237,11 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule()
     def cool(self) -> None:
-        """Nobody has asked for a while."""
+        """No caller has asked for positions for a while."""
         evict_positions(self.core)
 
     def is_recovering(self, ledger_id: int) -> bool:
-        """Whoever asks reads the ledger."""
+        """Return whether a ledger is being recovered; a caller that asks reads the ledger."""
         self.core.want(ledger_id)
         return self.core.is_recovering(ledger_id)
 

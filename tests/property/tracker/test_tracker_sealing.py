@@ -1,4 +1,4 @@
-"""Whatever the ledger ids, every row gets into a snapshot, and memory holds no more than the mutable bucket."""
+"""Rows of any ledger ids get into a snapshot, and memory holds no more than the mutable bucket."""
 
 import asyncio
 from random import Random
