@@ -1,4 +1,4 @@
-"""Snapshots written by Pulsar 4.2.4's own classes: what they say, and the same bytes from the same input.
+"""Snapshots written by Pulsar 4.2.4's own classes: their contents, and the same bytes from the same input.
 
 `snapshots/` holds, per set S: `S.input.csv` (rows as they were added), `S.json` (parameters, and what each
 snapshot must say), `S.K.bin` (the entries of snapshot K, one after the other) and `S.rows.csv` (its rows as

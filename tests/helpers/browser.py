@@ -1,4 +1,4 @@
-"""A headless Chromium that looks at the page, and what people do there."""
+"""A headless Chromium that looks at the page, and the actions of a user there."""
 
 import base64
 from pathlib import Path

@@ -56,7 +56,7 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         self.path = folder / f"{name}.pem"
-        """Its own certificate: who has it trusts what it signs."""
+        """Its own certificate. A client that has it trusts the certificates that the authority signs."""
         self.path.write_bytes(certificate.public_bytes(Encoding.PEM))
 
     def server(

@@ -37,7 +37,7 @@ def make_entry(topic: int, number: int) -> bytes:
     if number % 3 == 0:
         metadata.deliver_at_time = NOW_MS + 10**7 + number
     packed = metadata.SerializeToString()
-    # A mixture of what compresses and what does not.
+    # A mixture of bytes that compress and bytes that do not.
     source = random.Random(number)
     payload = source.randbytes(source.choice((0, 100, 900))) + b"x" * source.choice((0, 1000))
     rest = len(packed).to_bytes(4) + packed + payload

@@ -3,7 +3,7 @@
 A field of a bucket, and of the plain records of a state, is assigned to by a transition itself. The parts that have
 methods of their own (`barriers`, `loads`, ...) change themselves, but only while a transition runs.
 
-Left out: what is changed within a container, and by code that no test reaches: `test_transitions` reads the source.
+Changes within a container, and changes by code that no test reaches, are left out: `test_transitions` reads the source.
 """
 
 import inspect
@@ -44,7 +44,7 @@ PARTS: Final = (
 )
 
 TIDIED_BY_QUESTIONS: Final = {(TrackedPositions, "_taken"), (TrackedPositions, "_taken_count")}
-"""The inside of a queue or a set may be put in order when it is looked at; what it holds stays the same."""
+"""The inside of a queue or a set may be put in order when it is looked at; its content stays the same."""
 
 
 def _caller(depth: int) -> FrameType:

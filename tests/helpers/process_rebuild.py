@@ -18,7 +18,7 @@ CURSOR = CursorName("t", "c")
 
 
 class TimesLog:
-    """A log of one topic in memory; what is not `read_times` is not needed."""
+    """A log of one topic in memory; no method but `read_times` is needed."""
 
     def __init__(self, times: dict[int, list[int]]) -> None:
         self.times = times

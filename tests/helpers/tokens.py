@@ -1,4 +1,4 @@
-"""Tokens for tests, made with PyJWT directly: what the service reads was not written by the service."""
+"""Tokens for tests, made with PyJWT directly, so that the service does not read its own encoding."""
 
 import base64
 from typing import Any

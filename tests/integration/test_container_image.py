@@ -1,4 +1,4 @@
-"""The container image: its recipe is linted and built, and what the image runs is run as a container runs it.
+"""The container image: its recipe is linted and built, and its command is run as a container runs it.
 
 Buildah builds the recipe as it stands, step by step. The base image has the name that the recipe asks for and is made
 of Debian's packages, as no registry of images is asked. The working container is a folder that the process has as its

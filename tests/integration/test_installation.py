@@ -1,7 +1,7 @@
 """The wheel, as others install it: each extra alone is enough for what it is named after.
 
-Extras that build on each other share an environment and come one after the other: what is installed at each step is
-what the extra alone would bring, and each library is unpacked once.
+Extras that build on each other share an environment and come one after the other: each step installs the packages
+that the extra alone would bring, and each library is unpacked once.
 """
 
 import json
@@ -121,7 +121,7 @@ print(google.protobuf.__version__)
 
 
 class Environment:
-    """A virtual environment without anything but what is installed from the wheel."""
+    """A virtual environment with no packages but those that the wheel installs."""
 
     def __init__(self, folder: Path, wheel: Path | None = None) -> None:
         self._wheel = wheel
@@ -169,7 +169,7 @@ def needed_by(module: str) -> tuple[str, ...]:
 
 
 def check_imports(environment: Environment, extra: str | None) -> None:
-    """Every module whose extras are installed is imported; what another one lacks is what some extra brings."""
+    """Every module whose extras are installed is imported; a package that another one lacks comes with some extra."""
     installed = set() if extra is None else {extra, *INCLUDED[extra]}
     rooms = sorted({name.partition(".")[0] for name in NEEDED})
 

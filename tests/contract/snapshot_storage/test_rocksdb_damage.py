@@ -105,7 +105,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
 
 
 def _read_all(folder: RocksDBFolder, written: Entries) -> set[int]:
-    """Return the buckets that are lost, by whatever error; what is read must be what was written."""
+    """Return the buckets that are lost, by any error. Entries that are read must equal the written ones."""
     lost: set[int] = set()
     for bucket_id, entries in written.items():
         try:
@@ -267,7 +267,7 @@ def test_a_flipped_type_of_a_record_is_damage_and_no_hang(
 
 @pytest.mark.parametrize("where", ["within", "end"])
 def test_a_flipped_bit_in_a_table_costs_the_bucket_that_it_is_in_or_the_folder(tmp_path: Path, where: str) -> None:
-    """A block of entries costs its buckets; what every start reads, and the end of a table, cost the folder."""
+    """A block of entries costs its buckets; the blocks that every start reads, and the end of a table, the folder."""
     folder = _opened(tmp_path / "whole")
     written = _fill(folder, 15)
     folder.close()
@@ -453,7 +453,7 @@ def test_what_is_no_file_in_the_place_of_one_is_damage_for_good(
     make: Callable[[Path], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No further try makes a file of it: the folder opens, and what is read is what was written."""
+    """No further try makes a file of it: the folder opens, and the entries that are read are the written ones."""
     path = tmp_path / "crashed"
     written = crashed.copied(path)
     place = max(path.glob(pattern))

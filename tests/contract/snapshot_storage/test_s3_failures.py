@@ -217,7 +217,7 @@ def test_credentials_that_expired_are_taken_anew_from_the_file_that_somebody_ren
                 with pytest.raises(StorageAccessError, match="renew the credentials"):
                     await storage.list_bucket_snapshots()
             write("second")
-            # Refused for now, so that whoever tries again tries with the others.
+            # Refused for now, so that a caller that tries again tries with the others.
             with pytest.raises(StorageBusyError, match="other credentials"):
                 await storage.list_bucket_snapshots()
             assert await storage.list_bucket_snapshots() == []

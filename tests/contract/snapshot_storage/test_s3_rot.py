@@ -96,7 +96,7 @@ def test_an_object_whose_name_is_damaged_on_the_disk_is_known_by_its_property_al
 
 @pytest.mark.s3_server
 def test_an_outage_is_never_taken_for_damage(tmp_path: Path) -> None:
-    """However often it is asked for; and what was read after it is read as ever."""
+    """However often it is asked for. After the outage, snapshots are read as ever."""
     server = MinioServer(tmp_path)
     backend = S3Backend(server)
 

@@ -230,7 +230,7 @@ def test_several_snapshots_are_deleted_in_one_call(backend: Backend) -> None:
 
 
 def test_several_heads_are_each_an_answer_of_their_own(backend: Backend) -> None:
-    """In the order asked for; what is missing or damaged costs itself alone."""
+    """In the order asked for. A missing or damaged snapshot costs itself alone."""
 
     async def create(storage: BucketSnapshotStorage) -> None:
         ids.extend([await _create(storage, bytes([number])) for number in range(5)])
@@ -381,7 +381,7 @@ def test_a_writer_is_done_after_commit_or_abort(backend: Backend) -> None:
 
 
 def test_writers_side_by_side_do_not_mix(backend: Backend) -> None:
-    """Each has its own id and its own segments, whoever commits first."""
+    """Each has its own id and its own segments, in any order of their commits."""
 
     async def write(storage: BucketSnapshotStorage, number: int) -> int:
         async with storage.new_bucket_snapshot(bucket_key=f"{number}", topic_name="t", cursor_name="c") as writer:
@@ -663,7 +663,7 @@ def test_closing_waits_for_calls_in_flight(backend: Backend) -> None:
 
 
 def test_a_cancelled_call_harms_no_other(backend: Backend) -> None:
-    """It may take effect or not; what is listed is whole, and the storage goes on."""
+    """It may take effect or not. Listed snapshots are whole, and the storage goes on."""
 
     async def scenario(storage: BucketSnapshotStorage) -> None:
         creates = [asyncio.ensure_future(_create(storage)) for _ in range(10)]

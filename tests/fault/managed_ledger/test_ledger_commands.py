@@ -111,7 +111,7 @@ def test_damage_is_named_and_what_is_whole_kept(damaged: Path) -> None:
 
 
 def test_a_log_without_its_only_write_ahead_file_is_named_and_repaired(tmp_path: Path) -> None:
-    """Killed before anything became a table: what is left names no entry, and yet the service has to start again."""
+    """Killed before a table was written: the files name no entry, and yet the service has to start again."""
     log = tmp_path / "data" / "ledgers"
     fill_in_a_burst(log, entries=100, idle_s=2.0)
     (write_ahead_log,) = log.glob("*.log")

@@ -2,7 +2,7 @@
 
 The child appends, acknowledges and trims as fast as it can, and says on its standard output what became durable:
 an append when `committed()` completed, an acknowledgement when `flush()` did. The parent kills it at a random moment,
-opens the folder itself and checks: what was said is there, what is there is whole, and nothing else happened.
+opens the folder itself and checks: reported entries are there, all entries are whole, and there are no others.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ async def _check(folder: Path, told: dict[str, Told]) -> None:
         positions = await _check_entries(ledger)
         cursor = ledger.cursors.get("subscription")
         acknowledged = {p for p in positions if cursor is not None and cursor.is_acknowledged(*p)}
-        # A trim takes acknowledged entries only, so what was flushed is acknowledged or gone.
+        # A trim takes acknowledged entries only, so flushed acknowledgements are there, or their entries are gone.
         assert heard.flushed & positions <= acknowledged
         assert acknowledged <= heard.tried
         assert heard.found - positions <= heard.tried

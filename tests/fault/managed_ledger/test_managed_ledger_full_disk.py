@@ -1,4 +1,4 @@
-"""A log on a disk that is really full: what is refused, what goes on, and that it goes on by itself."""
+"""A log on a disk that is really full: the refused calls, the calls that still work, and the recovery by itself."""
 
 import asyncio
 import os

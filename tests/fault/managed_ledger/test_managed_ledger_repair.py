@@ -116,7 +116,7 @@ def test_a_damaged_file_costs_what_is_damaged(
             else:
                 assert missing == named, (name, verdict.problems)
             lost += len(missing)
-            # An acknowledgement may be lost, never a message: what is not there is not in the backlog either.
+            # An acknowledgement may be lost, never a message: missing entries are not in the backlog either.
             assert now[topic] <= len(found[topic])
             assert now[topic] >= len(found[topic]) - len(ACKNOWLEDGED)
         if damage is flip:

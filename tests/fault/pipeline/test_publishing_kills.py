@@ -81,7 +81,7 @@ def _index(data: Path) -> list[list[StoredEntries]]:
     [("create 4", False), ("name 1", False), ("delete 1", True), ("delete 2", True)],
 )
 def test_the_index_of_all_cursors_is_the_old_one_or_the_new_one(tmp_path: Path, moment: str, is_new: bool) -> None:
-    """Whole, whatever is left beside it; and the next run makes the new one of what the killed one left."""
+    """Whole, with any leftovers beside it. The next run makes the new index from those of the killed one."""
     write_log(tmp_path, {"a": [1], "b": [1]})
     publish_all(tmp_path, NEW)
     new = _index(tmp_path)

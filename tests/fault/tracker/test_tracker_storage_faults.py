@@ -177,7 +177,7 @@ def test_every_message_comes_once_and_nothing_is_leaked_whatever_goes_wrong(seed
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_only_takes_time_and_attempts_is_at_rest_without_a_restart(seed: int) -> None:
-    """Late, failed and hanging calls: what they left is found in the same life."""
+    """Late, failed and hanging calls: their snapshots are found in the same life."""
     faults = (Fault.LATENCY, Fault.FAILURE_BEFORE, Fault.FAILURE_AFTER, Fault.TIMEOUT_AFTER, Fault.HANG)
     story = FaultStory(FaultPlan(seed=seed, rate=0.3, faults=faults, latency_ms_max=400, timeout_ms=600))
 

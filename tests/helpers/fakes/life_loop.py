@@ -40,7 +40,7 @@ class LoopExecutor(Executor):
                 return
             try:
                 future.set_result(fn(*args, **kwargs))
-            # As a thread pool: whatever it raises is the future's.
+            # As in a thread pool, the future takes every error that is raised.
             except BaseException as error:
                 future.set_exception(error)
 

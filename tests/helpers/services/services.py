@@ -37,7 +37,7 @@ GUARDED_SETTINGS = {
     "superUserRoles": ADMIN,
 }
 _OF_THE_BROKER_ITSELF = {
-    # A topic that nobody has used for a minute must not be gone when the next client starts, which can take as long.
+    # A topic that no client has used for a minute must not be gone when the next client starts, which can take as long.
     "brokerDeleteInactiveTopicsEnabled": "false",
     "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
     "brokerClientAuthenticationParameters": f"token:{token(ADMIN).decode()}",

@@ -1,4 +1,4 @@
-"""A service's data directory as a bulk job finds it: a log with cursors, and what its live index would be."""
+"""A service's data directory as a bulk job finds it: a log with cursors, and its live index to compare with."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ def without(headers: Sequence[Header], gone: Sequence[tuple[int, int]]) -> list[
 
 
 def stored(data: Path, cursor: CursorName, *, orphans_max: int = 0) -> list[StoredEntries]:
-    """The index of a cursor: what its properties name, all of it there, and no more orphans beside it."""
+    """The index of a cursor: the snapshots that its properties name, all of them there, and no more orphans."""
     return asyncio.run(_stored(data, cursor, orphans_max))
 
 

@@ -101,7 +101,7 @@ def test_nothing_is_done_before_the_greeting(service: RunningService, topic: str
 
 
 def test_a_connection_may_end_in_the_middle_of_a_frame(service: RunningService, topic: str) -> None:
-    """Half a frame and then nothing: nobody waits for the rest."""
+    """Half a frame and then nothing: the service does not wait for the rest."""
 
     async def story(connection: RawConnection) -> None:
         await connection.open_producer(topic)

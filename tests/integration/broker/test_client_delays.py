@@ -1,7 +1,7 @@
 """When a message is delivered: after its time where consumers share, at once where they do not.
 
-Times are compared on one clock, as client and service run on one machine. "Late" limits are loose: these tests are
-about what is held back and what is not, and the benchmarks about how late it comes.
+Times are compared on one clock, as client and service run on one machine. "Late" limits are loose: these tests
+show which messages are held back, and the benchmarks how late messages come.
 """
 
 import threading

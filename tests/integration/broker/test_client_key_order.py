@@ -1,4 +1,4 @@
-"""Key_Shared: one consumer for a key at a time, and each key in order, whoever comes and goes."""
+"""Key_Shared: one consumer for a key at a time, and each key in order, while consumers come and go."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ class Watcher:
     """A Key_Shared consumer in a thread, which notes when it holds what and acknowledges after a while."""
 
     def __init__(self, clients: Clients, topic: str, name: str, *, hold_s: float) -> None:
-        # A small queue keeps the others busy too; what sits in a queue is held by that consumer.
+        # A small queue keeps the others busy too: a consumer holds the messages in its queue.
         self.consumer = subscribe(
             clients.new(), topic, ConsumerType.KeyShared, consumer_name=name, receiver_queue_size=50
         )
@@ -42,7 +42,7 @@ class Watcher:
         self._thread.start()
 
     def leave(self) -> None:
-        """Stop receiving and close; what is in the queue goes back."""
+        """Stop receiving and close; messages in the queue go back."""
         self._ended.set()
         self._thread.join()
         self.consumer.close()
@@ -179,7 +179,7 @@ def test_a_key_moves_only_when_its_old_consumer_is_done(clients: Clients, topic:
 
 
 def test_the_ordering_key_goes_before_the_partition_key(clients: Clients, topic: str) -> None:
-    """Messages with one ordering key go to one consumer, whatever their partition keys."""
+    """Messages with one ordering key go to one consumer, with any partition keys."""
     consumers = [subscribe(clients.new(), topic, ConsumerType.KeyShared, consumer_name=name) for name in "abc"]
     producer = clients.new().create_producer(topic)
 

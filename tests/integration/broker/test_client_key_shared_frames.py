@@ -1,7 +1,7 @@
-"""Key_Shared as bytes on the wire: what clients send when their time-outs run out, and what they should not send.
+"""Key_Shared as bytes on the wire: the frames of clients whose time-outs run out, and frames they should not send.
 
-A client's acknowledgement time-out is ten seconds at least, and what it does then is to ask for redelivery by position;
-these tests send that themselves. The judge runs them too, but for what it does silently.
+A client's acknowledgement time-out is ten seconds at least, and then it asks for redelivery by position. These tests
+send that request themselves. The judge runs them too, except for its silent acts.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""With the real client: what stopped delivery for good, or delivered what was acknowledged.
+"""With the real client: stories that stopped delivery for good, or that delivered acknowledged messages.
 
 The first story runs against a real Pulsar as well; the others kill and start a service of their own.
 """

@@ -77,7 +77,7 @@ def test_a_sequence_id_sent_twice_is_two_messages(clients: Clients, topic: str) 
 
 
 def test_an_exclusive_producer_keeps_others_out(clients: Clients, topic: str) -> None:
-    """Access mode Exclusive: whoever comes second is fenced, also one that would share."""
+    """Access mode Exclusive: the second producer is fenced, also one that would share."""
     clients.new().create_producer(topic, access_mode=pulsar.ProducerAccessMode.Exclusive)
 
     with pytest.raises(pulsar.ProducerFenced):

@@ -1,4 +1,4 @@
-"""Postdate through a kill and a start: what was promised is there, and clients come back by themselves.
+"""Postdate through a kill and a start: confirmed messages are there, and clients come back by themselves.
 
 Postdate alone: these stories need a service of their own, and a real Pulsar takes many seconds to come back.
 """
@@ -141,7 +141,7 @@ def test_delays_are_kept_when_the_process_for_snapshots_dies(
 
 
 def test_a_far_delay_is_still_there(own_service: PostdateProcess, own_clients: Clients, topic: str) -> None:
-    """Sealed or not, what is delayed stays delayed, and is not delivered because of a restart."""
+    """Sealed or not, delayed messages stay delayed, and are not delivered because of a restart."""
     client = own_clients.new()
     consumer = subscribe(client, topic)
     producer = client.create_producer(topic)

@@ -183,7 +183,7 @@ def test_what_is_listed_is_what_was_published_in_order_of_time(
 def test_cancelled_messages_never_come_and_counts_are_exact_at_once(
     own_service: PostdateProcess, own_clients: Clients, topic: str
 ) -> None:
-    """By ids, key, property and time; what is left is delivered once."""
+    """By ids, key, property and time. The remaining messages are delivered once."""
     client = own_clients.new()
     consumer = subscribe(client, topic, ConsumerType.KeyShared)
     payloads = schedule(client, topic, 60)
@@ -282,7 +282,7 @@ def test_each_subscription_keeps_what_another_cancels_or_moves(
     both = api.done("/scheduled/deliver-now", {"all": True})
     status, refused = api.ask("POST", "/scheduled/cancel", {"all": True, "subscription": "plain"})
 
-    # Each subscription counts what it will get itself, whatever the other has cancelled or moved.
+    # Each subscription counts its own messages, also where the other has cancelled or moved some.
     counts = {"one": 16, "two": 20, "plain": 0}
     assert {name: one["msgDelayed"] for name, one in stats.items()} == counts
     assert {name: one["msgBacklog"] for name, one in stats.items()} == counts

@@ -1,6 +1,6 @@
 """The demo's story against a real subprocess, with fewer messages: the main job with a crash in the middle.
 
-Postdate alone: what a real Pulsar can be asked of it is in `test_client_story_without_crash.py`.
+Postdate alone: the part that a real Pulsar runs too is in `test_client_story_without_crash.py`.
 """
 
 from collections.abc import Iterator

@@ -66,7 +66,7 @@ def test_draining_hashes_are_shown_by_pulsars_names(clients: Clients, service: R
     for name in ("drainingHashesCount", "drainingHashesClearedTotal", "drainingHashesUnackedMessages"):
         assert subscription[name] == sum(consumer[name] for consumer in consumers.values())
 
-    # The ranges of the two cover every hash once, and what drains lies with the new owner.
+    # The ranges of the two cover every hash once, and draining hashes lie with the new owner.
     ranges = sorted(tuple(one) for consumer in consumers.values() for one in consumer["keyHashRangeArrays"])
     assert (ranges[0][0], ranges[-1][1]) == (1, 65535)
     assert all(before[1] + 1 == after[0] for before, after in pairwise(ranges))

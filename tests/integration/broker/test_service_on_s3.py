@@ -67,7 +67,7 @@ def snapshot_keys(server: S3Server) -> list[str]:
 def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
     versity: RealServer, tmp_path: Path
 ) -> None:
-    """Each message once; what was delivered leaves nothing on S3; a second service under the prefix has its own."""
+    """Each message once; delivered ones leave nothing on S3; a second service under the prefix has its own."""
     settings = settings_of(versity, PREFIX) | {
         "bucketSnapshotStorage": "s3",
         "managedLedgerMaxEntriesPerLedger": "50",
@@ -89,8 +89,8 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
                 deliver_after=timedelta(seconds=DELAY_S),
             )
         producer.flush()
-        # Of four full ledgers of 50; what is not sealed at the kill is read from the log, as is a snapshot that no
-        # property names yet.
+        # Of four full ledgers of 50. Rows that are not sealed at the kill are read from the log, as are those of a
+        # snapshot that no property names yet.
         wait_until(lambda: named_snapshots(service) >= 3, timeout_s=TIMEOUT_S)
         assert len(snapshot_keys(versity)) >= 3
 
@@ -119,7 +119,7 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
 
 
 def test_a_copy_that_was_killed_amid_an_upload_is_done_by_the_next_one(minio: RealServer, tmp_path: Path) -> None:
-    """Nothing of the first is visible; what it left is found by its mark, also by a server that lists no uploads."""
+    """Nothing of the first is visible; leftovers are found by their mark, also on a server that lists no uploads."""
     data = tmp_path / "data"
     segments = [os.urandom(3_000_000) for _ in range(30)]
     asyncio.run(_one_large_snapshot(data, segments))

@@ -48,7 +48,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrom
 
 @pytest.fixture
 def page(driver: webdriver.Chrome, page_service: RunningService) -> Iterator[Page]:
-    """The page of the service, in a fresh tab; what its console had to complain about fails the test."""
+    """The page of the service, in a fresh tab; complaints in its console fail the test."""
     opened = Page(driver, page_service.web_url)
     opened.begin()
     yield opened

@@ -65,7 +65,7 @@ def test_a_panel_has_a_place_of_its_own() -> None:
 
 
 def test_grafana_knows_every_field_of_the_dashboard() -> None:
-    """Its own models, which are made from its schemas, give all of it back; what they do not know they drop."""
+    """Its own models, which are made from its schemas, give all of it back; they drop fields that they do not know."""
     register_default_plugins()
 
     known = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(DASHBOARD)))

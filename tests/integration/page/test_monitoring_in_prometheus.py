@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a live service; what the dashboard and the alerts ask, it is asked.
+"""A real Prometheus scrapes a live service and evaluates the queries of the dashboard and of the alerts.
 
 Grafana sends the same expressions with its variables filled in, to the same interface. Prometheus is Debian's; without
 it the tests are skipped, except in CI, which must have it.

@@ -80,7 +80,7 @@ def test_rows_are_written_once_though_each_task_fails_once(spark: SparkSession, 
 
 
 def test_of_two_attempts_that_both_write_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with speculation: the driver is told of one of them; what the other has staged goes with the job."""
+    """As with speculation: the driver is told of one of them; files that the other has staged go with the job."""
     write_log(tmp_path, {"a": [1]})
     columns = [list(column) for column in zip(*_ROWS, strict=True)]
     batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns], list(WRITTEN_COLUMNS))

@@ -78,7 +78,7 @@ def _delivered(index: Sequence[StoredEntries], acknowledged: dict[int, BitMap]) 
             context = TrackerContext(topic_name="a", cursor_name="c", cursor=cursor, on_available=lambda: None)
             tracker = factory.new_tracker(context)
             await asyncio.sleep(0.5)
-            # As the scan of the log after a start: what is acknowledged counts until its ledger is read.
+            # As the scan of the log after a start: acknowledged rows count until their ledger is read.
             for ledger_id in acknowledged:
                 tracker.will_read(ledger_id)
             await asyncio.sleep(0.5)
@@ -201,7 +201,7 @@ def _damage(data: Path, name: CursorName) -> None:
 
 
 def test_messages_are_found_by_time(spark: SparkSession, tmp_path: Path) -> None:
-    """Limits begin at their first and end before their second time; what has no delay is never found."""
+    """Limits begin at their first and end before their second time; messages without a delay are never found."""
     headers = write_log(tmp_path, {"a": some_times(3, 300), "b": some_times(4, 100)})
     middle = NOW_MS + 1_800_000
 
@@ -276,7 +276,7 @@ def test_messages_are_found_by_key_and_property(spark: SparkSession, tmp_path: P
 
 
 def test_a_cancellation_that_cannot_be_done_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """A service that runs, a subscription that nobody has, other columns, no file: each in one clear error."""
+    """A service that runs, a subscription that does not exist, other columns, no file: each in one clear error."""
     headers = write_log(tmp_path, {"a": some_times(5, 50)})["a"]
     positions = _positions(spark, headers)
 

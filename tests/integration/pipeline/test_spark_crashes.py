@@ -45,7 +45,7 @@ rebuild_log(
 
 
 def test_a_killed_driver_leaves_the_old_index(spark: SparkSession, tmp_path: Path) -> None:
-    """While it publishes, the worst moment; what it left is swept, and the next run ends in the new index."""
+    """While it publishes, the worst moment; its leftovers are swept, and the next run ends in the new index."""
     headers = write_log(tmp_path, {"a": some_times(1, 500)})["a"]
     rebuild_log(spark, str(tmp_path), rules=RULES)
     root = Path(__file__).parents[3]

@@ -237,7 +237,7 @@ class SparkWorld:
         return self.spark.createDataFrame(typed, f"topic string, ledger_id {kind}, entry_id {kind}"), len(bad)
 
     def _csv(self, columns: str, rows: Sequence[tuple[object, ...]], folder: str = "csv") -> Path:
-        """Write rows as every tool does: what has a comma or a quote is quoted, and a quote within is doubled."""
+        """Write rows as every tool does: a field with a comma or a quote is quoted, and a quote within is doubled."""
 
         def cell(value: object) -> str:
             text = "" if value is None else str(value)
@@ -346,7 +346,7 @@ class SparkWorld:
             self.oracle.index = before
 
     def wrong_schema(self) -> None:
-        """A time as text, a column that is missing, and a source that nobody can write to; each changes nothing."""
+        """A time as text, a column that is missing, and a source that cannot be written to; each changes nothing."""
         name = self.random.choice(self.indexed)
         row = self.spark.createDataFrame([(name.topic, "sub", 1, 1, 1, "soon")], "topic string, cursor string, "
             "bucket_id bigint, ledger_id bigint, entry_id bigint, deliver_at_ms string")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A stream becomes buckets, each message once, whatever is killed and when; on a real Spark."""
+"""A stream becomes buckets, each message once, with any process killed at any time; on a real Spark."""
 
 import asyncio
 import signal
@@ -99,7 +99,7 @@ def _index(data: Path, *, orphans_max: int = 0) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("moment", ["commit", "checkpoint"])
 def test_a_killed_stream_writes_each_message_once(spark: SparkSession, tmp_path: Path, moment: str) -> None:
-    """Killed before its buckets are published, and after; the restart brings the batch again, and what came since."""
+    """Killed before its buckets are published, and after; the restart brings the batch again, and later messages."""
     headers = write_log(tmp_path, {"a": [NOW_MS + 1_000 + entry for entry in range(260)]})["a"]
     _put_file(tmp_path, "1", headers[:150])
     root = Path(__file__).parents[3]
@@ -121,7 +121,7 @@ def test_a_killed_stream_writes_each_message_once(spark: SparkSession, tmp_path:
 
 
 def test_a_stream_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    """Bad rows are counted, shown and kept elsewhere; what is due or has no delay is left out; no news, no batch."""
+    """Bad rows are counted, shown and kept elsewhere; rows due or without a delay are left out; no news, no batch."""
     headers = write_log(tmp_path, {"a": [NOW_MS + 1_000 + entry for entry in range(60)]})["a"]
     _put_file(tmp_path, "1", headers[:30])
     first = _ingest(spark, tmp_path)
@@ -136,7 +136,7 @@ def test_a_stream_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_a_stream_that_cannot_begin_says_why(spark: SparkSession, tmp_path: Path) -> None:
-    """A service that runs, a subscription that nobody has, other columns, and what is no stream."""
+    """A service that runs, a subscription that does not exist, other columns, and a DataFrame that is no stream."""
     write_log(tmp_path, {"a": [NOW_MS + 5]})
     at_rest = spark.createDataFrame([], SCHEMA)
     _put_file(tmp_path, "1", [])

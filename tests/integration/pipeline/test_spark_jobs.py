@@ -83,7 +83,7 @@ def _tear(data: Path, cursor: CursorName) -> tuple[int, int]:
 
 
 def test_an_audit_finds_what_is_wrong_and_repairs_it(spark: SparkSession, tmp_path: Path) -> None:
-    """Missing, stray, orphaned and dangling; what is acknowledged since or not sealed yet is no fault."""
+    """Missing, stray, orphaned and dangling; rows acknowledged since or not sealed yet are no fault."""
     slow = CursorName("a", "slow")
     headers = write_log(tmp_path, {"a": some_times(1, 430), "b": some_times(2, 150)}, {slow: [(0, 3)]})
     rebuild_log(spark, str(tmp_path), rules=replace(RULES, last_bucket_rows_min=150))

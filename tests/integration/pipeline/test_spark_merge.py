@@ -134,7 +134,7 @@ def test_what_ends_before_the_old_buckets_are_deleted_has_merged(
 
 
 def test_a_task_that_dies_is_tried_again(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After it staged its bucket: what the first attempt wrote is not taken."""
+    """After it staged its bucket: files of the first attempt are not taken."""
     write_log(tmp_path / "data", {"a": some_times(1, 500)})
     rebuild_log(spark, str(tmp_path / "data"), rules=SMALL)
     before = _rows(tmp_path / "data", SUB)

@@ -176,7 +176,7 @@ def test_rows_that_no_index_can_hold_are_set_aside(spark: SparkSession) -> None:
 
 
 def test_decimals_of_a_database_are_whole_numbers_or_bad_rows(spark: SparkSession) -> None:
-    """A fraction and what needs more than 64 bits are set aside, and fail nothing."""
+    """Fractions and numbers of more than 64 bits are set aside, and fail nothing."""
     numbers = [("1", "0", NOW_MS + 5), ("1", "1.5", NOW_MS + 5), (str(2**63), "2", NOW_MS + 5), ("-1", "3", NOW_MS + 5)]
     headers = _frame(spark, []).union(
         spark.createDataFrame(numbers, "ledger_id string, entry_id string, deliver_at_ms bigint").selectExpr(

@@ -199,7 +199,7 @@ def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
 def test_jobs_of_two_folders_do_not_meet_under_a_prefix(
     spark: SparkSession, tmp_path: Path, location: str, server: RealServer
 ) -> None:
-    """Each changes what is under its own id; who reads without a log must say which of the two is meant."""
+    """Each changes the snapshots under its own id. A reader without a log must say which of the two is meant."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     headers = write_log(ours, {"a": some_times(1, 430)})["a"]
     rebuild_log(spark, str(ours), location, rules=SMALL, cursor_log=str(ours))

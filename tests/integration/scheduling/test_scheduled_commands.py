@@ -1,4 +1,4 @@
-"""The commands on scheduled messages, over a real service: what a person sees and what a program gets."""
+"""The commands on scheduled messages, over a real service: the text for a person and the JSON for a program."""
 
 import json
 import shlex

@@ -1,11 +1,11 @@
 """A service whose folder of snapshots is damaged: it starts, delivers all in order, and says where the folder is now.
 
-The folder is what a kill leaves: a table from the start before, and the rest in the write-ahead log. Messages are due
+The folder is as a kill leaves it: a table from the start before, and the rest in the write-ahead log. Messages are due
 in the reverse of the order in which they were published, so the order of the log is never the right one.
 
 In a second folder a bucket has many segments in several blocks. There one block is damaged, with entry 0 or with
 segments alone, and all else is whole: that bucket alone is given up. Each bucket reaches over the whole time there, so
-what is read again belongs between the rows of the others.
+rows that are read again belong between the rows of the others.
 """
 
 import shutil
@@ -138,7 +138,7 @@ def test_every_file_of_the_folder_is_of_a_kind_that_is_damaged(killed: Path) -> 
 def test_all_is_delivered_in_order_whichever_file_is_damaged(
     killed: Path, tmp_path: Path, pattern: str, harm: Callable[[Path], None], is_put_aside: bool
 ) -> None:
-    """Fresh messages at once, delayed ones by time; what no snapshot has any more is read from the log again."""
+    """Fresh messages at once, delayed ones by time; rows that no snapshot has any more are read from the log again."""
     service = new_service(tmp_path / "service")
     shutil.copytree(killed, service.folder / "data")
     snapshots = service.folder / "data" / "snapshots"

@@ -1,4 +1,4 @@
-"""The process for snapshots: what goes wrong between it and its parent, and a tracker that works through it."""
+"""The process for snapshots: failures between it and its parent, and a tracker that works through it."""
 
 import asyncio
 import logging

@@ -13,7 +13,7 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 uint64 = st.integers(0, 2**64 - 1)
-# A few letters of every length in UTF-8: what matters here, without the cost of all of Unicode.
+# A few letters of every length in UTF-8: the lengths matter here, without the cost of all of Unicode.
 text = st.text(alphabet="aZ0é☃🦀", max_size=8)
 position = st.one_of(st.integers(0, 300), uint64)
 

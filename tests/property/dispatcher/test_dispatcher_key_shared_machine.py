@@ -1,8 +1,8 @@
 """A Key_Shared core under any order of events, with the invariants of PIP-34 and PIP-379 after every step.
 
 The machine plays the shell: a read and a poll of the tracker are begun in one step and completed in a later one, so
-that joins, leaves, acknowledgements and redeliveries fall in between; what was assigned is sent later than it was
-decided. At the end everybody is served, and everything that was published must have been acknowledged.
+that joins, leaves, acknowledgements and redeliveries fall in between. Assigned entries are sent later than they were
+assigned. At the end all consumers are served, and all published entries must have been acknowledged.
 """
 
 from collections import Counter
@@ -200,7 +200,7 @@ class _Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.log)
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
-        """Mark-delete moves over everything up to a position, whoever has it; a read may be under way."""
+        """Mark-delete moves over all entries up to a position, of any consumer; a read may be under way."""
         through = data.draw(st.sampled_from(self.log)).position
         self.acknowledged.update(entry.position for entry in self.log if entry.position <= through)
         self.tracked = {position: at for position, at in self.tracked.items() if position > through}

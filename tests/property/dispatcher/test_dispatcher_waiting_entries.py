@@ -1,4 +1,4 @@
-"""The queue of waiting entries against a sorted list, whatever is in its heaps and what in its parked rows."""
+"""The queue of waiting entries against a sorted list, with any split of them into heaps and parked rows."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ class WaitingEntriesMachine(RuleBasedStateMachine):
 
     @rule(rows=st.lists(st.tuples(_SLOTS, st.integers(0, 20)), max_size=10))
     def read_a_batch(self, rows: list[tuple[int, int]]) -> None:
-        """As the core does: what is behind the slot's first parked row is parked, the rest is added."""
+        """As the core does: entries behind the slot's first parked row are parked, the others are added."""
         items = [self._item(*row) for row in rows]
         for item in items:
             self.model.setdefault(item[SLOT], []).append(item)

@@ -1,4 +1,4 @@
-"""Held headers against a sorted list: what is taken, what is known of positions, and what the cursor lets go."""
+"""Held headers against a sorted list: those that are taken, their known positions, and those the cursor lets go."""
 
 import numpy as np
 from hypothesis import given

@@ -43,7 +43,7 @@ LEDGERS = 4
 
 @dataclass
 class Run:
-    """A tracker's core, what its storage has still to answer, and what the tracker should know."""
+    """A tracker's core, the calls that its storage has still to answer, and the rows the tracker should know."""
 
     chance: Random
     now_ms: int = 1_000
@@ -207,7 +207,7 @@ class Run:
             self.plan()
 
     async def restart(self) -> None:
-        """Stop in good order and start again; what was handed out is acknowledged by then."""
+        """Stop in good order and start again; messages that were handed out are acknowledged by then."""
         self.core.seal(index_count_min=1)
         self.plan()
         await self.rest()

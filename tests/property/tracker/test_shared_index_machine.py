@@ -1,10 +1,10 @@
 """Subscriptions on one shared index against a plain model, by Hypothesis.
 
 Views, index, bucket tracker and snapshot storage are the real ones, in virtual time; each subscription's reader is
-simple and in lock-step: it scans the log as a dispatcher does, polls, and reads again what its view asks for. The
-model is a dictionary per subscription: what was taken, and what was read over because it is tracked.
+simple and in lock-step: it scans the log as a dispatcher does, polls, and reads again the rows that its view asks for.
+The model is a dictionary per subscription: the rows that it took, and those it read over because they are tracked.
 
-After each step: nothing is taken twice, early or out of order; what is in memory of due rows is within its limit.
+After each step: nothing is taken twice, early or out of order; due rows in memory are within their limit.
 At the end every subscription has taken every message that it did not acknowledge unseen.
 """
 
@@ -47,13 +47,13 @@ CONFIG = TrackerConfig(
 
 @dataclass
 class ViewModel:
-    """A subscription: its cursor, its view while it has a reader, and what that reader did."""
+    """A subscription: its cursor, its view while it has a reader, and the steps of that reader."""
 
     cursor: FakeCursor = field(default_factory=FakeCursor)
     view: SharedIndexView | None = None
     is_told: bool = False
     is_dry: bool = False
-    """Whether a poll gave nothing since the view last told; nobody polls then."""
+    """Whether a poll gave nothing since the view last told; the reader does not poll then."""
     scanned: int = 0
     """Entries of the log that the reader has come by."""
     taken: dict[Key, int] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
             )
             sub.view = self.index.new_view(context)
 
-        # The log is read from the first entry that is not acknowledged; what consumers held comes again.
+        # The log is read from the first entry that is not acknowledged; rows that consumers held come again.
         sub.scanned = next(
             (place for place, row in enumerate(self.log) if row[1:] not in sub.acknowledged), len(self.log)
         )

@@ -130,7 +130,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.plan()
 
     def stored_rows(self, bucket_id: int) -> list[tuple[int, int, int]]:
-        """Read a snapshot without the tracker; what its metadata promises, or nothing, if it is damaged."""
+        """Return the rows that the metadata of a snapshot promise, read without the tracker; none if it is damaged."""
         if bucket_id in self.promised:
             return self.promised[bucket_id]
         read = self.loop.run_until_complete
@@ -266,8 +266,8 @@ class CoreMachine(RuleBasedStateMachine):
         if self.config.order_wait_ms_max and not self.damaged:
             assert rows == due[: len(rows)], (rows, due)
         else:
-            # Nothing waits for a bucket that is not read, or may be lost: what is handed out together is in order, and
-            # what was added twice may come at the later of its times, when the bucket that has the earlier is not read.
+            # No row waits for a bucket that is not read, or may be lost. Rows handed out together are in order.
+            # A message added twice may come at the later of its times while the bucket with the earlier is not read.
             assert rows == sorted(set(rows))
             times = {row[1:]: row[0] for row in due}
             assert all(times[row[1:]] <= row[0] <= self.now_ms + self.lead_ms for row in rows)
@@ -452,7 +452,7 @@ class CoreMachine(RuleBasedStateMachine):
             if self.pop(1_000) or self.core.has_work:
                 continue
             wakeup_ms = self.core.next_wakeup_ms(now_ms=self.now_ms)
-            # Every retry comes within the longest back-off; what wakes up later is a message or a load.
+            # Every retry comes within the longest back-off; later alarms are of a message or a load.
             if wakeup_ms is None or wakeup_ms > rest_by_ms:
                 return
             assert wakeup_ms > self.now_ms, "a wake-up in the past would be a busy loop"

@@ -1,4 +1,4 @@
-"""The choice of what to merge, and what the tracker writes over time because of it."""
+"""The choice of buckets to merge, and the rows that the tracker writes over time because of it."""
 
 import asyncio
 import itertools
