@@ -102,7 +102,7 @@ def test_the_head_of_each_room_names_its_sub_rooms() -> None:
 
 
 def test_no_module_imports_from_a_test_and_no_helper_from_the_simulation() -> None:
-    """What tests share is in `tests/helpers`: one test can be changed, moved and run without another one."""
+    """Code that tests share is in `tests/helpers`: one test can be changed, moved and run without another one."""
     imports = {
         (str(path.relative_to(ROOT)), name)
         for path in (ROOT / "tests").rglob("*.py")
@@ -127,7 +127,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 @pytest.mark.slow
 def test_no_two_classes_have_one_name() -> None:
-    """A reader who meets a name knows which class it is, in every room, in the benchmarks and in the tests."""
+    """The name of a class means one class, in every room, in the benchmarks and in the tests."""
     places: dict[str, list[str]] = {}
     for path in _python_files():
         for node in ast.walk(ast.parse(path.read_text())):

@@ -75,7 +75,7 @@ def run(words: list[str]) -> Result:
 
 
 def test_every_command_has_cases() -> None:
-    """Whoever adds a command says in the table how it ends with wrong and with right input."""
+    """The table says of each command, also a new one, how it ends with wrong and with right input."""
     assert set(CASES) == set(COMMANDS)
     for command, cases in CASES.items():
         assert cases.refused, command
@@ -187,7 +187,7 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_says_which_extra_it_needs(missing: str, words: list[str], extra: str, names: dict[str, str]) -> None:
-    """Whatever is not installed, beginning with a core install, which has no click."""
+    """Each optional package may be missing, beginning with a core install, which has no click."""
     program = f"import sys; sys.modules[{missing!r}] = None; from broker.cli.main import main; main()"
 
     result = subprocess.run(
@@ -245,7 +245,7 @@ main()
     ["click", "broker.configuration.config", "numpy", "pipeline.cli.main", "pipeline.jobs.log_rebuild", "pyspark"],
 )
 def test_an_early_interrupt_leaves_no_traceback(module: str, names: dict[str, str]) -> None:
-    """While modules are imported, whoever is at it: a library has nothing to say of it."""
+    """Modules are being imported then, of the project or of a library: neither may show a traceback."""
     command = [sys.executable, "-c", _INTERRUPTED, module, "pipeline", "rebuild", names["data"]]
 
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)

@@ -1,6 +1,8 @@
-"""Comments, docstrings and messages of the product have nouns as subjects, and so do its pages of documentation.
+"""Sentences have nouns as subjects: in comments, docstrings and messages of the product, and in its documentation.
 
-Words without a noun behind them (who, nobody, whatever) hide the part that is meant: a consumer, a caller, an operator.
+Comments and docstrings of the unit tests are held to the same; their other strings are data.
+Words without a noun behind them (`who`, `nobody`, `whatever`) hide the part that is meant: a consumer, a caller, an
+operator.
 """
 
 import ast
@@ -36,12 +38,25 @@ QUOTED = ("docs/simulation.md",)
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
     """Give the line and the text of each comment and each string; examples in docstrings are code."""
     source = path.read_text()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+    yield from _comments(source)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, re.sub(r"(?m)^\s*(>>>|\.\.\.).*$", "", node.value)
+
+
+def _texts_of_a_test(path: Path) -> Iterator[tuple[int, str]]:
+    """Give the line and the text of each comment and each docstring; names stand between backticks."""
+    source = path.read_text()
+    yield from _comments(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, re.sub(r"`[^`]*`", "", node.value.value)
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -51,6 +66,17 @@ def test_no_sentence_of_a_room_hides_its_subject(room: str) -> None:
         for path in sorted((ROOT / room).rglob("*.py"))
         if "pb" not in path.parts
         for line, text in _texts(path)
+        if VAGUE.search(text) or BEGINS_WITHOUT_A_NOUN.search(text)
+    ]
+
+    assert found == []
+
+
+def test_no_sentence_of_a_unit_test_hides_its_subject() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.strip()[:100]}"
+        for path in sorted((ROOT / "tests/unit").rglob("*.py"))
+        for line, text in _texts_of_a_test(path)
         if VAGUE.search(text) or BEGINS_WITHOUT_A_NOUN.search(text)
     ]
 

@@ -1,4 +1,4 @@
-"""What a role may do, how grants are kept, and what their removal ends."""
+"""The rights of a role: operations that they allow, grants that are kept, and connections that end with a grant."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -402,7 +402,7 @@ def test_a_key_of_ours_that_is_like_no_other_is_an_error_too() -> None:
 
 
 def test_a_key_that_stands_twice_in_a_file_is_an_error(tmp_path: Path) -> None:
-    """Java takes the last one; whoever reads the first one does not know."""
+    """Java takes the last one; an operator may read only the first one."""
     for key in ("brokerServicePort", "numIOThreads", "nobodys"):
         with pytest.raises(ConfigError, match=f"broker.conf:4: {key}: it stands in line 2 already; remove one"):
             load(f"# Twice.\n{key}=1\n\n {key} : 1\n", folder=tmp_path)
@@ -434,7 +434,7 @@ def test_a_misspelled_variable_is_found_without_the_prefix_where_it_is_clear() -
 
 
 def test_a_whole_configuration_of_pulsar_loads() -> None:
-    """All 569 keys of a real one; what differs afterwards is what it sets differently."""
+    """All 569 keys of a real one; only keys that it sets differently differ afterwards."""
     config = load_config(PULSAR_FILE, environment={}, overrides=[])
 
     assert config.bind_address == "0.0.0.0"

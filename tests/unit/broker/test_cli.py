@@ -282,7 +282,7 @@ def test_the_commands_to_try_can_be_pasted_into_a_shell() -> None:
 
     assert (Path(python).resolve(), option) == (Path(sys.executable).resolve(), "-c")
     compile(program, "the program", "exec")
-    # What a shell would replace between double quotes.
+    # A shell would replace these signs between double quotes.
     assert not set("$`\\!") & set(program)
     assert (Path(postdate).is_file(), demo) == (True, "demo")
 
@@ -305,7 +305,7 @@ def test_a_message_of_several_lines_stays_one_record() -> None:
 
 
 def test_a_request_that_is_no_http_is_told_in_one_line_and_a_defect_with_its_traceback() -> None:
-    """Anybody can send one; a traceback is for what is ours."""
+    """Any client can send one; a traceback is for defects of the service."""
     from aiohttp.http_exceptions import BadHttpMessage
 
     def record(error: Exception) -> logging.LogRecord:

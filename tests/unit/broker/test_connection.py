@@ -1,4 +1,4 @@
-"""What a connection does with what it receives: receipts, back-pressure, access modes, faults that stay its own."""
+"""A connection handles the commands it receives: receipts, back-pressure, access modes, faults that stay its own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -213,7 +213,7 @@ def test_a_producer_that_waits_becomes_ready_when_the_topic_is_free(tmp_path: Pa
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("does", ["answers", "leaves"])
 def test_a_name_is_taken_while_the_connection_of_its_producer_lives(tmp_path: Path, does: str, epoch: int) -> None:
-    """Whatever epoch the next one has. The time-out is an hour: nothing here waits for it."""
+    """The epoch of the next producer does not matter. The time-out is an hour: nothing here waits for it."""
 
     async def story(service: Service) -> None:
         holder, other = Peer(service), Peer(service)
@@ -397,7 +397,7 @@ def test_a_consumer_without_a_point_on_the_ring_is_told_of_in_the_log(
 
 
 def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path: Path) -> None:
-    """They are disconnected; what they had acknowledged stays so, and the rest comes again."""
+    """They are disconnected; their acknowledged messages stay acknowledged, and the rest comes again."""
 
     async def story(service: Service) -> None:
         peer = Peer(service)

@@ -1,4 +1,4 @@
-"""Who is let in at CONNECT, when credentials are asked for again, and when they end a connection."""
+"""Credentials: clients are admitted or refused at CONNECT, asked again later, and disconnected when theirs expire."""
 
 import asyncio
 import logging

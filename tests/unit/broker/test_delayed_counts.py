@@ -53,7 +53,7 @@ async def _subscribe(service: Service, subscription_type: int = SHARED, name: st
 
 
 async def _six_delayed_of_ten(service: Service, clock: FakeClock) -> None:
-    """Ten messages: four are due at once, and six wait for one to six hours; nobody stays."""
+    """Ten messages: four are due at once, and six wait for one to six hours; no consumer stays."""
     peer = await _subscribe(service)
     topic = await service.topic(NAME)
     for hours in (0, 1, 0, 2, 3, 0, 4, 5, 0, 6):
@@ -78,7 +78,7 @@ def test_after_a_restart_the_delayed_messages_are_counted_before_a_consumer_come
         assert await _shown(service) == (10, 6, 4)
         assert await _metric(service) == ["6.0"]
         assert service.topics[NAME].subscriptions["s"].dispatcher is None
-        # They come due with nobody there.
+        # They come due without a consumer.
         clock.now_ms += 2 * HOUR_MS
         assert await _shown(service) == (10, 4, 6)
         assert await _metric(service) == ["4.0"]
@@ -125,7 +125,7 @@ def test_a_subscription_that_does_not_delay_has_none(tmp_path: Path) -> None:
 
 
 def test_a_resting_topic_has_its_count_until_all_are_due(tmp_path: Path) -> None:
-    """Before and after a start; whoever rests knows no more than when the last one is due."""
+    """Before and after a start; a resting topic knows only when the last one is due."""
 
     async def resting(service: Service, clock: FakeClock) -> None:
         assert NAME not in service.topics

@@ -1,4 +1,4 @@
-"""What the splitter refuses, and why; each refusal is the reason that is logged before the connection closes."""
+"""Frames that the splitter refuses; each refusal is the reason that is logged before the connection closes."""
 
 import struct
 import zlib

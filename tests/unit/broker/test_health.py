@@ -1,4 +1,4 @@
-"""What `/health` says: whether the service does its job, and if not why."""
+"""The answers of `/health`: whether the service does its job, and if not why."""
 
 import asyncio
 import re
@@ -141,7 +141,7 @@ def test_a_dispatcher_that_a_defect_has_stopped_is_told(tmp_path: Path) -> None:
 
 
 def test_a_disk_with_room_again_is_healthy_at_the_next_question(tmp_path: Path) -> None:
-    """Who made room and looks must not read what was true before; the log by itself looks once a second."""
+    """An operator makes room and reads the present state at once; the log by itself looks once a second."""
     database = MemoryDatabase()
 
     async def story(service: Service, storage: FaultInjectingBucketSnapshotStorage) -> None:

@@ -1,6 +1,6 @@
-"""Whose snapshots go when, where no tracker looks after them: readers, other types, another kind of tracker.
+"""Snapshots are deleted in time where no tracker looks after them: readers, other types, another kind of tracker.
 
-And what the metrics say then: counters of a topic never go back.
+Metrics stay right then: counters of a topic never go back.
 """
 
 import asyncio
@@ -230,7 +230,7 @@ def test_a_subscription_that_delays_no_more_keeps_its_index_as_long_as_its_messa
         await world.close_consumer(await world.subscribe("a"))
         await world.publish()
         await world.until_owners(["a"] * 3)
-        # A snapshot without its property yet is nobody's, and goes with the tracker.
+        # A snapshot without its property yet belongs to no cursor, and goes with the tracker.
         topic = await world.topic()
         await until(lambda: len(topic.subscriptions["a"].cursor.properties) == 3)
         exclusive = await world.subscribe("a", EXCLUSIVE)
@@ -430,7 +430,10 @@ def test_a_request_waits_for_no_snapshot_storage(
     request_of: Callable[[UntrackedWorld, Peer], Awaitable[Peer]],
     outage: str,
 ) -> None:
-    """It is answered, and the log is read: what is due, or not delayed, is delivered. Nothing is left in the end."""
+    """It is answered, and the log is read: due messages, and those without a delay, are delivered.
+
+    No part of the old index is left in the end.
+    """
     # Also not for as long as a call or an orderly end may take.
     patience = {"operation_timeout_ms": 10**9, "close_timeout_ms": 10**9}
 
@@ -461,7 +464,7 @@ def test_a_request_waits_for_no_snapshot_storage(
         subscription.expired({topic.ledger.last_position.ledger_id: BitMap([topic.ledger.last_position.entry_id])})
         topic.apply_delayed_delivery(replace(topic.delayed_delivery, is_active=False, tick_time_ms=7))
         await world.unsubscribe(peer)
-        # What hangs in the background is not waited for in the end.
+        # The service does not wait at its end for background tasks that hang.
         world.service.close_timeout_s = 0.1
 
     async def look() -> None:
@@ -493,7 +496,7 @@ def topic_properties(service: Service) -> dict[str, str]:
 def test_unsubscribing_while_a_bucket_is_being_sealed_leaves_no_error(
     world: UntrackedWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At whatever moment: its snapshot is created, its property is written, or it waits for its turn."""
+    """At each moment: its snapshot is created, its property is written, or it waits for its turn."""
 
     async def story() -> None:
         for tenths in range(100):

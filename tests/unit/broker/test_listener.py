@@ -1,4 +1,4 @@
-"""What a port does with a connection before anything is spoken on it, over real sockets."""
+"""A port accepts and limits connections before any command is sent on them, over real sockets."""
 
 import asyncio
 import errno
@@ -217,7 +217,7 @@ def test_closing_ends_what_has_not_begun_and_leaves_what_has() -> None:
             assert await silent_reader.read() == b""
         writer.write(b"still")
         assert await reader.readexactly(5) == b"still"
-        with pytest.raises(OSError):  # noqa: PT011 (refused, or reset: the point is that nobody listens)
+        with pytest.raises(OSError):  # noqa: PT011 (refused, or reset: the point is that the port is closed)
             await asyncio.open_connection("127.0.0.1", listener.number)
         silent_writer.close()
         writer.close()

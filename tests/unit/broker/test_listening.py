@@ -1,4 +1,4 @@
-"""Who can reach the service, and which requests on its web port are meant for it."""
+"""Addresses from which the service can be reached, and requests on its web port that are meant for it."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_with_authentication_it_is_allowed(host: str) -> None:
 
 
 def test_an_anonymous_role_that_may_do_everything_is_no_authentication() -> None:
-    """Without authorization whoever shows nothing may change everything, as without authentication."""
+    """Without authorization a client without credentials may change everything, as without authentication."""
     provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
     keys = (
         "bindAddress=0.0.0.0",

@@ -133,7 +133,7 @@ def at(labels: dict[str, str], **more: str) -> Labels:
 def test_names_and_labels_are_a_real_pulsars() -> None:
     """Every sample that bears Pulsar's prefix stands in the golden file with the same names of labels."""
     golden = {(name, frozenset(name for name, _ in labels)) for name, labels in samples(GOLDEN_FILE.read_text())}
-    # What the golden file lacks because it has the lines of one topic only, without a failed operation.
+    # The golden file lacks these: it has the lines of one topic only, without a failed operation.
     of_namespace = {
         (name, labels - {"topic"}) for name, labels in golden if name.startswith("pulsar_delayed_message_index_bucket")
     } | {(name, frozenset(NAMESPACE)) for name in ("pulsar_delayed_message_index_loaded", "pulsar_topics_count")}
@@ -271,7 +271,7 @@ def test_the_numbers_of_a_subscription() -> None:
 
 
 def test_the_numbers_of_what_came_in_and_when_it_is_due() -> None:
-    """By Pulsar's ranges, of the last window; what is quiet has none of these lines."""
+    """By Pulsar's ranges, of the last window; a quiet topic has none of these lines."""
     stats = AppendStats()
     stats.note_sizes(np.array([100, 128, 129, 2**20 + 1], np.int32))
     stats.note_commit(4, 0.0031)
@@ -376,7 +376,7 @@ def test_two_reads_give_the_same_counters() -> None:
 
 
 def test_operations_that_took_no_time_have_a_sum_beside_their_count() -> None:
-    """An average is made of both; what never happened has neither."""
+    """An average is made of both; an operation that never happened has neither."""
     stats = TrackerStats()
     stats.operations[BucketOperation.CREATE].note_success(0)
     latency = "pulsar_delayed_message_index_bucket_op_latency_ms"

@@ -1,4 +1,4 @@
-"""Policies of delayed delivery: their JSON, who decides for a topic, and that they are durable or unchanged."""
+"""Policies of delayed delivery: their JSON, the level that decides for a topic, and their durability."""
 
 import asyncio
 import json

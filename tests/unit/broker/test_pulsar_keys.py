@@ -18,7 +18,7 @@ def test_every_field_of_pulsars_configuration_is_there_with_its_default() -> Non
 
 
 def test_every_key_of_pulsars_that_is_read_is_there() -> None:
-    """So that a misspelled one is near a known one, whoever reads it."""
+    """The nearest known key can then be suggested for each misspelled one."""
     ours = {setting.key for setting in settings()}
 
     assert ours & OF_PULSAR.keys() <= pulsar_keys().keys()

@@ -1,4 +1,4 @@
-"""Topics that nobody uses: closed, told of all the same, opened again, and deleted where that is asked for."""
+"""Topics without clients: closed, listed all the same, opened again, and deleted where that is asked for."""
 
 import asyncio
 import gc
@@ -224,7 +224,7 @@ def test_an_inactive_topic_is_deleted_by_the_rules_of_the_mode(
 
         assert service.has_topic(NAME) is not is_deleted
         assert (NAME in service.topics) is not is_deleted
-        # Whoever comes again finds a new one.
+        # A consumer that comes again finds a new one.
         await _subscribe(service)
         assert service.topics[NAME].subscriptions["s"].cursor.backlog == (has_backlog and not is_deleted)
 

@@ -45,7 +45,7 @@ Case = tuple[str, Any, int, str | None]
 
 
 def _cases() -> list[Case]:
-    """What is posted where, with the status and the field of the answer."""
+    """Requests with their paths and bodies, and the status and the field of each answer."""
     cases: list[Case] = []
     for change in CHANGES:
         more = {"shiftMs": 5} if change.endswith("reschedule") else {}

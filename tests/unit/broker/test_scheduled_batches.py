@@ -146,7 +146,7 @@ def test_a_batch_counts_by_subscription_as_what_is_left_of_it_there(tmp_path: Pa
 
 
 def test_messages_may_be_early_by_the_tick_of_their_topic_and_strict_ones_never(tmp_path: Path) -> None:
-    """What may have been delivered is not moved; a topic's policies can have a longer tick than the broker."""
+    """Messages that may have been delivered are not moved; a topic can have a longer tick than the broker."""
 
     async def story() -> None:
         service = await open_service(tmp_path)

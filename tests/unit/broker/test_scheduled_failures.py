@@ -1,7 +1,7 @@
 """Scheduled messages are changed while the log fails and while the delayed index is away.
 
 A whole service runs in virtual time, with a client of one connection, over a disk and a snapshot storage that fail on
-command. Whatever fails, each message is delivered once or is cancelled, and the counts say so.
+command. Each message is delivered once or is cancelled in spite of all failures, and the counts say so.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ def test_a_cancel_that_cannot_be_stored_says_so_and_still_nobody_gets_the_messag
 
 @KINDS
 def test_messages_are_changed_while_the_index_recovers_from_a_storage_that_does_not_answer(kind: str) -> None:
-    """After a restart, with nobody connected and then with the index in recovery; nothing waits for the snapshots."""
+    """After a restart, without a consumer and then with the index in recovery; no request waits for the snapshots."""
 
     async def story(world: World) -> None:
         await world.start()

@@ -1,4 +1,4 @@
-"""Changes that mean a part of a batch, a chunk, or the same message twice: what is meant changes, or nothing does."""
+"""Changes that mean a part of a batch, a chunk, or the same message twice: all that are meant change, or none does."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,7 +200,7 @@ def test_an_id_of_a_chunk_means_all_chunks_of_its_message(
 
 
 def test_the_chunks_of_a_message_are_moved_in_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill between two writes would leave chunks of two times, and the message would reach nobody."""
+    """A kill between two writes would leave chunks of two times, and the message would reach no consumer."""
     sizes: list[int] = []
     replace = ManagedLedger.replace
 

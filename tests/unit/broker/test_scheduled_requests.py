@@ -1,4 +1,4 @@
-"""What requests about scheduled messages say, and what is refused, with the field that it is about."""
+"""Answers to requests about scheduled messages; a refusal names the field that it is about."""
 
 import pytest
 

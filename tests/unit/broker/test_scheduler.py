@@ -1,4 +1,4 @@
-"""Housekeeping runs its jobs again and again, whatever they do, and ends cleanly."""
+"""Housekeeping runs its jobs again and again, even when they fail, and ends cleanly."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What a supervisor is told over a real socket, and that nothing about it can stop a service."""
+"""Messages to a supervisor over a real socket; no failure of that socket can stop a service."""
 
 import os
 import socket

@@ -122,7 +122,7 @@ def test_a_storage_that_never_answers_lets_the_service_start() -> None:
 def test_what_turns_out_to_be_wrong_after_an_outage_is_told_loudly_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nobody was there to ask at the start; someone may still give back the prefix."""
+    """The storage did not answer at the start; an operator may still give back the prefix."""
 
     async def main() -> None:
         opening = StorageOpening(StorageThatStartsLater(lambda s: AWAY if s < 60 else REFUSED if s < 600 else None))

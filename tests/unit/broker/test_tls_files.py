@@ -1,4 +1,4 @@
-"""Certificates: what is wrong with them is said, and new ones are taken when they can be used."""
+"""Certificates: their faults are named, and new ones are taken when they can be used."""
 
 import logging
 import ssl

@@ -1,4 +1,4 @@
-"""`postdate token`: what it makes is accepted by the service, and what is asked wrongly is one line and exit code 2."""
+"""`postdate token`: its tokens are accepted by the service, and a wrong option is one line and exit code 2."""
 
 import base64
 import json

@@ -82,7 +82,7 @@ def test_a_token_without_a_signature_is_refused(name: str) -> None:
 @pytest.mark.parametrize("encoding", [Encoding.DER, Encoding.PEM])
 @pytest.mark.parametrize("key", [RSA, P256])
 def test_a_public_key_is_never_taken_for_a_secret(key: Any, encoding: Encoding) -> None:
-    """The attack by which everybody who knows the public key makes tokens."""
+    """The attack by which each holder of the public key makes tokens."""
     algorithm = "RS256" if key is RSA else "ES256"
     public = der(key, encoding)
     shown = handmade({"alg": "HS256"}, {"sub": "admin"}, hmac_of(public))

@@ -1,4 +1,4 @@
-"""A configuration keeps its promises, or the start is refused; whatever is ignored is said."""
+"""A configuration keeps its promises, or the start is refused; each ignored key is named."""
 
 import re
 
@@ -70,7 +70,7 @@ def test_promises_may_be_ignored_and_each_gives_a_warning() -> None:
 def test_security_is_never_ignored(key: str, value: str) -> None:
     error = refusal(is_unsupported_ignored=True, **{key: value})
 
-    # What its name takes for a secret is not shown.
+    # The value of a key is not shown if its name says that it is a secret.
     shown = "(secret)" if "token" in key.lower() else value
     assert str(error).startswith(f"broker.conf:1: {key}={shown}: this is not kept here. ")
     assert "unsupportedConfigIgnored" not in str(error)
@@ -84,7 +84,7 @@ def test_a_default_is_not_worth_a_word() -> None:
 
 
 def test_what_pulsars_own_files_have_starts_with_one_warning() -> None:
-    """Nobody has asked for it. With `bindAddress=0.0.0.0`, the refusal is about that alone."""
+    """No operator has asked for these keys. With `bindAddress=0.0.0.0`, the refusal is about that alone."""
     stock = {one.key: one.stock[-1] if one.stock else one.default for one in pulsar_keys().values()}
 
     warnings = check_promises(found(**stock), is_unsupported_ignored=False)

@@ -1,4 +1,4 @@
-"""Who may ask what of the web port, over real HTTP and on a real service."""
+"""Rights of roles on the web port, over real HTTP and on a real service."""
 
 import asyncio
 import io
@@ -163,7 +163,7 @@ def test_reading_one_topic_needs_a_grant_and_everything_else_a_super_user(tmp_pa
             if path in OPEN and method == "GET":
                 continue
             if path in FOR_READERS and granted:
-                # There is no such subscription; who may not read is not told.
+                # There is no such subscription; a role that may not read is not told.
                 assert status == (404 if "keyStatus" in path else 200), path
             else:
                 assert status == 403, (method, path, body)

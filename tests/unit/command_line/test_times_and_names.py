@@ -35,7 +35,7 @@ def test_a_time_that_is_shown_can_be_asked_for(time_ms: int) -> None:
     ],
 )
 def test_what_is_no_time_is_refused(text: str, says: str) -> None:
-    """A time without a zone is none: nobody can say which moment is meant."""
+    """A time without a zone is none: it does not say which moment is meant."""
     with pytest.raises(ValueError, match=says):
         parse_time_ms(text)
     with pytest.raises(click.BadParameter, match=says):
@@ -49,7 +49,7 @@ def test_a_topic_has_three_names(name: str) -> None:
 
 @given(st.text(min_size=1))
 def test_every_subscription_is_found_by_its_own_name(name: str) -> None:
-    """Whatever signs it has, also beside one whose name looks like it quoted."""
+    """A name may have any signs, also beside one whose name looks like it quoted."""
     try:
         stored = cursor_name_of(name)
     except UnicodeEncodeError:

@@ -154,7 +154,7 @@ def test_a_message_that_nobody_published_is_altered() -> None:
 
 
 def test_a_later_time_before_an_earlier_one_is_out_of_order() -> None:
-    """Within a key; what counts is the first delivery."""
+    """Within a key; the first delivery counts."""
     late = RecordedDelivery(FIRST, A, 2_100, 2_110)
 
     assert faults([*without(FIRST), late]) == {"out of order within a key": 1}
@@ -226,7 +226,7 @@ def test_two_consumers_may_hold_different_keys() -> None:
 
 
 def test_the_kill_ends_every_ownership() -> None:
-    """What A held when the service died is nobody's: B may have the key in the next life."""
+    """Keys that A held when the service died have no owner: B may have the key in the next life."""
     held = RecordedDelivery(SAME_TIME, A, 2_002)
     again = RecordedDelivery(SAME_TIME, B, 6_100, 6_110)
 
@@ -247,7 +247,7 @@ def test_a_repetition_of_what_was_acknowledged_is_a_fault() -> None:
 
 
 def test_a_repetition_without_a_kill_between_is_a_fault() -> None:
-    """Nobody asked for it, and no crash excuses it, acknowledged or not."""
+    """No consumer asked for it, and no crash excuses it, acknowledged or not."""
     assert faults([*CLEAN, RecordedDelivery(OTHER_KEY, B, 1_600, 1_601)]) == {"duplicates, other": 1}
     assert faults(
         [*without(OTHER_KEY), RecordedDelivery(OTHER_KEY, B, 1_502), RecordedDelivery(OTHER_KEY, B, 1_600, 1_601)]
@@ -282,7 +282,7 @@ def test_the_oldest_lost_acknowledgement_is_told() -> None:
 
 
 def test_lateness_is_told_apart_across_the_outage() -> None:
-    """What fell due, or was waiting, while the service was away is counted for itself."""
+    """Messages that fell due, or were waiting, while the service was away are counted apart."""
     verdict = judged(CLEAN)
 
     # Of those due while it was up: 1 ms, 2 ms, 1 ms, 2 ms before, and 1 ms afterwards.

@@ -107,7 +107,7 @@ def test_acknowledgements_reach_the_cursor_when_the_core_has_failed(kind: Subscr
 
 
 def test_a_consumer_whose_connection_raises_is_a_defect_too() -> None:
-    """What was charged can not be sent, so it must not stay charged."""
+    """The message that was charged to it cannot be sent, so its permit must not stay charged."""
 
     async def scenario() -> None:
         def broken(*_: object) -> None:

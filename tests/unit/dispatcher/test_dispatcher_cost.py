@@ -1,4 +1,4 @@
-"""What decisions cost, in calls and not in time: nothing per message while nothing drains, and no walk over a queue."""
+"""The cost of decisions in calls, not in time: nothing per message while nothing drains, and no walk over a queue."""
 
 import sys
 from collections import Counter

@@ -69,7 +69,7 @@ class _WakeUpWorld:
         return self.log.append(payload, key_hash=sticky_hash(payload), deliver_at_ms=START_MS + 1_000 * due_s)
 
     async def open(self) -> None:
-        # Before the trackers list what is in it: a failure would be tried again, and wake everybody up.
+        # Before the trackers list its snapshots: a failure would be tried again, and wake all dispatchers up.
         await self.storage.start()
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ async def _acknowledge(world: _WakeUpWorld, b: Position) -> None:
 
 
 async def _offer_again(world: _WakeUpWorld, b: Position) -> None:
-    """Whoever reads the log again offers A, which is due by now, and has it."""
+    """A dispatcher that reads the log again offers A, which is due by now, and has it."""
     assert world.dispatcher.tracker is not None
     world.dispatcher.tracker.add_message(b.ledger_id - 1, 0, START_MS + 1_000)
 
@@ -130,7 +130,7 @@ def test_what_is_due_later_comes_at_its_time(
 @pytest.mark.parametrize("tracker", ["bucket", "in-memory", "shared"])
 @pytest.mark.parametrize("kind", HOLDING)
 def test_what_was_delayed_before_delays_were_off_comes_at_its_time(kind: SubscriptionType, tracker: str) -> None:
-    """A policy switched them off and on again; nobody could take anything meanwhile."""
+    """A policy switched them off and on again; no consumer had permits meanwhile."""
 
     async def scenario() -> None:
         world = _WakeUpWorld(kind, tracker)

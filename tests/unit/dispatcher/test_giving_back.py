@@ -1,4 +1,4 @@
-"""What consumers give back by the thousand goes to its queues in portions, and no order is lost meanwhile.
+"""Messages that consumers give back by the thousand go to their queues in portions, and no order is lost meanwhile.
 
 The core alone, so that every event can fall between two portions.
 """
@@ -127,7 +127,7 @@ def test_a_batch_that_is_half_acknowledged_costs_the_permits_of_the_whole() -> N
     feed.timers()
 
     assert (consumer.permits, consumer.unacked, feed.core.unacked) == (0, 2, 2)
-    # Somebody has acknowledged more than there is, and some of it twice.
+    # A client has acknowledged more messages than there are, and some of them twice.
     feed.core.acknowledge(consumer, [(1, 0)], {(1, 0): (0b0100000000, -1)})
     assert (consumer.unacked, consumer.messages_acked) == (1, 9)
     feed.core.acknowledge(consumer, [(1, 0)], {})
@@ -135,7 +135,7 @@ def test_a_batch_that_is_half_acknowledged_costs_the_permits_of_the_whole() -> N
 
 
 def test_who_has_waited_longest_is_served_first() -> None:
-    """Otherwise one for whom much waits keeps the others from theirs, turn after turn."""
+    """Otherwise a consumer with a long queue keeps the others from theirs, turn after turn."""
     feed = CoreFeed()
     feed.core.serve_entries_max = 3
     first, second = feed.join(0), feed.join(0)

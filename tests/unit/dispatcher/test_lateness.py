@@ -20,7 +20,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_each_delayed_message_counts_once_with_how_late_it_is(mode: str) -> None:
-    """Half of them are late as nobody takes them; a message without a delay does not count, nor one sent again."""
+    """Half of them are late as no consumer takes them; a message without a delay does not count, nor one sent again."""
     kind, config = MODES[mode]
 
     async def story() -> None:

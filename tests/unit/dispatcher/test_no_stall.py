@@ -1,4 +1,4 @@
-"""Entries that must come, and entries that must not: what a second look at the whole dispatcher found."""
+"""Entries that must come, and entries that must not: faults that a second look at the whole dispatcher found."""
 
 import asyncio
 from collections.abc import Mapping
@@ -115,7 +115,7 @@ _CLASSIC = DispatcherConfig(
 
 @pytest.mark.parametrize("delay_ms", [300, 3_600_000])
 def test_a_newcomer_of_the_classic_mode_waits_for_no_delayed_message(delay_ms: int) -> None:
-    """What is held is acknowledged: the newcomer's keys go on, whether a message is delayed by an hour or is due."""
+    """Held messages are acknowledged: the newcomer's keys go on, whether a message is delayed by an hour or is due."""
 
     async def scenario() -> None:
         world = ShellWorld(config=_CLASSIC)
@@ -234,7 +234,7 @@ def test_a_batch_counts_for_what_is_left_of_it_when_the_limit_of_a_subscription_
 
 
 class _EmptyHandedTracker(FakeTracker):
-    """What is due in it turns out to be acknowledged when it is polled, as in a shared index."""
+    """Its due messages turn out to be acknowledged when they are polled, as in a shared index."""
 
     def get_scheduled_messages(self, max_messages: int) -> DelayedIndexes:
         return super().get_scheduled_messages(max_messages).slice(0, 0)

@@ -1,4 +1,4 @@
-"""What the plan does with ledgers of which it is not known what is tracked."""
+"""The plan puts ledgers aside while the index does not know which of their positions are tracked."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def next_request(plan: ReadPlan) -> ReadRequest:
 
 
 def test_a_range_is_put_aside_when_its_index_is_known_no_longer() -> None:
-    """It was, and nobody asked for too long; it is read when it is known again."""
+    """It was known, and no read asked for too long; the range is read when it is known again."""
     recovering = {1, 2}
     plan = ReadPlan.start(Position(1, 0), EXTENTS, recovering.__contains__, has_delays=True)
     recovering.clear()
@@ -34,7 +34,7 @@ def test_a_range_is_put_aside_when_its_index_is_known_no_longer() -> None:
 
 
 def test_what_was_published_since_the_start_needs_no_index() -> None:
-    """No snapshot had it when the plan was made: an open ledger is read on, whatever is known of its beginning."""
+    """No snapshot had it when the plan was made: an open ledger is read on, even if its beginning is not known."""
     plan = ReadPlan.start(Position(3, 0), EXTENTS, {3}.__contains__, has_delays=True)
     plan.note_recovered(set[int]().__contains__)
     request = next_request(plan)

@@ -24,7 +24,7 @@ _CONFIGS = {
 
 
 class _Subscription:
-    """A core over a log of ledgers, with a cursor: what the proposal's examples speak of."""
+    """A core over a log of ledgers, with a cursor: the setting of the proposal's examples."""
 
     def __init__(self, config: DispatcherConfig, first: Position, ledgers: dict[int, int]) -> None:
         self.entries = dict(ledgers)
@@ -34,7 +34,7 @@ class _Subscription:
         self.core.start(first, [], lambda _: False, first)
         self.given: list[tuple[str, Key]] = []
 
-    # What the fence sees.
+    # The state that the fence sees.
 
     @property
     def next_unacknowledged_position(self) -> Position:
@@ -56,7 +56,7 @@ class _Subscription:
             return following
         return Position(position.ledger_id + 1, 0)
 
-    # What happens.
+    # Events.
 
     def join(self, name: str, permits: int) -> ConsumerState:
         consumer = ConsumerState(len(self.core.consumers) + 10 * len(self.given), name)
@@ -159,7 +159,7 @@ def test_issue_1_of_the_proposal_is_solved_by_the_last_sent_position() -> None:
 
 
 def test_the_classic_mode_has_issue_1() -> None:
-    """What was read and not sent goes to the newcomer: that is the race that the proposal is about."""
+    """Messages that were read and not sent go to the newcomer: that is the race that the proposal is about."""
     config = _CONFIGS["classic"]
     key_a = _key_of(config, owner="c1", after_joining="c3")
     subscription = _Subscription(config, Position(1, 6), {1: 12})

@@ -1,4 +1,4 @@
-"""What the selectors promise beyond the golden vectors: worked examples, and who moves when somebody comes or goes."""
+"""Promises of the selectors beyond the golden vectors: worked examples, and keys that move with a consumer."""
 
 from typing import NamedTuple
 

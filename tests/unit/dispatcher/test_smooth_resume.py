@@ -1,4 +1,4 @@
-"""A resume with so many messages a second goes on by itself, whatever else happens meanwhile."""
+"""A resume with so many messages a second goes on by itself, in spite of all other events meanwhile."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Delays that are switched off and on: what is delayed already keeps its time, what is read later comes at once."""
+"""Delays that are switched off and on: delayed messages keep their time, messages that are read later come at once."""
 
 import asyncio
 

@@ -196,7 +196,7 @@ def test_a_full_ledger_is_closed_before_the_next_entry_comes() -> None:
 
 
 def test_a_closed_ledger_has_ended_once_all_of_it_is_durable() -> None:
-    """Until then it grows: who reads to its end must not take the last durable entry for that."""
+    """Until then it grows: a reader must not take the last durable entry for its end."""
 
     async def scenario() -> None:
         store = await open_store(MemoryDatabase(), entries_per_ledger_max=2)
@@ -255,7 +255,7 @@ def test_only_an_aged_ledger_with_entries_rolls_over() -> None:
 
 
 def test_only_bytes_are_payloads() -> None:
-    """Anything else would fail the commit of everybody who shares it."""
+    """Another type would fail the commit of all producers that share it."""
 
     async def scenario() -> None:
         store = await open_store(MemoryDatabase())

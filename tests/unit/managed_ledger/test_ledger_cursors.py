@@ -109,7 +109,7 @@ def test_the_journal_is_folded_now_and_then() -> None:
 
 
 def test_acknowledgements_are_journalled_soon_and_together() -> None:
-    """Without anybody asking: one write for all cursors, and without a sync of its own."""
+    """No caller has to ask: one write for all cursors, and without a sync of its own."""
 
     async def scenario() -> None:
         database = MemoryDatabase()

@@ -1,4 +1,4 @@
-"""What a failed commit leaves: of the positions it was for, of other ledgers, of other topics."""
+"""The state after a failed commit: of the positions it was for, of other ledgers, of other topics."""
 
 import asyncio
 
@@ -55,7 +55,7 @@ def test_what_was_appended_behind_a_failing_write_fails_with_it() -> None:
         database.failures_to_come = 1
         ledger.append_nowait(b"a", publish_time_ms=1)
         first = ledger.committed()
-        # The round starts in the next turn; what comes now is for the round after it.
+        # The round starts in the next turn; entries that come now are for the round after it.
         await asyncio.sleep(0)
         for _ in range(7):
             ledger.append_nowait(b"b", publish_time_ms=1)

@@ -32,7 +32,7 @@ def _committer(database: MemoryDatabase, **options: Any) -> Committer:
 
 @pytest.fixture(params=["rocksdb", "memory"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """The real one and the fake: what the fake promises must be true of the real one."""
+    """The real one and the fake: promises of the fake must be true of the real one."""
     opened: Database
     if request.param == "rocksdb":
         opened = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20)
@@ -132,7 +132,7 @@ def test_small_commits_are_joined_and_each_entry_is_found_as_it_was_committed(si
 
 
 def test_ten_commits_of_a_message_each_are_one_block() -> None:
-    """What a block takes beside its entries is not paid for each message of a quiet topic."""
+    """The overhead of a block is not paid for each message of a quiet topic."""
     cache: BlockCache[PayloadBlock] = BlockCache(10_000)
 
     for entry_id in range(10):
@@ -196,7 +196,7 @@ def test_a_participant_that_fails_fails_alone() -> None:
 
 
 def test_no_round_is_of_more_topics_than_a_turn_of_the_loop_should_take() -> None:
-    """Who asked first is in an earlier round or the same one; a round is synced where one of its own asked for it."""
+    """An earlier request is in an earlier round or the same one; a round is synced if one of its requests asked so."""
 
     async def scenario() -> None:
         database = MemoryDatabase()

@@ -1,4 +1,4 @@
-"""Reading: what costs nothing must cost nothing, and what is gone must be said to be gone."""
+"""Reading: reads at the tail need no database, trimmed entries are left out, and lost ones are an error."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -24,7 +24,7 @@ def _without_suspending(coroutine: Coroutine[object, None, object]) -> object:
 
 
 def test_a_reader_at_the_tail_never_waits() -> None:
-    """What was just committed is in memory: neither a thread nor the database is asked."""
+    """Entries that were just committed are in memory: neither a thread nor the database is asked."""
 
     async def scenario() -> None:
         database = MemoryDatabase()

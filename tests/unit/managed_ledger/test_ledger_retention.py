@@ -1,4 +1,4 @@
-"""Trimming and expiry: what goes, what stays, and that going is complete."""
+"""Trimming and expiry: entries that go, entries that stay, and complete removal."""
 
 import asyncio
 import threading
@@ -170,7 +170,7 @@ def test_expiry_passes_over_whole_ledgers_without_reading() -> None:
 
 
 def test_each_cursor_tells_of_what_expired_before_the_next_is_looked_at() -> None:
-    """Whoever delivers for it must know in the step in which it moves."""
+    """Its dispatcher must know in the step in which the cursor moves."""
 
     async def scenario() -> None:
         ledger = await _ledger(MemoryDatabase(), 8, cache_bytes_max=0)
@@ -270,7 +270,7 @@ class _TooFullToCompact(MemoryDatabase):
 
 
 def test_space_that_had_no_room_to_be_given_back_is_given_back_later() -> None:
-    """Nobody asks again: neither another trim nor the housekeeping of a service."""
+    """No caller asks again: neither another trim nor the housekeeping of a service."""
 
     async def scenario() -> None:
         database = _TooFullToCompact(refusals=3)

@@ -265,7 +265,7 @@ def test_a_missing_current_file_does_not_start_an_empty_log(tmp_path: Path) -> N
 
 
 def test_an_empty_database_in_place_of_a_full_one_is_refused(tmp_path: Path) -> None:
-    """What a damaged MANIFEST can look like: RocksDB opens without an error and holds nothing."""
+    """A damaged MANIFEST can look like this: RocksDB opens without an error and holds nothing."""
     asyncio.run(_fill(tmp_path / "full"))
     RocksDatabase.open(tmp_path / "empty", write_buffer_bytes=2**20).close()
     marker = (tmp_path / "full" / MARKER_FILE).read_text()
@@ -428,14 +428,14 @@ def test_a_reader_that_meets_a_change_of_files_looks_again(tmp_path: Path) -> No
 
 
 def test_a_folder_without_a_log_is_not_read(tmp_path: Path) -> None:
-    """Nothing is created where somebody only wanted to look."""
+    """A read-only open creates no file."""
     with pytest.raises(StoreUnavailableError, match="There is no log in"):
         RocksDatabase.open_read_only(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 
 def test_records_are_there_after_a_restart(tmp_path: Path) -> None:
-    """Small values of whoever uses the store, beside everything else; a value that was removed is gone."""
+    """Small values of the users of the store, beside all other keys; a value that was removed is gone."""
 
     async def main() -> None:
         store = await _open(tmp_path)

@@ -30,7 +30,7 @@ def test_entries_are_refused_while_a_commit_finds_no_room() -> None:
 
 
 def test_entries_are_refused_while_room_is_short() -> None:
-    """Also when every commit succeeds; what is short needs more than the margin to be so no more."""
+    """Also when every commit succeeds; a disk that is short of room needs more than the margin to be short no more."""
     watch = WriteWatch()
     margin = PLENTY.margin_bytes
 
@@ -123,7 +123,7 @@ def test_a_store_without_room_takes_acknowledgements_and_no_entries() -> None:
 
 @pytest.mark.slow
 def test_a_store_without_room_finds_out_by_itself_that_there_is_some() -> None:
-    """Nobody writes anything meanwhile: a probe does, now and then, and the database is mended after each failure."""
+    """No caller writes meanwhile: a probe does, now and then, and the database is mended after each failure."""
 
     async def scenario() -> None:
         database = MemoryDatabase()

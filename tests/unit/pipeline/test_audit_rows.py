@@ -66,7 +66,7 @@ def test_nothing_and_nothing_agree() -> None:
 
 
 def test_a_snapshot_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
-    """The audit goes on: what only it held is missing, and others are compared."""
+    """The audit goes on: rows that only it held are missing, and others are compared."""
     times = [2_000] * 4
     write_log(tmp_path, {"a": times})
     good = build_bucket(DelayedIndexes.of(times[:2], [1, 1], [0, 1]), step_ms=1, rows_max=-1)

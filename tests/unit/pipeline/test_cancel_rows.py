@@ -79,6 +79,6 @@ def test_a_bucket_loses_rows_and_keeps_its_segments() -> None:
 
 
 def test_a_damaged_segment_is_said() -> None:
-    """With its number, rather than a bucket that lost rows nobody asked for."""
+    """The error has its number; the bucket does not silently lose more rows than were asked for."""
     with pytest.raises(SnapshotCorruptedError, match="entry 1 of snapshot"):
         without([b"\xff\xff"], {})

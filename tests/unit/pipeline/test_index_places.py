@@ -1,4 +1,4 @@
-"""Which storage a location stands for: folders, objects on S3 and in files, and whatever else keeps snapshots."""
+"""Each location stands for a storage: folders, objects on S3 and in files, and other places of snapshots."""
 
 import asyncio
 import sys
@@ -44,7 +44,7 @@ def test_a_location_says_which_storage(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_uri_has_no_log_beside_it(tmp_path: Path) -> None:
-    """Whose the index is must be named then; a folder that is not there cannot be read."""
+    """The folder of the log must be named then; a folder that is not there cannot be read."""
     write_log(tmp_path, {"a": [1]})
 
     assert cursor_folder(f"file://{tmp_path}/x", str(tmp_path)) == tmp_path / "ledgers"

@@ -7,7 +7,7 @@ from tracker.bucket_properties import read_properties
 
 
 def test_a_mark_stands_for_its_batch_and_those_before_of_its_own_stream() -> None:
-    """Nothing is said of another stream, nor by a property that somebody has changed."""
+    """It says nothing of another stream, and a mark that was changed by hand says nothing."""
     properties = {"#pulsar.internal.delayed.bucket_1_5": "7", **BatchMark("q", 10).properties}
 
     assert [BatchMark("q", batch_id).is_in(properties) for batch_id in (9, 10, 11)] == [True, True, False]

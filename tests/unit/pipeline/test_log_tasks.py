@@ -208,7 +208,7 @@ _POSITIONS = st.sets(st.tuples(st.integers(3, 6), st.integers(0, 3)))
 def test_a_shared_index_lacks_what_all_subscriptions_have_acknowledged(
     subscriptions: list[tuple[tuple[int, int], set[tuple[int, int]]]],
 ) -> None:
-    """Position by position, whatever each of them has up to its mark-delete position or beyond it."""
+    """Position by position, up to the mark-delete position of each of them and beyond it."""
     entries = dict.fromkeys(range(3, 7), 4)
     each = [
         Acknowledged(

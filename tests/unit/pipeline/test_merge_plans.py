@@ -36,7 +36,7 @@ def _named(bucket: SnapshotProperty) -> NamedBucket:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=14), st.integers(1, 6))
 def test_groups_are_what_merging_one_by_one_ends_in(buckets: list[tuple[int, bool]], limit: int) -> None:
-    """Every bucket is in one group, in order; what may not be merged is alone."""
+    """Every bucket is in one group, in order; a bucket that may not be merged is alone."""
     left = [(count, may, [index]) for index, (count, may) in enumerate(buckets)]
     while len(left) > limit:
         window = window_to_merge([count for count, _, _ in left], [may for _, may, _ in left])
@@ -73,7 +73,7 @@ def test_two_merged_buckets_do_not_get_the_same_key() -> None:
 
 
 def test_what_cannot_be_read_is_not_merged() -> None:
-    """What lies around it is, though the limit is not reached."""
+    """The buckets around it are merged, though the limit is not reached."""
     buckets = {CURSOR: [_bucket(ledger, ledger, ledger) for ledger in range(1, 6)]}
     counted = {
         _named(bucket): CountedBucket(bucket.bucket_id, 5, "it is damaged" if bucket.bucket_id == 3 else "")

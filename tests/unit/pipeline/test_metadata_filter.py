@@ -25,7 +25,7 @@ def _entry(metadata: bytes) -> bytes:
 def test_messages_with_all_properties_are_meant(
     properties: list[tuple[str, str]], wanted: list[tuple[str, str]], key: str
 ) -> None:
-    """Whatever else is in the metadata; of a name that comes twice the last value counts."""
+    """Other fields of the metadata do not matter; of a name that comes twice the last value counts."""
     metadata = _metadata(partition_key=key.encode(), deliver_at_time=2**42, event_time=7, compression="LZ4")
     for name, value in properties:
         metadata.properties.add(key=name, value=value)

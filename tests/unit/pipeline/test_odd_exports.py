@@ -53,7 +53,7 @@ def _change(export: Path, column: str, kind: pa.DataType, change: Callable[[Any]
 def test_a_number_that_is_none_is_one_bad_row(
     export: Path, kind: pa.DataType, change: Callable[[Any], object], odd: object
 ) -> None:
-    """It is null for whoever reads; all others are there, of whatever type they were."""
+    """It is null for readers; all other numbers are there, of any type."""
     _change(export, "deliver_at_ms", kind, change, odd)
 
     times = ParquetLog(str(export)).read_times(ALL).deliver_at_ms.tolist()
@@ -72,7 +72,7 @@ def test_a_column_of_times_is_refused(export: Path) -> None:
 
 
 def test_a_file_that_is_too_short_is_refused(export: Path) -> None:
-    """A rebuild from it would lack messages, and nobody would know."""
+    """A rebuild from it would lack messages, and no error would tell."""
     (path,) = export.glob("*/*.parquet")
     pq.write_table(pq.read_table(path).slice(0, 4), path)
 

@@ -1,4 +1,4 @@
-"""What the rebuild decides and builds, without Spark: plans and duplicates."""
+"""The decisions of the rebuild and the buckets it builds, without Spark: plans and duplicates."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Whose a snapshot is: no job deletes what another cursor names, or takes another's snapshot for its own."""
+"""Owners of snapshots: no job deletes a snapshot that another cursor names, or takes another's snapshot for its own."""
 
 import asyncio
 from pathlib import Path
@@ -75,7 +75,7 @@ def _published(data: Path, *, is_staged: bool) -> Published:
 
 
 def test_a_wrong_property_of_one_costs_another_nothing(data: Path) -> None:
-    """What A's property named goes from A; B names it too, so the snapshot stays."""
+    """The snapshot that A's property named goes from A; B names it too, so it stays."""
     (theirs,) = bucket_ids(data, B)
 
     published = _published(data, is_staged=False)

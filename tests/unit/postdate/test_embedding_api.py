@@ -37,7 +37,7 @@ def test_the_documentation_names_every_name() -> None:
 
 
 def test_what_extras_bring_is_not_needed() -> None:
-    """Whatever is installed beside it: a core install gives everything but two storages."""
+    """A core install gives everything but two storages, also when other packages are installed beside it."""
     modules = sorted({module for modules in MODULES_OF_EXTRAS.values() for module in modules})
     names = [
         name for name in postdate.__all__ if name not in ("RocksDBBucketSnapshotStorage", "S3BucketSnapshotStorage")
@@ -88,7 +88,7 @@ def test_a_misspelled_name_is_an_attribute_error() -> None:
 
 
 def test_the_room_defines_nothing_but_the_clock() -> None:
-    """What programs import is defined where it belongs, and only named here."""
+    """Names that programs import are defined in the rooms where they belong, and are only listed here."""
     tree = ast.parse((ROOT / "postdate/__init__.py").read_text())
 
     assert [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)] == [
@@ -137,7 +137,7 @@ def test_a_restart_misses_nothing_if_the_log_is_read_from_the_mark_delete_positi
 ) -> None:
     """As `docs/embedding.md` says, step 5: the index has what was sealed and can be read, the log has the rest.
 
-    What was acknowledged meanwhile never comes.
+    Messages that were acknowledged meanwhile never come.
     """
 
     async def main() -> None:

@@ -35,7 +35,7 @@ WRONG = [
 
 
 def errors_of(program: str, folder: Path) -> dict[int, str]:
-    """What mypy says of a program in strict mode, by line; what it says of the packages is left out."""
+    """The errors of mypy in strict mode for a program, by line; errors in the packages are left out."""
     file = folder / "program.py"
     file.write_text(program)
     command = [

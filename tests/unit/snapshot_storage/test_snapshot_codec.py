@@ -103,7 +103,7 @@ def test_unknown_fields_are_skipped() -> None:
     ],
 )
 def test_other_spellings_of_a_row_are_read(data: str) -> None:
-    """Whatever protobuf allows means the same row."""
+    """All encodings that protobuf allows mean the same row."""
     assert decode_segment(bytes.fromhex(data)).to_rows() == [(5, 1, 7)]
 
 
@@ -154,7 +154,7 @@ def test_the_first_versions_metadata_is_read() -> None:
 
 
 def test_metadata_is_written_in_order_of_ledger() -> None:
-    """Whatever the order in which the map was filled."""
+    """The order in which the map was filled does not matter."""
     segment = SegmentMetadata(1, 2, {300: b"c", 7: b"a", 8: b"b"})
 
     encoded = encode_metadata([segment])
@@ -184,7 +184,7 @@ def test_garbage_is_no_metadata(data: str, message: str) -> None:
 
 
 def test_ten_thousand_segments_stay_serialised() -> None:
-    """A bitmap that is none troubles nobody until someone asks for it."""
+    """A damaged bitmap is no error until a caller asks for it."""
     segments = [SegmentMetadata(k, k, {1: b"no bitmap at all"}) for k in range(10_000)]
 
     assert decode_metadata(encode_metadata(segments)) == segments

@@ -1,4 +1,4 @@
-"""What is found wrong with snapshots: each kind of contradiction, and none where there is none."""
+"""Problems that are found in snapshots: each kind of contradiction, and none where there is none."""
 
 from dataclasses import replace
 
@@ -121,7 +121,7 @@ def test_entry_0_is_compared_with_the_storage() -> None:
         ([PROPERTY._replace(key=KEY + "0")], [ProblemKind.ALIEN]),
         ([PROPERTY, PROPERTY._replace(cursor_name="shipping")], [ProblemKind.ALIEN]),
         ([PROPERTY, PROPERTY._replace(value="seven")], [ProblemKind.MALFORMED]),
-        # What it seems to name is nobody's garbage.
+        # The snapshot that it seems to name is not garbage.
         ([PROPERTY._replace(key="#pulsar.internal.delayed.bucket_oops")], [ProblemKind.MALFORMED]),
     ],
 )

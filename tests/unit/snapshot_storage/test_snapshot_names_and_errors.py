@@ -33,13 +33,13 @@ def test_bucket_keys_are_read_as_they_are_written(ledgers: tuple[int, int]) -> N
     ],
 )
 def test_other_properties_are_no_buckets(key: str) -> None:
-    """Whoever put them there, recovery goes on."""
+    """Properties of other programs do not stop recovery."""
     assert parse_bucket_key(key) is None
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", " 7", "7 ", "\u0663", str(2**63), "9" * 19, "9" * 5_000])
 def test_other_values_name_no_snapshot(value: str) -> None:
-    """Whatever is written there; Python would not even read the longest as a number."""
+    """Any text may be there; Python would not even read the longest as a number."""
     assert parse_bucket_id(value) is None
 
 

@@ -1,4 +1,4 @@
-"""What is asked again of a storage that does not answer, how often, and what never is."""
+"""Calls that are repeated when a storage does not answer, how often, and calls that never are."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -67,7 +67,7 @@ class Data:
         return [one["bucket_id"] for one in json.loads(self.run("list", "--json", *words).stdout)]
 
     def damage(self, bucket_id: int, entry: int) -> None:
-        """Flip a bit of an entry behind everybody's back."""
+        """Flip a bit of an entry in the database itself, without the storage."""
         key = b"e" + bucket_id.to_bytes(8) + entry.to_bytes(4)
         database = Rdict(str(self.path / "snapshots"), Options(raw_mode=True))
         data = bytearray(database[key])
@@ -185,7 +185,7 @@ def test_a_name_that_matches_nothing_is_refused_with_the_nearest(
 
 
 def test_a_subscription_is_called_as_its_users_call_it(data: Data) -> None:
-    """The log has its name quoted; that is nobody's business."""
+    """The log has its name quoted; users never see that."""
 
     async def add() -> None:
         store = await LedgerStore.open(data.path / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
@@ -436,7 +436,7 @@ def test_a_storage_that_fails_now_and_then_is_asked_again(
 
 
 def test_an_interrupted_copy_goes_on(data: Data, tmp_path: Path) -> None:
-    """What is there is found by what it is."""
+    """Snapshots that were copied already are recognised by their contents."""
     target = tmp_path / "new"
     data.run("copy", "--to", str(target), "--topic", "orders")
 
@@ -708,7 +708,7 @@ def lose(data: Data, *bucket_ids: int) -> None:
 
 
 def test_a_damaged_snapshot_that_no_cursor_names_holds_up_no_move(data: Data, tmp_path: Path) -> None:
-    """It is told, and stays where it is: nobody would miss it."""
+    """It is reported, and stays where it is: no cursor names it."""
     orphan = add_orphan(data)
     damage_header(data, orphan)
 
@@ -722,7 +722,7 @@ def test_a_damaged_snapshot_that_no_cursor_names_holds_up_no_move(data: Data, tm
 
 
 def damage_header(data: Data, bucket_id: int) -> None:
-    """Flip bits of a header behind everybody's back."""
+    """Flip bits of a header in the database itself, without the storage."""
     key = b"h" + bucket_id.to_bytes(8)
     database = Rdict(str(data.path / "snapshots"), Options(raw_mode=True))
     database[key] = b"\x02" + database[key][1:]

@@ -72,7 +72,7 @@ def test_a_cancelled_alarm_is_not_told_and_not_kept() -> None:
 
 
 def test_alarms_of_one_time_are_told_few_at_a_turn_and_in_order() -> None:
-    """Ten thousand topics whose messages come due at one instant hold up nobody else for long."""
+    """Ten thousand topics whose messages come due at one instant hold up no other task for long."""
 
     async def story(loop: _Loop, alarms: Alarms) -> None:
         told: list[int] = []
@@ -133,7 +133,7 @@ def test_a_step_of_the_clock_is_noticed_within_five_seconds() -> None:
         await loop.pass_ms(TIMER_MS_MAX + 1)
         assert told == ["forward"]
 
-        # Who waits by a clock that is put back looks again at what it waits for.
+        # An alarm is called after its clock was put back; its owner looks at the time again.
         alarms.set(loop.wall_ms + 10_000, lambda: told.append("back"))
         loop.wall_ms -= 3_600_000
         await loop.pass_ms(TIMER_MS_MAX + 1)

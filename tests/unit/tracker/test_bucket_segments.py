@@ -83,7 +83,7 @@ def test_overlapping_segments_are_noticed() -> None:
 
 
 def test_small_segments_are_taken_together_as_spans() -> None:
-    """The table of a bucket is small, whatever its times; large segments stay alone."""
+    """The table of a bucket is small for all times; large segments stay alone."""
     counts = np.array([3, 3, 3, 3, 20, 1, 1])
     times = np.arange(7) * 10
 
@@ -111,7 +111,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=12)
 def test_the_ranges_that_hold_a_ledger_are_found(
     added: list[tuple[int, int]], removed: set[int], ledger_id: int
 ) -> None:
-    """However they overlap, and whatever came and went."""
+    """Ranges may overlap in any way, and be added and removed in any order."""
     ranges = LedgerRanges()
     expected = {}
     for serial, (first, length) in enumerate(added):

@@ -1,6 +1,6 @@
 """The shell in virtual time: its timer, its news to the dispatcher, restarts, outages, clearing and closing.
 
-What takes `world` runs over a storage that works and over ones that fail or are late in a third of their calls:
+Tests that take `world` run over a storage that works and over ones that fail or are late in a third of their calls:
 a tracker that is patient behaves the same.
 """
 
@@ -33,7 +33,7 @@ HOUR_S = 3_600
 
 CONFIG = TrackerConfig(index_count_per_bucket_min=5, is_deliver_at_time_strict=True)
 SURVIVABLE = (Fault.LATENCY, Fault.FAILURE_BEFORE, Fault.FAILURE_AFTER, Fault.TIMEOUT_AFTER)
-"""What costs time and nothing else."""
+"""Faults that cost time and nothing else."""
 
 
 def faulty(seed: int) -> FaultPlan:
@@ -279,7 +279,7 @@ def test_an_hour_of_outage_is_told_once_and_fills_memory_up_to_the_limit(
 
 
 def test_segments_that_cannot_be_read_for_long_come_late_and_the_rest_on_time(sound_world: BucketTrackerWorld) -> None:
-    """What is loaded goes on; the dispatcher is told when the outage is over."""
+    """Delivery from loaded segments goes on; the dispatcher is told when the outage is over."""
 
     async def main() -> None:
         tracker = await sound_world.tracker()
@@ -423,7 +423,7 @@ def test_a_missing_snapshot_is_counted_and_told(world: BucketTrackerWorld) -> No
 
 @pytest.mark.parametrize("is_due", [False, True])
 def test_recovery_reads_once_a_bucket(is_due: bool) -> None:
-    """What is due then came with the same read; a second one is for what comes due later."""
+    """Rows that are due then came with the same read; a second one is for rows that come due later."""
     world = BucketTrackerWorld()
 
     async def main() -> None:
@@ -473,7 +473,7 @@ def test_recovery_keeps_no_more_of_what_came_along_than_may_be_loaded() -> None:
 
 @pytest.mark.parametrize("how", ["read", "cleared", "trimmed"])
 def test_a_snapshot_of_somebody_else_is_not_touched(world: BucketTrackerWorld, how: str) -> None:
-    """Its property goes, the loss is counted, and the snapshot stays, also when nobody had read it yet."""
+    """Its property goes, the loss is counted, and the snapshot stays, also when the tracker had not read it yet."""
 
     async def main() -> None:
         await world.stored.start()
@@ -527,7 +527,7 @@ def test_clearing_deletes_every_snapshot_and_keeps_what_is_added_meanwhile(world
         add(tracker, 60_000, *range(12, 17))
         await tracker.clear()
         add(tracker, 60_000, 17)
-        # What a create that failed after its effect has left is found by the next sweep.
+        # The next sweep finds the snapshot of a create that failed after its effect.
         await world.rest()
         assert world.cursor.properties == {}
         assert await world.snapshot_ids() == set()
@@ -558,7 +558,7 @@ def end_outage(storage: FaultInjectingBucketSnapshotStorage) -> None:
 
 @pytest.mark.parametrize("outage", OUTAGES)
 def test_clearing_takes_no_time_whatever_the_storage_does(sound_world: BucketTrackerWorld, outage: str) -> None:
-    """Snapshots, and some under way; what is added afterwards comes, and nothing of before is left in the end."""
+    """Snapshots, and some under way; messages that are added afterwards come, and no earlier one is left in the end."""
 
     async def main() -> None:
         tracker = await sound_world.tracker()
@@ -649,7 +649,7 @@ class StubbornWriterStorage(MemoryBucketSnapshotStorage):
 
 
 class StubbornWriter(BucketSnapshotWriter):
-    """What such a storage writes with."""
+    """The writer of such a storage."""
 
     def __init__(self, writer: BucketSnapshotWriter, answers: asyncio.Event) -> None:
         self._writer = writer
@@ -695,7 +695,7 @@ class SlowPropertiesCursor(FakeCursor):
 
 
 def test_a_property_that_is_being_written_is_there_when_the_tracker_is_closed(sound_world: BucketTrackerWorld) -> None:
-    """Who comes next reads what the cursor names, and would take the snapshot for nobody's."""
+    """The next tracker reads the snapshots that the cursor names, and would take this one for garbage."""
     sound_world.cursor = SlowPropertiesCursor()
 
     async def main() -> None:
@@ -712,7 +712,7 @@ def test_a_property_that_is_being_written_is_there_when_the_tracker_is_closed(so
 
 
 def test_closing_waits_only_so_long_for_a_storage_that_hangs(sound_world: BucketTrackerWorld) -> None:
-    """What could not be stored is read again from the log."""
+    """Messages that could not be stored are read again from the log."""
 
     async def main() -> None:
         tracker = await sound_world.tracker()
@@ -854,7 +854,7 @@ def test_figures_are_cumulative(sound_world: BucketTrackerWorld) -> None:
 
 
 class LateStorage(MemoryBucketSnapshotStorage):
-    """Takes 70 s to store something, longer than anybody waits."""
+    """Takes 70 s to store a bucket, longer than any caller waits."""
 
     creates = 0
 
@@ -882,7 +882,7 @@ def late_world() -> BucketTrackerWorld:
 
 
 def test_what_is_stored_after_its_tracker_was_closed_is_deleted(late_world: BucketTrackerWorld) -> None:
-    """Closing has a limit, and after it nobody else would look: the cursor is deleted next."""
+    """Closing has a limit, and after it no other sweep would find the snapshot: the cursor is deleted next."""
 
     async def main() -> None:
         tracker = await late_world.tracker()
@@ -986,7 +986,7 @@ def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: Buc
 def test_what_was_acknowledged_before_a_restart_does_not_count(
     sound_world: BucketTrackerWorld, is_trimmed: bool
 ) -> None:
-    """Nobody has to ask about its ledgers; a bucket of which nothing is acknowledged is not read for it."""
+    """No caller has to ask about its ledgers; a bucket without an acknowledged message is not read for it."""
     sound_world.config = replace(
         CONFIG, index_count_per_bucket_min=100, segment_row_count_max=1, index_count_at_close_min=1
     )

@@ -1,4 +1,7 @@
-"""When storage calls may start: what is down costs little, and what fails by itself keeps nobody waiting."""
+"""Circuit breakers decide when storage calls may start.
+
+A storage that is down costs little. An object that fails alone keeps no other call waiting.
+"""
 
 from random import Random
 
@@ -45,7 +48,7 @@ def test_an_hour_of_outage_costs_a_handful_of_calls_a_minute() -> None:
 
 
 def test_one_success_closes_the_breaker() -> None:
-    """For all who do not wait by themselves."""
+    """Calls then start at once, except those that wait for their own next attempt."""
     failing = [Attempts()]
     breaker, now_ms = breaker_of_what_is_down(failing, calls=8)
     assert breaker.is_open
@@ -62,7 +65,7 @@ def test_one_success_closes_the_breaker() -> None:
 
 
 def test_who_has_failed_least_is_tried_first() -> None:
-    """Two that fail for ever would have every other try otherwise, and nobody would notice that the outage is over."""
+    """Otherwise two calls that always fail would have every second try, and the end of the outage would be missed."""
     failing = [Attempts() for _ in range(10)]
     breaker, now_ms = breaker_of_what_is_down(failing[:2], calls=30)
     assert all(attempts.failures > 5 for attempts in failing[:2])

@@ -118,7 +118,7 @@ class Driver:
         self.core.check()
 
     def is_tracked(self, ledger_id: int, entry_id: int) -> bool:
-        """Ask as whoever reads the log does: first whether it is known, and wait until it is."""
+        """Ask as a reader of the log does: first whether it is known, and wait until it is."""
         if self.is_recovering(ledger_id):
             self.plan()
             self.answer_all()
@@ -126,7 +126,7 @@ class Driver:
         return self.contains(ledger_id, entry_id)
 
     def is_recovering(self, ledger_id: int) -> bool:
-        """Whether it is not known what is tracked in a ledger; whoever asks reads it."""
+        """Whether the tracked positions of a ledger are not known yet; the question starts their read."""
         self.core.want(ledger_id)
         return self.core.is_recovering(ledger_id)
 
@@ -221,7 +221,7 @@ def test_a_position_added_twice_is_handed_out_once_at_the_earlier_time(driver: D
 
 
 def test_a_message_that_is_offered_when_due_is_forgotten(driver: Driver) -> None:
-    """Whoever offers it delivers it now, so it must not be handed out too."""
+    """The dispatcher that offers it delivers it now, so it must not be handed out too."""
     driver.add((2_000, 1, 1))
     driver.now_ms = 2_000
 
@@ -248,7 +248,7 @@ def test_a_message_that_was_forgotten_and_is_added_again_keeps_its_new_time(driv
 def test_a_row_that_is_loaded_after_its_message_was_forgotten_does_not_bring_the_new_one_forward(
     driver: Driver,
 ) -> None:
-    """Nobody had a bit of it to clear."""
+    """No bitmap had a bit of it to clear."""
     driver.add(*((50_000, 1, entry) for entry in range(5)), (60_000, 2, 0))
     driver.answer_all()
     driver.add((NOW_MS, 1, 3), (90_000, 1, 3))
@@ -293,7 +293,7 @@ def test_many_messages_that_are_due_cost_no_more_calls_than_few(driver: Driver) 
 
 
 def test_the_callers_arrays_may_be_reused(driver: Driver) -> None:
-    """What was added does not change with them."""
+    """Messages that were added do not change with them."""
     times = np.array([2_000, 2_001])
     driver.core.add_messages([1, 1], [0, 1], times, now_ms=NOW_MS)
     times[:] = 9_000
@@ -449,7 +449,7 @@ def test_a_late_ledger_that_no_bucket_has_gets_into_the_next_snapshot(driver: Dr
 
 
 def test_rows_that_were_acknowledged_before_they_were_loaded_keep_none_behind_them(runner: asyncio.Runner) -> None:
-    """They fill what may be in memory, and as nothing of it is tracked, nobody polls it away."""
+    """They fill the row budget, and as none of them is tracked, no poll takes them away."""
     driver = Driver(runner, index_count_per_bucket_min=2, segment_row_count_max=1, loaded_row_count_max=1)
     driver.add((2_000, 1, 0), (2_001, 1, 1), (9_000_000, 2, 0))
     driver.answer_all()
@@ -590,7 +590,7 @@ def test_buckets_that_are_overdue_are_loaded_side_by_side_within_the_room_that_t
 
 
 def test_a_segment_that_cannot_be_loaded_holds_others_up_only_so_long(runner: asyncio.Runner) -> None:
-    """Beyond the limit, being on time comes first; what was late still comes."""
+    """Beyond the limit, being on time comes first; late messages still come."""
     driver = Driver(runner, order_wait_ms_max=500)
     driver.add(*((60_000, n, n) for n in range(1, 6)), (70_000, 6, 6))
     driver.answer_all()
@@ -739,7 +739,7 @@ def test_a_position_of_a_cold_bucket_that_is_added_again_comes_once_at_the_earli
 
 
 def test_a_position_of_a_cold_bucket_that_is_refused_does_not_come(runner: asyncio.Runner) -> None:
-    """Whoever offered it has it; nobody is told of it when he asks, before and after."""
+    """The dispatcher that offered it has it; the position does not count as tracked, before and after."""
     driver = driver_without_cache(runner)
     assert driver.add((NOW_MS, 3, 3)) == [False]
     assert not driver.is_tracked(3, 3)
@@ -787,7 +787,7 @@ def test_the_positions_of_only_so_many_buckets_are_read_and_cached_at_once(runne
 
 
 def test_all_buckets_that_have_a_ledger_become_known_together(runner: asyncio.Runner) -> None:
-    """Whatever their bitmaps take: if one cooled before the next is read, nobody would ever read that ledger."""
+    """Bitmaps of any size: if one bucket cooled before the next is read, the ledger would never become known."""
     driver = Driver(runner, cached_bytes_max=1, index_count_per_bucket_min=3, index_count_per_bucket_max=3)
     driver.add(*((900_000, ledger, entry) for entry, ledger in enumerate([1, 1, 2, 2, 2, 2, 2, 3, 3])))
     driver.core.seal(index_count_min=1)
@@ -1017,7 +1017,7 @@ def test_a_bucket_that_is_recovered_late_does_not_bring_back_what_was_delivered(
 
 
 def test_what_was_refused_while_its_bucket_was_recovered_is_not_handed_out(driver: Driver) -> None:
-    """Whoever offered it has delivered it."""
+    """The dispatcher that offered it has delivered it."""
     driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
     driver.answer_all()
     driver.now_ms = 90_000
@@ -1101,7 +1101,7 @@ def test_a_missing_snapshot_costs_only_itself(driver: Driver) -> None:
 
 
 def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Driver) -> None:
-    """Its positions are not tracked any more, and someone is told."""
+    """Its positions are not tracked any more, and the caller is told."""
     driver.add(*((60_000, n, n) for n in range(1, 7)))
     driver.answer_all()
     [bucket_id] = map(int, driver.cursor.properties.values())
@@ -1121,7 +1121,7 @@ def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Dri
 
 
 def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(runner: asyncio.Runner) -> None:
-    """Nobody passed over its messages in the log."""
+    """No reader passed over its messages in the log."""
     driver = driver_without_cache(runner)
     [bucket_id] = map(int, driver.cursor.properties.values())
     driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
@@ -1136,7 +1136,7 @@ def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(ru
 
 
 def test_a_snapshot_that_is_lost_when_it_is_cold_again_is_reported_as_a_range(driver: Driver) -> None:
-    """Someone may have passed over its messages, and which ones they are nobody knows."""
+    """A reader may have passed over its messages, and no bitmap says any more which ones they are."""
     driver.add(*((60_000, n, n) for n in range(1, 7)))
     driver.answer_all()
     for _ in range(2):
@@ -1156,7 +1156,7 @@ def test_a_snapshot_that_is_lost_when_it_is_cold_again_is_reported_as_a_range(dr
 def test_positions_that_are_all_kept_are_not_forgotten_by_a_merge_with_a_bucket_that_is_still_read(
     runner: asyncio.Runner,
 ) -> None:
-    """That one waits: when all is lost, each position is known that somebody may have passed over."""
+    """That one waits: when all is lost, each position is known that a reader may have passed over."""
     driver = Driver(runner, segment_row_count_max=1, bucket_count_max=1)
     driver.add(*((60_000, 1, n) for n in range(BITMAPS_AT_ONCE_MAX + 1)), (60_000, 2, 0))
     driver.answer_all()
@@ -1174,7 +1174,7 @@ def test_positions_that_are_all_kept_are_not_forgotten_by_a_merge_with_a_bucket_
     driver.plan()
     driver.answer_all()
 
-    # Nobody has passed over anything of ledger 1.
+    # No reader has passed over a message of ledger 1.
     assert driver.core.take_untracked() == {10: BitMap(range(5)), 11: BitMap(range(5))}
     assert driver.core.take_untracked_ranges() == []
 
@@ -1308,7 +1308,7 @@ def test_too_much_in_memory_pauses_reading_unless_something_is_due(runner: async
 
 
 def test_a_clock_that_steps_back_delays_and_does_not_repeat(driver: Driver) -> None:
-    """What was handed out stays so; what was not waits for its time again."""
+    """Messages that were handed out stay so; the others wait for their time again."""
     driver.add((2_000, 1, 1), (2_100, 1, 2))
     driver.now_ms = 2_050
     assert driver.pop() == [(2_000, 1, 1)]
@@ -1322,7 +1322,7 @@ def test_a_clock_that_steps_back_delays_and_does_not_repeat(driver: Driver) -> N
 def test_what_was_handed_out_before_a_clock_stepped_back_does_not_come_from_the_snapshot(
     runner: asyncio.Runner,
 ) -> None:
-    """It is in a segment that is due later now, and nobody knows which of its positions are tracked."""
+    """It is in a segment that is due later now, and the tracked positions of that segment are not known."""
     driver = Driver(runner, cached_bytes_max=0, prefetch_ms=0, segment_step_ms_max=1)
     driver.add(*((2_000 + n, n, n) for n in range(1, 7)))
     driver.now_ms = 2_003

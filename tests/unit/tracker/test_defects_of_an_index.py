@@ -103,7 +103,7 @@ def test_a_tracker_stops_for_a_defect_and_tells_its_owner(name: str) -> None:
         assert named
 
         with _broken(name):
-            # What fails is tried again, and the core is asked for it.
+            # A failed call is tried again, and the core is asked for it.
             cursor.property_error = OSError("the disk is full")
             for use in _uses(tracker, cursor):
                 with contextlib.suppress(IndexError, TrackerClosedError):
@@ -124,7 +124,7 @@ def test_a_tracker_stops_for_a_defect_and_tells_its_owner(name: str) -> None:
         with pytest.raises(TrackerClosedError):
             tracker.get_scheduled_messages(1)
         await tracker.close()
-        # What the properties name is still there, for the next tracker.
+        # Snapshots that the properties name are still there, for the next tracker.
         assert named.items() <= cursor.properties.items()
         heir = _factory(storage).new_tracker(context)
         await asyncio.sleep(1)

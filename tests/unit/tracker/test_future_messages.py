@@ -1,4 +1,4 @@
-"""What `msgDelayed` counts: messages that are neither due nor acknowledged, wherever their rows are."""
+"""`msgDelayed` counts messages that are neither due nor acknowledged, wherever their rows are."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -214,7 +214,7 @@ def test_a_smaller_tick_makes_nothing_early(is_strict: bool, earliest_ms: int) -
 
 
 def test_a_larger_tick_makes_nothing_late() -> None:
-    """What was tracked with the smaller one stays as exact as it was."""
+    """Messages that were tracked with the smaller one stay as exact as they were."""
 
     def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
         tracker.add_message(1, 1, 20_100)

@@ -1,4 +1,4 @@
-"""The run of a merge: what it stores, what it holds in memory meanwhile, and what it leaves when it fails."""
+"""The run of a merge: snapshots it stores, rows it holds in memory meanwhile, and the state after a failure."""
 
 import asyncio
 import tracemalloc

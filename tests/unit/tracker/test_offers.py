@@ -1,4 +1,4 @@
-"""What is offered to either tracker: what it refuses, and that it means the same to both."""
+"""Messages offered to either tracker: which ones it refuses, and that they mean the same to both."""
 
 import asyncio
 import tracemalloc
@@ -91,7 +91,7 @@ def test_an_offer_that_is_none_is_refused_before_anything_changes(
 @pytest.mark.parametrize("row_count_before", [0, 1])
 @pytest.mark.parametrize(("entry_id", "deliver_at"), [(np.array([5]), LATER_MS), (5, np.array([LATER_MS]))])
 def test_a_column_is_no_single_offer(run: Run, entry_id: Any, deliver_at: Any, row_count_before: int) -> None:
-    """Although one of a single row calculates like an integer; what is tracked before and after is not harmed."""
+    """Although one of a single row calculates like an integer; messages tracked before and after are not harmed."""
 
     def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
         for number in range(row_count_before):
@@ -123,7 +123,7 @@ def test_columns_that_do_not_belong_together_are_refused(run: Run) -> None:
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, np.uint32, np.int16, np.uint8])
 def test_integers_of_numpy_are_integers(run: Run, kind: Callable[[int], Any]) -> None:
-    """Whoever reads columns may offer one row of them; also one that comes after others, and one that is due."""
+    """A reader of columns may offer one row of them; also one that comes after others, and one that is due."""
 
     def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
         for ledger_id in (2**40, kind(1)):
@@ -151,7 +151,7 @@ def test_a_tick_below_0_is_refused(run: Run) -> None:
 
 
 def test_a_closed_tracker_takes_nothing(run: Run) -> None:
-    """True would be a promise that nobody keeps, and False would have it delivered early."""
+    """True would be a promise that no tracker keeps, and False would have the message delivered early."""
     closed: list[DelayedDeliveryTracker] = []
     run(lambda tracker, clock: closed.append(tracker))
 

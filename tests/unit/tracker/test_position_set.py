@@ -48,7 +48,7 @@ def test_a_bitmap_of_consecutive_ids_is_a_range() -> None:
 
 @given(positions=POSITIONS, ledger_step=st.sampled_from([1, 2**30, LEDGER_ID_MAX // 2]))
 def test_positions_are_split_into_the_bitmaps_of_their_ledgers(positions: list[Position], ledger_step: int) -> None:
-    """In any order, with duplicates, and whatever lies between the ledgers."""
+    """In any order, with duplicates, and with any gaps between the ledgers."""
     columns = np.array(positions, np.int64).reshape(-1, 2)
     ledger_ids = columns[:, 0] * ledger_step
 

@@ -1,4 +1,4 @@
-"""Snapshots of cursors without a tracker: what is deleted, in which order, and what is left alone."""
+"""Snapshots of cursors without a tracker: those deleted, in which order, and those left alone."""
 
 import asyncio
 from collections.abc import Sequence
@@ -161,7 +161,7 @@ def test_snapshots_that_nobody_owns_are_deleted_and_no_others(world: ResidualWor
 
 
 def test_properties_that_name_what_is_gone_are_removed_and_no_others(world: ResidualWorld) -> None:
-    """What is there but not known to be is asked for; an outage is not taken for a loss."""
+    """The storage is asked for snapshots that are not known to exist; an outage is not taken for a loss."""
 
     async def main() -> None:
         await world.storage.start()

@@ -52,7 +52,7 @@ def pop_all(queues: list[RowQueue], through: RowKey, limit: int) -> list[Row]:
 def test_rows_come_out_sorted_and_up_to_the_key(
     batches: list[tuple[str, list[Row]]], limit: int, cutoff: int, spread: int
 ) -> None:
-    """Popping in any portions gives what sorting gives, and leaves the rest, whatever way the rows came."""
+    """Popping in any portions gives what sorting gives, and leaves the rest, in whichever way the rows came."""
     queues = [RowQueue(SMALL), RowQueue(SMALL)]
     rows_added: list[Row] = []
     for number, (way, rows_offered) in enumerate(batches):
@@ -107,7 +107,7 @@ def test_the_number_of_runs_stays_small() -> None:
 
 
 def test_frozen_rows_are_the_rows_that_are_left() -> None:
-    """What is frozen for a snapshot does not contain what was handed out."""
+    """Rows that are frozen for a snapshot do not contain rows that were handed out."""
     queue = RowQueue(SMALL)
     for number in range(10):
         push(queue, (number, 1, number))
@@ -120,7 +120,7 @@ def test_frozen_rows_are_the_rows_that_are_left() -> None:
 
 
 def test_loaded_rows_are_not_sorted_again() -> None:
-    """What comes in order is a run as it is, and a little of it is put with what is buffered."""
+    """Rows that come in order are a run as they are; a few of them are put with the buffered rows."""
     queue = RowQueue(SMALL)
     many, few = DelayedIndexes.from_rows([(1, 1, k) for k in range(9)]), DelayedIndexes.from_rows([(2, 1, 9)])
     for rows in (many, few):

@@ -1,4 +1,4 @@
-"""What is in memory, read as one: positions that go from one bucket to another while others are handed out."""
+"""Rows in memory, read as one sequence: positions go from one bucket to another while others are handed out."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Segments have fewer rows, the more buckets there are: what waits in memory of all of them stays bounded."""
+"""Segments have fewer rows, the more buckets there are: the rows in memory of all of them stay bounded."""
 
 from random import Random
 
@@ -48,7 +48,7 @@ def test_half_a_segment_of_each_bucket_is_no_more_than_may_wait() -> None:
 
 
 def test_no_limit_stays_none() -> None:
-    """An operator who has switched the limit off gets the time step alone."""
+    """With the limit switched off, only the time step applies."""
     assert segment_row_count_max(UNLIMITED, 100_000) == UNLIMITED
 
 
@@ -77,7 +77,7 @@ def test_a_merge_is_cut_by_how_many_buckets_there_are_after_it() -> None:
 
 
 def answer_to(action: Action) -> Event:
-    """What a storage and a cursor say that never fail."""
+    """The answers of a storage and a cursor that never fail."""
     if isinstance(action, PersistBucket):
         times, ends = np.array([1_000]), np.array([1], np.int32)
         (rows,) = action.parts

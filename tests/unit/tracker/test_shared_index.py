@@ -155,7 +155,7 @@ def test_a_poll_goes_on_behind_what_was_acknowledged() -> None:
 
 
 def test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log() -> None:
-    """Rows up to the limit, then positions; what is read again comes in order, and nothing before it."""
+    """Rows up to the limit, then positions; messages that are read again come in order, and nothing before them."""
 
     async def story(world: SharedIndexWorld) -> None:
         entry_ids = list(range(12))
@@ -182,7 +182,7 @@ def test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log()
         await rest()
         assert world.told == ["b"]
         assert world.rows("b") == expected[2:4]
-        # What is acknowledged before it is read again is never offered, and holds nothing up.
+        # Messages that are acknowledged before they are read again are never offered, and hold nothing up.
         (entry_ids_left,) = b.take_untracked().values()
         world.cursors["b"].acknowledge(1, *entry_ids_left)
         b.add_messages([], [], [])
@@ -218,7 +218,7 @@ def test_an_earlier_message_that_is_indexed_late_comes_first() -> None:
 
 @pytest.mark.parametrize("deliver_at_ms", [START_MS + 100, START_MS + 90_000])
 def test_a_message_that_is_due_when_it_is_offered_again_is_due_for_the_others(deliver_at_ms: int) -> None:
-    """The tracker forgets it; who offered it delivers it, and the others still need it, once."""
+    """The tracker forgets it; the subscription that offered it delivers it, and the others still need it, once."""
 
     async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_message(1, 1, deliver_at_ms)
@@ -238,7 +238,7 @@ def test_a_message_that_is_due_when_it_is_offered_again_is_due_for_the_others(de
 
 
 def test_a_message_that_is_offered_again_comes_once_at_the_earlier_time() -> None:
-    """For all, whoever offered it, and whichever came first."""
+    """For all subscriptions: it does not matter which of them offered it, or which offer came first."""
 
     async def story(world: SharedIndexWorld) -> None:
         assert world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 60_000, START_MS + 10_000]).all()
@@ -330,7 +330,7 @@ def test_clearing_and_closing_a_view_leave_the_index_to_the_others() -> None:
 
 
 def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
-    """One puts it back; what becomes due before another has read it comes once to it all the same."""
+    """One puts it back; a message that becomes due before another has read it comes once to it all the same."""
 
     async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6)
@@ -354,7 +354,7 @@ def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
 
 
 def test_a_range_of_which_something_was_lost_is_read_again_by_every_view() -> None:
-    """What one puts back, another one that had read it as tracked gets too."""
+    """Messages that one view puts back come to another view too if it had read them as tracked."""
 
     async def story(world: SharedIndexWorld) -> None:
         world.taken["b"] = {(1, 0), (7, 0)}
@@ -393,7 +393,7 @@ def test_the_index_goes_where_the_slowest_subscription_is() -> None:
 
 
 def test_what_a_subscription_offers_that_went_back_is_kept() -> None:
-    """The slowest one seeks to the beginning, and nobody has told the index before its messages are sealed."""
+    """The slowest one seeks to the beginning, and the index is not told before its messages are sealed."""
 
     async def story(world: SharedIndexWorld) -> None:
         world.cursors["a"].mark_delete_position = world.cursors["b"].mark_delete_position = Position(9, 0)

@@ -1,4 +1,4 @@
-"""Adds one by one mean what a batch of them means, whatever is asked or done next."""
+"""Adds one by one mean what a batch of them means, for all questions and calls that follow."""
 
 from collections.abc import Callable
 from random import Random
@@ -82,7 +82,7 @@ def test_single_adds_that_wait_are_bounded_and_that_is_no_limit_for_what_is_trac
 
 
 def test_a_question_after_each_single_add_knows_it() -> None:
-    """What was added before, too, and nothing else."""
+    """It knows the earlier adds too, and nothing else."""
     core = _core()
     for entry_id in range(20):
         assert core.add_message(1, entry_id, NOW_MS + 10, NOW_MS)

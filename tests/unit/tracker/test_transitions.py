@@ -190,7 +190,7 @@ class _Changes(ast.NodeVisitor):
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         if isinstance(node.ctx, ast.Store | ast.Del) and isinstance(node.value, ast.Attribute):
-            # What a field holds is changed.
+            # The contents of a field are changed.
             self._add(node.value)
         self.generic_visit(node)
 
@@ -216,7 +216,7 @@ def _changes_the_state(change: FieldChange, module: str) -> bool:
     if change.function == "__init__" and change.owner == "self":
         return False
     if change.owner == "self" or change.owner.startswith("self._"):
-        # Of the classes here, these alone are the state; what `tracker_core` names `_state` is it, too.
+        # Of the classes here, these alone are the state; the attribute `_state` of `tracker_core` is it, too.
         is_state = module in ("core/bucket.py", "core/state.py")
         return is_state or change.owner.startswith("self._state")
     of_state = change.owner.split(".")[0].split("[")[0] in ("state", "core", "_state")
@@ -232,9 +232,9 @@ def _offences(source: str, module: str) -> list[str]:
 
 
 def test_only_transitions_change_a_state() -> None:
-    """Whoever wants to know what holds between two lines has to read no other module.
+    """The state between two lines can be known without reading another module.
 
-    What no source shows is found while the tests here run (`tests.helpers.one_writer`).
+    Writes that no source shows are found while the tests here run (`tests.helpers.one_writer`).
     """
     paths = [path for path in (ROOT / "tracker").rglob("*.py") if not path.is_relative_to(TRANSITIONS)]
 

@@ -1,4 +1,4 @@
-"""Whoever trusts `on_available` alone gets everything at its time, whatever happens to what it was told of.
+"""A caller that trusts `on_available` alone gets each message at its time, also if an announced one leaves the tracker.
 
 The program here looks when it is told and when it gets permits, as a dispatcher does, and at no other time. A was due
 while it could take nothing, and then left the tracker without a poll; B follows. Of every kind of tracker.
@@ -209,7 +209,7 @@ def test_a_message_comes_at_its_time_after_the_tick_was_long_for_a_while(kind: s
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gap_s", [0, 6])
 def test_a_message_comes_at_its_time_after_the_clock_was_put_back(kind: str, gap_s: int) -> None:
-    """It was due, and told; then it is not, and nobody was told that the clock moved. On time to 5 s, by design."""
+    """It was due, and told; then it is not due, and no event says that the clock moved. On time to 5 s, by design."""
 
     async def story(world: WakeUpWorld) -> None:
         world.tracker.add_message(1, 0, START_MS + 1_000)
@@ -248,7 +248,7 @@ def test_a_message_of_a_shared_index_comes_to_who_has_acknowledged_what_another_
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_whose_position_is_gone_is_not_available(kind: str) -> None:
-    """Not before a poll, and not while nobody looks; what is behind it is."""
+    """It is available neither before a poll nor without one; the row behind it is."""
 
     async def story(world: WakeUpWorld) -> None:
         for entry_id in range(1_000):
@@ -288,7 +288,7 @@ def test_reading_goes_on_when_memory_has_room_again(kind: str) -> None:
 
 
 def test_reading_goes_on_when_less_than_the_lookahead_is_tracked() -> None:
-    """It paused because all delays look the same; what was tracked is passed before it is due."""
+    """It paused because all delays look the same; the tracked messages are passed before they are due."""
     config = TrackerConfig(fixed_delay_detection_lookahead=2)
 
     async def story(world: WakeUpWorld) -> None:
@@ -334,7 +334,7 @@ def test_who_holds_due_messages_back_is_told_when_waiting_is_over(kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(12))
 def test_nothing_available_waits_for_a_program_that_has_permits(kind: str, seed: int) -> None:
-    """Whatever happens to the index, and however slow the storage is."""
+    """This holds under all events of the index and with a slow storage."""
     chance = Random(seed)
     faults = (Fault.LATENCY, Fault.FAILURE_BEFORE, Fault.TIMEOUT_AFTER)
     plan = FaultPlan(seed=seed, rate=0.3, faults=faults, latency_ms_max=8, timeout_ms=8) if seed % 2 else NO_FAULTS
@@ -392,7 +392,7 @@ def test_nothing_available_waits_for_a_program_that_has_permits(kind: str, seed:
 
 
 def test_a_due_message_is_told_once_and_another_first_one_again() -> None:
-    """And the same one after whoever was told has looked in vain."""
+    """The same one is told again after the caller that was told has polled in vain."""
     wake_up = WakeUp()
     assert not wake_up.is_wanted(deliver_at_ms=None)
     assert wake_up.is_wanted(deliver_at_ms=5)
@@ -403,7 +403,7 @@ def test_a_due_message_is_told_once_and_another_first_one_again() -> None:
 
 
 def test_an_answer_that_made_someone_wait_is_taken_back() -> None:
-    """Of two answers in one turn, to two who ask, the first too."""
+    """Of two answers in one turn, to two callers, the first too."""
     wake_up = WakeUp()
     wake_up.note_withheld(3)
     wake_up.note_withheld(4)
