@@ -201,7 +201,7 @@ def test_the_same_input_makes_the_same_snapshot(golden: _Golden) -> None:
 
 
 def test_pulsars_maps_may_come_in_any_order() -> None:
-    """A segment over several ledgers reads the same whatever the order of its map entries."""
+    """A segment over several ledgers reads the same with its map entries in any order."""
     segment = SegmentMetadata(1, 2, {7: b"a", 8: b"b", 300: b"c"})
     entries = [bytes.fromhex(entry) for entry in ("0a050807120161", "0a050808120162", "0a0608ac02120163")]
     times = bytes.fromhex("10021801")

@@ -96,7 +96,7 @@ def _selecting(command: str, rest: str = "") -> tuple[Case, ...]:
 
 _SECRET = "'data:;base64,MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE='"
 _TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm5hIn0.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-"""Of nobody: its signature is none."""
+"""A token that no authority has signed: its signature is all zeros."""
 
 _TIMES = ("2026-13-01T00:00:00Z", "2026-01-01T00:00:00", "99999999999999999999", "-1", "soon", "''")
 

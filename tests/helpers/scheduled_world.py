@@ -89,7 +89,7 @@ class World:
         self.topic = await self.service.topic(TopicName.parse("t"))
 
     async def connect(self) -> None:
-        """Connect the client, which gets everything that is due at once."""
+        """Connect the client, which gets all messages that are due at once."""
         self.peer = Peer(self.service)
         values = {"subType": CommandSubscribe.Key_Shared, "consumer_id": 1, "consumer_name": "c"}
         await self.peer.request(BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="sub", **values)

@@ -527,7 +527,7 @@ def test_a_folder_that_took_the_place_meanwhile_is_not_put_aside(tmp_path: Path)
 
 
 def test_rights_that_are_missing_put_nothing_aside(tmp_path: Path) -> None:
-    """As in a folder that is mounted with other owners: it is mended, and everything is there."""
+    """As in a folder that is mounted with other owners: the rights are mended, and all snapshots are there."""
     path = tmp_path / "snapshots"
     folder = _opened(path)
     written = _fill(folder, 3)
@@ -571,7 +571,7 @@ def _fill_the_disk(ballast: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts disks")
 @pytest.mark.parametrize("kind", ["full", "read-only"])
 def test_a_disk_that_refuses_puts_nothing_aside(tmp_path: Path, kind: str) -> None:
-    """A full one is an outage, one without rights a refusal; when it is mended everything is there."""
+    """A full one is an outage, one without rights a refusal; when it is mended all snapshots are there."""
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)], check=False).returncode:
         pytest.skip("mounting is not allowed here")
     path = tmp_path / "snapshots"

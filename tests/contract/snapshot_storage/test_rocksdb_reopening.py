@@ -222,7 +222,7 @@ def test_writes_go_on_after_the_disk_refused_one(tmp_path: Path, refusal: str) -
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small disk")
 def test_a_disk_that_has_room_again_is_written_again(tmp_path: Path) -> None:
-    """While it is full everything can be read; then it goes on without a restart."""
+    """While the disk is full all snapshots can be read; then the storage goes on without a restart."""
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(tmp_path)], check=False).returncode:
         pytest.skip("mounting is not allowed here")
     now_s = [100.0]

@@ -516,7 +516,7 @@ def test_a_list_goes_on_where_headers_are_damaged_and_all_of_them_are_named(
 
 
 def test_other_peoples_keys_are_left_alone(moto: S3Server) -> None:
-    """They are not listed, read or deleted, whatever they look like."""
+    """Keys of other programs are not listed, read or deleted, even if they look like snapshots."""
     backend = S3Backend(moto)
     strange = ["README", "1234/5/00000000abc.bak", "1234/5/0", "8234/5/00000000abc", "snapshots/1234/5/00000000abc"]
     for key in strange:
@@ -534,7 +534,7 @@ def test_other_peoples_keys_are_left_alone(moto: S3Server) -> None:
 
 
 def test_a_list_is_read_page_by_page(s3_server: S3Server) -> None:
-    """All keys, in order, whatever fits a page."""
+    """All keys, in order, with pages of any size."""
     backend = S3Backend(s3_server)
     client = S3Client(s3_server.config(backend.prefix))
     keys = [f"{backend.prefix}/{number:03}" for number in range(10)]
@@ -669,7 +669,7 @@ def test_what_is_configured_wrongly_is_said_at_start(
 
 
 def test_a_password_in_the_chains_own_endpoint_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Boto3 takes it from the environment, and names it when nobody answers."""
+    """Boto3 takes it from the environment, and names it when no server answers."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:hush@127.0.0.1:1")
     config = S3Config(bucket=BUCKET, region="us-east-1", access_key_id="a", secret_access_key="b")
 

@@ -149,7 +149,7 @@ def test_a_log_on_a_full_disk_closes_and_opens_again(disk: Path) -> None:
 
 
 def test_a_start_on_a_full_disk_says_what_it_needs_and_takes_nothing_of_it(disk: Path) -> None:
-    """However often it is tried, as a supervisor does: what it needs does not grow, and then everything is there."""
+    """A supervisor tries again and again: the space that a start needs does not grow. With it all entries are there."""
 
     async def scenario() -> None:
         async with _opened(disk) as store:

@@ -59,7 +59,7 @@ class SteppingStorage(FaultInjectingBucketSnapshotStorage):
 
 
 class SteppingWriter(BucketSnapshotWriter):
-    """A writer whose process may end at each call; then nobody aborts it."""
+    """A writer whose process may end at each call; then no caller aborts it."""
 
     def __init__(self, writer: BucketSnapshotWriter, life: "CoreLife") -> None:
         self._writer = writer
@@ -139,7 +139,7 @@ class CoreLife:
         self.core.handle(event, now_ms=self.now_ms)
 
     def know_all(self) -> None:
-        """Wait until it is known what is tracked, as whoever reads the log does."""
+        """Wait until the tracked positions are known, as a reader of the log does."""
         for _ in range(LEDGERS):
             # All of them are asked.
             asked = [self.core.is_recovering(ledger_id) for ledger_id in range(LEDGERS)]
@@ -163,7 +163,7 @@ class CoreLife:
             self.go_on()
 
     def script(self) -> None:
-        """Do everything that changes snapshots and properties."""
+        """Take all steps that change snapshots and properties."""
         self.begin()
         for ledger_id in range(LEDGERS):
             self.offer(ledger_id)

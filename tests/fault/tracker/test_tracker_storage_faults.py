@@ -75,7 +75,7 @@ class FaultStory:
                 await asyncio.sleep(self.chance.choice([0, 0.5, 5]))
 
     async def end_faults(self) -> None:
-        """Let everything work again, and come to rest; calls that hang run into their time limit."""
+        """Let all calls work again, and come to rest; calls that hang run into their time limit."""
         self.storage.plan = NO_FAULTS
         await asyncio.sleep(10)
 

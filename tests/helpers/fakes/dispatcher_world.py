@@ -1,8 +1,8 @@
 """A log, a cursor, a tracker and consumers that are simple, in memory, and survive a crash as the real ones would.
 
-`FakeLog` and `FakeLogCursor` are what is on disk: a crash keeps them, but for acknowledgements of the last moments, if
-the scenario says so. `FakeTracker` remembers sealed ledgers over a crash as snapshots do, recovers them after a while,
-and forgets the rest. Reads take a random time by seed, so that they interleave with everything else.
+`FakeLog` and `FakeLogCursor` are on disk: a crash keeps them, but for acknowledgements of the last moments, if the
+scenario says so. `FakeTracker` remembers sealed ledgers over a crash as snapshots do, recovers them after a while, and
+forgets the rest. Reads take a random time by seed, so that they interleave with all other steps.
 """
 
 import asyncio

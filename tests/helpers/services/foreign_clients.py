@@ -35,7 +35,7 @@ def require(language: str) -> None:
 
 
 def build_all() -> None:
-    """Build the programs of the clients for which everything is here."""
+    """Build the programs of the clients whose tools are all installed here."""
     for language in LANGUAGES:
         if not _missing(language):
             build(language)

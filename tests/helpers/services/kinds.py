@@ -1,4 +1,4 @@
-"""Which services the client tests ask: Postdate, and a real Pulsar where its tools are."""
+"""The services that the client tests run against: Postdate, and a real Pulsar where its tools are."""
 
 import os
 

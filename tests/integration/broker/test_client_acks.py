@@ -56,7 +56,7 @@ def test_a_nack_brings_one_message_again_and_counts(clients: Clients, topic: str
 
 @pytest.mark.parametrize("kind", IN_ORDER)
 def test_a_nack_in_an_ordered_subscription_brings_all_again(clients: Clients, topic: str, kind: ConsumerType) -> None:
-    """To keep the order, everything not acknowledged comes again; there is no count."""
+    """To keep the order, all unacknowledged messages come again; there is no count."""
     client = clients.new()
     consumer = subscribe(client, topic, kind, negative_ack_redelivery_delay_ms=NACK_DELAY_MS)
     send_all(client.create_producer(topic), "abcd")

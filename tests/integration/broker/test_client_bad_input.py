@@ -1,4 +1,4 @@
-"""Bytes that no client should send: they end in an error or a closed connection, and harm nobody else.
+"""Bytes that no client should send: they end in an error or a closed connection, and harm no other client.
 
 Every test watches a bystander: a producer on another connection that must still get its receipts afterwards. Where a
 real Pulsar differs in something that a user may notice, the test says so.
@@ -260,7 +260,7 @@ def test_acknowledging_what_never_was_harms_nothing(
 def test_a_cumulative_acknowledgement_of_ledger_minus_one_acknowledges_nothing(
     service: RunningService, topic: str, entry_id: int
 ) -> None:
-    """It is before everything, as it is for a client that sends -1 as an unsigned number."""
+    """It is before all entries, as it is for a client that sends -1 as an unsigned number."""
 
     async def story(connection: RawConnection) -> None:
         await connection.open_producer(topic)

@@ -31,7 +31,7 @@ def send_apart(producer: pulsar.Producer, payloads: str) -> list[pulsar.MessageI
 
 @pytest.mark.parametrize("kind", [ConsumerType.Exclusive, ConsumerType.Shared, ConsumerType.KeyShared])
 def test_seeking_a_message_brings_what_follows_it(clients: Clients, topic: str, kind: ConsumerType) -> None:
-    """Acknowledged or not, everything after the message comes again; the message itself only if asked for."""
+    """Acknowledged or not, all messages after it come again; the message itself only if asked for."""
     client = clients.new()
     consumer = subscribe(client, topic, kind)
     ids = send_apart(client.create_producer(topic), "abcdef")
@@ -71,7 +71,7 @@ def test_seeking_a_time_brings_what_was_published_since(clients: Clients, topic:
 
 
 def test_seeking_the_ends(clients: Clients, topic: str) -> None:
-    """Earliest brings everything, latest only what is still to come."""
+    """Earliest brings all messages, latest only those still to come."""
     client = clients.new()
     consumer = subscribe(client, topic)
     producer = client.create_producer(topic)

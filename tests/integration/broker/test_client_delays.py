@@ -57,7 +57,7 @@ def test_a_delayed_message_waits_and_others_do_not(clients: Clients, topic: str,
 
 @pytest.mark.parametrize("kind", NOT_HOLDING)
 def test_an_ordered_subscription_does_not_hold_back(clients: Clients, topic: str, kind: ConsumerType) -> None:
-    """Exclusive and Failover keep the order of the log, so they deliver everything as it comes."""
+    """Exclusive and Failover keep the order of the log, so they deliver all messages as they come."""
     client = clients.new()
     consumer = subscribe(client, topic, kind)
     producer = client.create_producer(topic)

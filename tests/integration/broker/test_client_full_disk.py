@@ -1,4 +1,4 @@
-"""A full disk as clients see it: new messages wait or are refused, the rest goes on, and everything arrives in the end.
+"""A full disk as clients see it: new messages wait or are refused, the rest goes on, and all arrive in the end.
 
 The disk is a real one of 64 MiB with the whole data folder on it, the log's and the snapshots'.
 """

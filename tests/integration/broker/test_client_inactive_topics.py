@@ -1,4 +1,4 @@
-"""Which unused topics are deleted, in both modes; the same client program asks a real Pulsar."""
+"""The unused topics that are deleted, in both modes; the same client program asks a real Pulsar."""
 
 import datetime
 import time

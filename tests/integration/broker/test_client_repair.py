@@ -1,4 +1,4 @@
-"""A damaged log as clients see it: the service does not start, and after a repair everything that is whole arrives."""
+"""A damaged log as clients see it: the service does not start, and after a repair all whole entries arrive."""
 
 import json
 import random
@@ -71,7 +71,7 @@ def test_after_a_repair_all_subscriptions_get_what_is_whole(own_service: Postdat
     clients.close()
     own_service.stop()
     data = own_service.folder / "data"
-    # A close has left everything in the write-ahead log; a start makes tables of it.
+    # A close has left all entries in the write-ahead log; a start makes tables of it.
     own_service.start()
     own_service.stop()
     tables = sorted((data / "ledgers").glob("*.sst"), key=lambda table: table.stat().st_size)

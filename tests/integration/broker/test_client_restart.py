@@ -57,7 +57,7 @@ def own_clients(own_service: PostdateProcess) -> Iterator[Clients]:
 
 
 def kill_and_start(service: PostdateProcess) -> None:
-    """End it in the middle of whatever it does, and start it on the same data."""
+    """End the service in the middle of its work, and start it on the same data."""
     service.kill()
     service.start()
 

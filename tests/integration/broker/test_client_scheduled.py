@@ -34,7 +34,7 @@ MEMORY = {
     "delayedDeliveryTrackerFactoryClassName": "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
 }
 SMALL_LEDGERS = {
-    # Ledgers end soon and everything old is in snapshots, of which little is loaded.
+    # Ledgers end soon, and old rows are in snapshots, of which little is loaded.
     "managedLedgerMaxEntriesPerLedger": "20",
     "delayedDeliveryMinIndexCountPerBucket": "10",
     "delayedDeliveryMaxIndexesPerBucketSnapshotSegment": "10",

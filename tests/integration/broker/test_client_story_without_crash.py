@@ -57,7 +57,7 @@ def _told_without_a_crash(service: RunningService, topic: str, folder: Path) -> 
         consumer.join(timeout=30)
         assert consumer.failure is None
 
-    # A kill that never was lies after everything.
+    # The outage lies after all messages, as this story has no kill.
     never = Outage(time.time_ns(), time.time_ns())
     parts = [consumer.deliveries for consumer in consumers]
     columns = {

@@ -99,7 +99,7 @@ def test_shared_consumers_divide_the_messages(clients: Clients, topic: str) -> N
 
 
 def test_failover_has_one_active_consumer_at_a_time(clients: Clients, topic: str) -> None:
-    """The standby gets nothing until the active one leaves, and then everything, in order."""
+    """The standby gets nothing until the active one leaves, and then all messages, in order."""
     standing_by = {name: clients.new() for name in "ab"}
     consumers = {
         name: subscribe(client, topic, ConsumerType.Failover, consumer_name=name)

@@ -1,6 +1,6 @@
 """TLS through the real clients: Python, Go and Java, on Postdate and on a real Pulsar.
 
-One service of each kind lets everybody in; another wants a certificate on its ports for TLS and takes roles from it.
+One service of each kind lets all clients in; another wants a certificate on its ports for TLS and takes roles from it.
 """
 
 import asyncio

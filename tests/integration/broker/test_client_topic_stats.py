@@ -111,7 +111,7 @@ def test_the_stats_have_the_names_that_dashboards_read(
     for shown, names in ((subscription, set(known)), (subscription["consumers"][0], set(known["consumers"][0]))):
         missing = {name for name in names - set(shown) if not name.startswith(absent_words)}
         missing -= {name for name in missing if name.endswith(absent_words)}
-        # `msgExpired` counts again from zero whenever somebody asks.
+        # `msgExpired` counts again from zero after each request.
         assert missing <= {"msgExpired"}
         assert not is_real_pulsar or set(shown) == names
 

@@ -65,7 +65,7 @@ def new_service(folder: Path, **settings: str) -> PostdateProcess:
 
 
 def health(service: PostdateProcess) -> dict[str, Any]:
-    """Return what `/health` says; empty while nobody listens."""
+    """Return the answer of `/health`; empty while the port is closed."""
     try:
         with urllib.request.urlopen(f"{service.web_url}/health", timeout=5) as reply:
             found: dict[str, Any] = json.load(reply)

@@ -1,4 +1,4 @@
-"""The page of a service that asks who somebody is."""
+"""The page of a service that asks for a token."""
 
 from collections.abc import Iterator
 

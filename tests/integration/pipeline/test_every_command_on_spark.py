@@ -137,7 +137,7 @@ def test_a_job_from_a_shell_says_what_is_its_own_and_ctrl_c_ends_it(tmp_path: Pa
 
 
 def test_ctrl_c_while_java_starts_leaves_no_java_behind(tmp_path: Path) -> None:
-    """It is interrupted as soon as there is a Java, which has told nobody yet how to reach it."""
+    """It is interrupted as soon as there is a Java process, before that has told its port."""
     require_java()
     make_folders(tmp_path)
 

@@ -142,7 +142,7 @@ def test_a_bucket_without_rows_goes(spark: SparkSession, tmp_path: Path) -> None
 
 
 def test_what_is_no_position_or_unknown_is_counted(spark: SparkSession, tmp_path: Path) -> None:
-    """With the bad rows themselves; everything else is cancelled."""
+    """With the bad rows themselves; all other rows are cancelled."""
     headers = write_log(tmp_path, {"a": [NOW_MS + 5 + entry for entry in range(50)]})["a"]
     ledger_id = headers[0].ledger_id
     bad = [(None, 1, 1), ("a", None, 1), ("a", ledger_id, -1), ("a", ledger_id, 2**32)]

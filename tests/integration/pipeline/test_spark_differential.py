@@ -339,7 +339,7 @@ class SparkWorld:
             except KilledError:
                 was_killed = True
         if was_killed and is_after and job == self.rebuild:
-            # Which ones it was, the index says: each is as it was, or rebuilt.
+            # The index tells which cursors the job reached: each index is as it was, or rebuilt.
             found = self.stored()
             self.oracle.rebuilt([name for name in self.indexed if {r for b in found[name] for r in b} != before[name]])
         elif was_killed:

@@ -77,7 +77,7 @@ def publish(client: pulsar.Client) -> None:
 
 
 def test_reading_works_beside_a_service_and_changing_does_not(service: PostdateProcess, tmp_path: Path) -> None:
-    """Then the service stops, and everything works."""
+    """Then the service stops, and all commands work."""
     wait_until(lambda: len(listed(service)) >= 4, timeout_s=20)
     ids = listed(service)
     path = tmp_path / "index.parquet"

@@ -149,7 +149,7 @@ def _tracker(
 
 
 async def _rest() -> None:
-    """Let everything that is under way end; in virtual time, where nothing takes any."""
+    """Let all work that is under way end; in virtual time, where nothing takes any."""
     await asyncio.sleep(1)
 
 

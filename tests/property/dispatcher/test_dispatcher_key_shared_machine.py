@@ -458,7 +458,7 @@ class _Machine(RuleBasedStateMachine):
             assert fence.cleared_total(client.state.index) == self.cleared[client.state.index]
 
     def teardown(self) -> None:
-        """Serve everybody until nothing is left; then everything is acknowledged."""
+        """Serve all consumers until no entry is left; then all entries are acknowledged."""
         if not hasattr(self, "core"):
             return
         self.recover()

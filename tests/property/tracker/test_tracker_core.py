@@ -180,7 +180,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(ledger_id=LEDGERS, rows=st.lists(st.tuples(DELAYS, IS_AGAIN), min_size=2, max_size=12))
     def add_in_a_row(self, ledger_id: int, rows: list[tuple[int, bool]]) -> None:
-        """Add one by one, with nobody asking between; some again at once, with another time."""
+        """Add one by one, with no poll in between; some again at once, with another time."""
         for delay_ms, is_again in rows:
             position, time_ms = self.publish(ledger_id, delay_ms)
             self.offer(position, time_ms)
@@ -416,7 +416,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """With everything working again, all that is due comes out, and storage and properties agree."""
+        """With all calls working again, all due messages come out, and storage and properties agree."""
         plan, self.storage.plan = self.storage.plan, NO_FAULTS
         for event in self.held:
             self.core.handle(event, now_ms=self.now_ms)
@@ -441,14 +441,14 @@ class CoreMachine(RuleBasedStateMachine):
         self.storage.plan = plan
 
     def rest(self) -> None:
-        """Let everything go on that can, and take what is due, until nothing is left to do."""
+        """Let all work go on that can, and take the due messages, until no work is left."""
         rest_by_ms = self.now_ms + 4 * self.config.retry_backoff_ms_max
         for _ in range(2_000):
             self.plan()
             if self.pending:
                 self.run(self.pending.pop(0))
                 continue
-            # A poll that drops rows nobody wants any more makes room for a load, and gives nothing.
+            # A poll that drops unwanted rows makes room for a load, and gives nothing.
             if self.pop(1_000) or self.core.has_work:
                 continue
             wakeup_ms = self.core.next_wakeup_ms(now_ms=self.now_ms)

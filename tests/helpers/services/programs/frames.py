@@ -185,7 +185,7 @@ class RawConnection:
             await self.write(command(PONG, {}))
 
     async def is_ended(self) -> bool:
-        """Read whatever still comes, and say whether the service closes the connection."""
+        """Read all frames that still come, and say whether the service closes the connection."""
         try:
             while True:
                 await self.read()
@@ -195,7 +195,7 @@ class RawConnection:
             return False
 
     async def look_up(self, topic: str) -> None:
-        """Ask where the topic is; a real Pulsar serves a topic only after somebody asked for it."""
+        """Ask where the topic is; a real Pulsar serves a topic only after a client asked for it."""
         kind, fields = await self.ask(command(LOOKUP, {1: topic, 2: 1}))
         assert kind == LOOKUP_RESPONSE, fields
 
