@@ -33,7 +33,7 @@ class CoreFeed:
         return consumer
 
     def read(self, *keys: str, messages: int = 1, is_checked: bool = True) -> list[tuple[str, int]]:
-        """Read an entry of each key; return what is given to whom by that."""
+        """Read an entry of each key; return the entries that consumers are given by that, with their consumers."""
         self.is_checked = is_checked
         count = len(keys)
         first, self.entries = self.entries, self.entries + count

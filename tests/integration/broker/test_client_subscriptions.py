@@ -137,7 +137,7 @@ def test_failover_has_one_active_consumer_at_a_time(clients: Clients, topic: str
 def test_consumers_of_one_key_shared_subscription_agree_on_the_policy(
     clients: Clients, topic: str, first: ConsumerKeySharedPolicy, second: ConsumerKeySharedPolicy | None
 ) -> None:
-    """Mode and order are the subscription's as long as anyone is there."""
+    """The subscription keeps its mode and order as long as it has a consumer."""
     subscribe(clients.new(), topic, ConsumerType.KeyShared, key_shared_policy=first)
 
     with pytest.raises(pulsar.ConsumerBusy):

@@ -75,7 +75,7 @@ def may(attempt: Callable[[], Any]) -> bool:
     return True
 
 
-# ---- who is let in ----
+# ---- authentication ----
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_client_that_speaks_for_another_is_refused(guarded: RunningService) ->
     asyncio.run(story())
 
 
-# ---- until when ----
+# ---- expiry ----
 
 
 def test_a_client_is_asked_for_a_new_token_and_goes_on_with_it(guarded: RunningService) -> None:
@@ -194,7 +194,7 @@ def test_the_official_client_renews_its_token_and_keeps_its_connection(
     assert later["address"] == publisher["address"]
 
 
-# ---- what is granted ----
+# ---- grants ----
 
 
 @pytest.mark.parametrize("owner", ["topic", "namespace"])

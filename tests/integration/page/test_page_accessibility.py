@@ -1,7 +1,7 @@
-"""The page for people who do not see it: axe-core looks at each view and each dialog, in both themes.
+"""The page for users of screen readers: axe-core looks at each view and each dialog, in both themes.
 
-axe-core knows what a screen reader needs, by the rules of WCAG 2.2 A and AA and by good practice: names of what can be
-pressed, labels, headings, landmarks, roles, contrast. It comes in the package `axe-playwright-python`.
+axe-core knows what a screen reader needs, by the rules of WCAG 2.2 A and AA and by good practice: names of
+buttons, labels, headings, landmarks, roles, contrast. It comes in the package `axe-playwright-python`.
 """
 
 from importlib.resources import files

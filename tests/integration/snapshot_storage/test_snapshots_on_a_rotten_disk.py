@@ -264,5 +264,5 @@ async def _recover_on_rotten_disk(server: MinioServer) -> None:
 
 async def _until(is_met: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not is_met():  # noqa: ASYNC110 - what is looked at tells nobody
+        while not is_met():  # noqa: ASYNC110 - a state without an event is polled
             await asyncio.sleep(0.01)

@@ -100,7 +100,7 @@ async def load(storage: SnapshotProcess, bucket_id: int) -> list[tuple[int, int,
 
 async def until(is_met: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not await is_met():  # noqa: ASYNC110, what is waited for is in another process
+        while not await is_met():  # noqa: ASYNC110, the awaited state is in another process
             await asyncio.sleep(0.01)
 
 
