@@ -432,7 +432,7 @@ def test_a_request_waits_for_no_snapshot_storage(
 ) -> None:
     """It is answered, and the log is read: due messages, and those without a delay, are delivered.
 
-    No part of the old index is left in the end.
+    No snapshot and no property of it is left in the end.
     """
     # Also not for as long as a call or an orderly end may take.
     patience = {"operation_timeout_ms": 10**9, "close_timeout_ms": 10**9}

@@ -1,4 +1,4 @@
-"""The files of the page: what browsers are told about them, and what must not be in them."""
+"""The files of the page: headers that browsers get with them, and contents that must not be in them."""
 
 import asyncio
 import re

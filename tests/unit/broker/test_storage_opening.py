@@ -1,4 +1,4 @@
-"""A start while the snapshot storage is away: what waits, what goes on, and what ends the start."""
+"""A start while the snapshot storage is away: a short wait, an opening later on, and faults that end the start."""
 
 import asyncio
 from collections.abc import Callable

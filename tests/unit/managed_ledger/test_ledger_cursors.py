@@ -1,4 +1,4 @@
-"""Cursors: what they cost on disk, when they are durable, and what they promise around it."""
+"""Cursors: their cost on disk, their durability, and their promises around it."""
 
 import asyncio
 import time

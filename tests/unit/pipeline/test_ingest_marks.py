@@ -1,4 +1,4 @@
-"""The mark of a stream's batch: what it says of batches before and after, of other streams, and of odd options."""
+"""The mark of a stream's batch: its meaning for batches before and after, for other streams, and for odd options."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The core by example: what is sealed when, what is handed out when, and what is left after a failure."""
+"""The core by example: buckets are sealed, messages are handed out in time, and failures leave a known state."""
 
 import asyncio
 import dataclasses
