@@ -135,8 +135,8 @@ DISPATCHER: Final = [
     Mutant(
         "unblocking-without-timer",
         "dispatcher/core/key_shared.py",
-        "for at in (super().next_wakeup_ms(), self._unblock_at_ms) if at is not None]",
-        "for at in (super().next_wakeup_ms(),) if at is not None]",
+        "return earlier(super().next_wakeup_ms(), self._unblock_at_ms)",
+        "return super().next_wakeup_ms()",
         "a missing wake-up for slots that have drained",
     ),
     Mutant(
