@@ -19,7 +19,7 @@ from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic import Topic
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
-from tests.helpers.fakes.service_fakes import open_service, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tests.helpers.scheduled_topic import NOW_MS, subscribed
 from tests.helpers.send_frames import batch_frame
 
@@ -53,6 +53,16 @@ async def cancel(service: Service, topic: Topic, *ids: MessageId) -> tuple[int, 
     operations = Operations(schedule_of(service, topic), now_ms=service.now_ms, early_ms=0, progress=Progress())
     matched = await operations.find(Selector(message_ids=list(ids)))
     return await operations.cancel(matched), matched
+
+
+async def batch_for_two(service: Service) -> tuple[Peer, Topic]:
+    """Let two subscriptions have a batch of three delayed messages."""
+    peer, topic = await subscribed(service)
+    await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **OTHER)
+    await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
+    peer.send_bytes(batch_frame(["a", "b", "c"], deliver_at_ms=NOW_MS + 60_000))
+    await until(lambda: topic.ledger.entries_total)
+    return peer, topic
 
 
 @pytest.mark.parametrize("is_compressed", [False, True])
@@ -97,11 +107,7 @@ def test_a_message_that_a_subscription_lacked_already_is_not_counted_as_cancelle
 
     async def story() -> None:
         service = await open_service(tmp_path)
-        peer, topic = await subscribed(service)
-        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **OTHER)
-        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
-        peer.send_bytes(batch_frame(["a", "b", "c"], deliver_at_ms=NOW_MS + 60_000))
-        await until(lambda: topic.ledger.entries_total)
+        peer, topic = await batch_for_two(service)
         if not has_consumer:
             peer.connection.connection_lost(None)
         position = topic.ledger.last_confirmed_position
@@ -127,11 +133,7 @@ def test_a_message_that_a_subscription_lacked_already_is_not_counted_as_cancelle
 def test_a_batch_counts_by_subscription_as_what_is_left_of_it_there(tmp_path: Path, parts: tuple[int, ...]) -> None:
     async def story() -> None:
         service = await open_service(tmp_path)
-        peer, topic = await subscribed(service)
-        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **OTHER)
-        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
-        peer.send_bytes(batch_frame(["a", "b", "c"], deliver_at_ms=NOW_MS + 60_000))
-        await until(lambda: topic.ledger.entries_total)
+        _, topic = await batch_for_two(service)
         position = topic.ledger.last_confirmed_position
         one, other = topic.subscriptions["sub"], topic.subscriptions["other"]
         await one.cancel_parts([(position, index, 3) for index in parts])
