@@ -203,8 +203,7 @@ class Reader:
             return
         self._intake.delays_through = through
         if through != AFTER_EVERYTHING and self.tracker is not None:
-            # The next entry counts as one without a delay: reading must not pause before it.
-            self.tracker.add_message(max(0, through.ledger_id), through.entry_id + 1, NOT_DELAYED)
+            self.tracker.note_undelayed()
         self.wake()
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
@@ -354,11 +353,8 @@ class Reader:
         return headers if is_tracked is None else headers.take(np.flatnonzero(~is_tracked))
 
     def _note_undelayed(self, headers: EntryHeaders) -> None:
-        """Offer the tracker one entry without a delay, if there is one: reading must not pause before the next."""
-        undelayed = np.flatnonzero(headers.deliver_at_ms == NOT_DELAYED)
-        if self.tracker is not None and len(undelayed):
-            row = undelayed[0]
-            self.tracker.add_message(int(headers.ledger_ids[row]), int(headers.entry_ids[row]), NOT_DELAYED)
+        if self.tracker is not None and (headers.deliver_at_ms == NOT_DELAYED).any():
+            self.tracker.note_undelayed()
 
     def _skipped_in(self, ledger_id: int) -> BitMap:
         skipped = self._cursor.acknowledged_in(ledger_id)

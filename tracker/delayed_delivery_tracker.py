@@ -103,6 +103,10 @@ class DelayedDeliveryTracker(ABC):
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
         """Do what `add_message` does, for many; the result says which are tracked."""
 
+    def note_undelayed(self) -> None:
+        """Note that there are messages without a delay to read: reading must not pause before the next."""
+        return
+
     def will_read(self, ledger_id: int) -> None:
         """Announce that a ledger is being read: which of its entries are tracked is to be known for a while.
 

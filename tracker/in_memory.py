@@ -102,6 +102,9 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._turn_soon()
         return is_tracked
 
+    def note_undelayed(self) -> None:
+        self._have_fixed_delays = False
+
     def _add_rows(self, rows: DelayedIndexes) -> None:
         """Track rows, with one step for each ledger of each window."""
         windows_ms = self._windows_of(rows.deliver_at_ms)

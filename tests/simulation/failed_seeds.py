@@ -60,4 +60,9 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(2216500431, "buckets stayed in memory whole where each time was in two segments: 9,202 rows, of 5"),
     FailedSeed(259354742, "the simulation itself did not know entries moved while their subscription is deleted"),
     FailedSeed(3846847777, "the simulation itself gave too few permits for a million messages at rest"),
+    FailedSeed(
+        1467248109, "the simulation itself took delays for switched off where a crash had cut the request short"
+    ),
+    FailedSeed(1467248192, "a message that was read while delays were switched off was forgotten, and sent to nobody"),
+    FailedSeed(1467248242, "the simulation itself asked a subscription that is being made what it has acknowledged"),
 ]

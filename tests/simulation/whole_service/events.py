@@ -590,9 +590,22 @@ async def change_tick(sim: "Simulation") -> None:
 
 async def _set_policies(sim: "Simulation") -> None:
     policies = DelayedDeliveryPolicies(is_active=sim.is_active, tick_time_ms=sim.tick_time_ms, delay_ms_max=0)
+    sim.policies_under_way += 1
     await sim.in_time(
         "the change of policies", sim.life.service.set_policies(sim.life.topic.name, policies), ADMINISTRATION_S
     )
+    sim.policies_under_way -= 1
+
+
+def look_at_policies(sim: "Simulation") -> None:
+    """Find out after a start which policies are in force: a change that was not answered may have survived or not."""
+    stored, wanted = sim.life.topic.delayed_delivery, (sim.is_active, sim.tick_time_ms)
+    if not sim.policies_under_way and (stored.is_active, stored.tick_time_ms) != wanted:
+        sim.complain(f"the policies were {wanted} before the restart and are {stored}")
+    sim.policies_under_way = 0
+    if stored.is_active and not sim.is_active:
+        _note_delays_on(sim)
+    sim.is_active, sim.tick_time_ms = stored.is_active, stored.tick_time_ms
 
 
 async def set_delays(sim: "Simulation", *, is_active: bool) -> None:
@@ -609,10 +622,14 @@ async def set_delays(sim: "Simulation", *, is_active: bool) -> None:
     sim.disturb_order(1.0)
     await _set_policies(sim)
     if is_active:
-        sim.oracle.delays_off_at = sim.clock.now_s()
-        for sub in sim.oracle.subs.values():
-            for off in sub.off_periods:
-                off.end_s = min(off.end_s, sim.clock.now_s())
+        _note_delays_on(sim)
+
+
+def _note_delays_on(sim: "Simulation") -> None:
+    sim.oracle.delays_off_at = sim.clock.now_s()
+    for sub in sim.oracle.subs.values():
+        for off in sub.off_periods:
+            off.end_s = min(off.end_s, sim.clock.now_s())
 
 
 def step_clock(sim: "Simulation") -> None:

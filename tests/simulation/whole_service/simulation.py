@@ -27,7 +27,6 @@ from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
 from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
-from managed_ledger.names import subscription_of
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -119,6 +118,8 @@ class Simulation:
         """Whether some can no longer be read whatever is mended."""
         self.is_active = True
         self.tick_time_ms = self.variant.config.tracker.tick_time_ms
+        self.policies_under_way = 0
+        """How many changes of the topic's policies have not been answered in this life."""
         self.are_clients_eager = False
         """Whether every consumer acknowledges what it gets and asks for as much again."""
         self.published = 0
@@ -183,6 +184,7 @@ class Simulation:
         self.life.storage.is_down = self.storage_state == "is down"
         await self.in_time("start", self.life.open(), ADMINISTRATION_S)
         self._look_at_cursors()
+        events.look_at_policies(self)
         events.apply_faults(self)
         self._is_closed_in_order = False
         if not self.oracle.subs:
@@ -295,7 +297,12 @@ class Simulation:
         return self.life.topic.subscriptions.get(sub.name)
 
     def cursor(self, sub: SubscriptionModel) -> Cursor:
-        return self.life.topic.ledger.cursors[quote(sub.name, safe="")]
+        return self.life.topic.ledger.cursors[_cursor_name(sub)]
+
+    def is_acknowledged(self, sub: SubscriptionModel, key: Key) -> bool:
+        """Return whether the cursor has an entry for acknowledged; of a subscription that is being made it has none."""
+        cursor = self.life.topic.ledger.cursors.get(_cursor_name(sub))
+        return cursor is not None and cursor.is_acknowledged(*key)
 
     def dispatcher(self, sub: SubscriptionModel) -> Dispatcher | None:
         found = self.subscription(sub)
@@ -371,9 +378,10 @@ class Simulation:
         ) -> Replacement:
             replacement = replace(entries, acknowledged=acknowledged, hidden=hidden)
             # One that is being deleted takes part: the deletion may fail.
-            deleted = {sub.name for sub in self.oracle.subs.values() if self.subscription(sub) is None}
-            names = {self.cursor(sub): sub.name for sub in self.oracle.subs.values() if sub.name not in deleted}
-            names |= {cursor: name for cursor in acknowledged if (name := subscription_of(cursor.name)) in deleted}
+            subs = list(self.oracle.subs.values())
+            names = {self.cursor(sub): sub.name for sub in subs if self.subscription(sub) is not None}
+            deleted = {_cursor_name(sub): sub.name for sub in subs if self.subscription(sub) is None}
+            names |= {cursor: deleted[cursor.name] for cursor in acknowledged if cursor.name in deleted}
             gone = {
                 names[cursor]: {(ledger_id, entry_id) for ledger_id, ids in of_cursor.items() for entry_id in ids}
                 for cursor, of_cursor in acknowledged.items()
@@ -559,7 +567,7 @@ class Simulation:
             else:
                 self.oracle.never_was(entry)
         for sub in list(self.oracle.subs.values()):
-            if quote(sub.name, safe="") not in self.life.topic.ledger.cursors:
+            if _cursor_name(sub) not in self.life.topic.ledger.cursors:
                 if not sub.is_busy:
                     self.complain(f"{sub.name} is gone")
                 del self.oracle.subs[sub.name]
@@ -649,7 +657,7 @@ class Simulation:
         for key in [key for key in self.uncommitted if key <= confirmed]:
             entry = self.uncommitted.pop(key)
             self._known_ledgers.add(key[0])
-            self.oracle.committed(entry, lambda sub, at: self.cursor(sub).is_acknowledged(*at))
+            self.oracle.committed(entry, self.is_acknowledged)
 
     @property
     def uncommitted(self) -> dict[Key, PublishedEntry]:
@@ -675,6 +683,11 @@ class Simulation:
 
     def last_position(self) -> Position:
         return self.life.topic.ledger.last_confirmed_position
+
+
+def _cursor_name(sub: SubscriptionModel) -> str:
+    """Return the name of a subscription's cursor, also for a product that has no function for it (`before_fixes`)."""
+    return quote(sub.name, safe="")
 
 
 def _check_cores(dispatcher: Dispatcher) -> None:

@@ -128,3 +128,21 @@ def test_a_tracker_that_has_seen_one_fixed_delay_does_not_stop_what_has_none_now
         await dispatcher.close()
 
     run(scenario())
+
+
+def test_a_message_that_was_delayed_while_the_switch_was_stored_is_sent_at_its_time() -> None:
+    """The position through which times are heeded is older than the switch: what came since may be tracked already."""
+
+    async def scenario() -> None:
+        world = SwitchedWorld(SubscriptionType.SHARED)
+        dispatcher = world.open()
+        world.publish("a")
+        through = world.log.last_confirmed_position
+        world.publish("b")
+        await asyncio.sleep(1)
+        dispatcher.heed_delays(through)
+        await asyncio.sleep(DELAY_MS / 1_000)
+        assert world.got() == "a b"
+        await dispatcher.close()
+
+    run(scenario())
