@@ -6,10 +6,10 @@ methods of their own (`barriers`, `loads`, ...) change themselves, but only whil
 Changes within a container, and changes by code that no test reaches, are left out: `test_transitions` reads the source.
 """
 
-import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import pytest
@@ -47,41 +47,48 @@ TIDIED_BY_QUESTIONS: Final = {(TrackedPositions, "_taken"), (TrackedPositions, "
 """The inside of a queue or a set may be put in order when it is looked at; its content stays the same."""
 
 
-def _caller(depth: int) -> FrameType:
-    frame = inspect.currentframe()
-    for _ in range(depth):
-        assert frame is not None
-        frame = frame.f_back
-    assert frame is not None
-    return frame
-
-
 def _check_record(self: Any, name: str, value: object) -> None:
-    frame = _caller(2)
-    module, function = frame.f_globals["__name__"], frame.f_code.co_name
-    is_making_it = function in ("__init__", "__post_init__") and frame.f_locals.get("self") is self
-    assert is_making_it or module.startswith(_TRANSITIONS) or not module.startswith(_ROOM), (
-        f"{module}.{function} assigns to {type(self).__name__}.{name}"
-    )
+    frame, kind = sys._getframe(1), type(self)
+    if not _is_making(frame.f_code, kind):
+        _check_writer(frame, kind, name)
     object.__setattr__(self, name, value)
 
 
 def _check_part(self: Any, name: str, value: object) -> None:
-    frame = _caller(2)
-    module, function = frame.f_globals["__name__"], frame.f_code.co_name
-    is_its_own = frame.f_locals.get("self") is self
-    is_making_it = function == "__init__" and is_its_own
-    assert is_its_own or module.startswith(_TRANSITIONS) or not module.startswith(_ROOM), (
-        f"{module}.{function} assigns to {type(self).__name__}.{name}"
-    )
-    if not is_making_it and (type(self), name) not in TIDIED_BY_QUESTIONS:
-        assert _is_within_a_transition(), f"{function} assigns to {type(self).__name__}.{name} outside a transition"
+    frame, kind = sys._getframe(1), type(self)
+    code = frame.f_code
+    if not _is_making(code, kind):
+        if not _is_method(code, kind):
+            _check_writer(frame, kind, name)
+        if (kind, name) not in TIDIED_BY_QUESTIONS:
+            assert _is_within_a_transition(frame), (
+                f"{code.co_name} assigns to {kind.__name__}.{name} outside a transition"
+            )
     object.__setattr__(self, name, value)
 
 
-def _is_within_a_transition() -> bool:
+def _check_writer(frame: FrameType, kind: type, name: str) -> None:
+    """Let a transition assign, and code outside the tracker."""
+    module = frame.f_globals["__name__"]
+    assert module.startswith(_TRANSITIONS) or not module.startswith(_ROOM), (
+        f"{module}.{frame.f_code.co_name} assigns to {kind.__name__}.{name}"
+    )
+
+
+def _is_method(code: CodeType, kind: type) -> bool:
+    """Whether code is a method of a class. To ask a frame for its `self` would cost more than most tests do."""
+    return code.co_qualname == f"{kind.__name__}.{code.co_name}"
+
+
+def _is_making(code: CodeType, kind: type) -> bool:
+    """Whether code is what makes an object, written or generated for a dataclass."""
+    return code.co_name in ("__init__", "__post_init__") and (
+        _is_method(code, kind) or code.co_qualname == "__create_fn__.<locals>.__init__"
+    )
+
+
+def _is_within_a_transition(frame: FrameType | None) -> bool:
     """Whether a transition has called this, or no code of the tracker has, but a test of one part."""
-    frame: FrameType | None = _caller(3)
     is_within_tracker = False
     while frame is not None:
         module = frame.f_globals["__name__"]
