@@ -50,7 +50,7 @@ else
 endif
 
 test-fast: setup ## Run what shows most mistakes within a minute: units, few examples of properties, contracts
-	$(PYTEST) -m "not slow and $(ALONE_IN_ALL)" --hypothesis-profile fast $(ROOMS) tests/unit tests/property tests/contract
+	$(PYTEST) -m "not slow and $(ALONE_IN_ALL)" --hypothesis-profile fast tests/contract tests/property tests/unit $(ROOMS)
 
 test-all: setup s3-servers ## Run everything, also against real S3 servers, Spark and Pulsar; times and coverage go to build/test-all
 	@mkdir -p $(RESULTS)
