@@ -1,5 +1,6 @@
 """Settings of all tests: the examples Hypothesis tries, the tests that share a worker, the file for their times."""
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -36,6 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # With two marks a test would be in a third group, whose name is both.
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what collecting made out of every later search for cycles: thousands of tests stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def _group_of(item: pytest.Item) -> str:
