@@ -1,8 +1,8 @@
 """The factory that a configuration names: decided in one place, for the service and for other programs."""
 
-from collections.abc import Callable
 from random import Random
 
+from managed_ledger.value_types import Clock
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import IN_MEMORY_FACTORY, TrackerConfig
@@ -15,7 +15,7 @@ def tracker_factory(
     config: TrackerConfig,
     storage: BucketSnapshotStorage | StorageWorker | None,
     *,
-    now_ms: Callable[[], int],
+    now_ms: Clock,
     rng: Random | None = None,
 ) -> DelayedDeliveryTrackerFactory:
     """Return the factory that a configuration names, by default that of the bucket tracker.

@@ -5,8 +5,6 @@ Messages of one window share a bitmap per ledger, so a fixed delay costs a fract
 are spread widely cost a bitmap each, and the bucket tracker is the better choice.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
@@ -285,7 +283,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
     """Makes in-memory trackers."""
 
-    def __init__(self, config: TrackerConfig, *, now_ms: Callable[[], int]) -> None:
+    def __init__(self, config: TrackerConfig, *, now_ms: Clock) -> None:
         self._config = config
         self._now_ms = now_ms
         self._alarms = Alarms(now_ms)

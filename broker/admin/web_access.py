@@ -42,6 +42,7 @@ from broker.authorization.permissions import Authorizer
 from broker.errors import BrokerError
 from broker.page.routes import PAGE_PATHS
 from broker.topics.topic_name import TopicName
+from managed_ledger.value_types import Clock
 
 _OPEN: Final = frozenset({"/health"}) | PAGE_PATHS
 _METRICS: Final = frozenset({"/metrics", "/metrics/"})
@@ -60,7 +61,7 @@ def access_middleware(
     authenticator: Authenticator,
     authorizer: Authorizer | None,
     *,
-    now_ms: Callable[[], int],
+    now_ms: Clock,
     is_metrics_authenticated: bool,
 ) -> Middleware:
     """Return the middleware that checks the caller of every endpoint, to be given to `start_web`.

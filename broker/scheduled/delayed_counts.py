@@ -17,6 +17,7 @@ from broker.scheduled.topic_schedule import totals_of_each
 from broker.topics.subscription import DelayedInLog, Subscription
 from broker.topics.topic import Topic
 from managed_ledger.errors import LedgerError
+from managed_ledger.value_types import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ COUNTING_SHARE: Final = 0.05
 """The largest share of the time that counting a long log for metrics takes."""
 
 
-async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> dict[str, int]:
+async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> dict[str, int]:
     """Return by subscription how many messages wait for their time, for a log of up to `COUNTED_ENTRIES_MAX`.
 
     The result is empty for a longer log, and for one that cannot be read.
@@ -50,7 +51,7 @@ async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Callabl
 async def note_delayed(
     topic: Topic,
     catalog: ScheduleCatalog,
-    now_ms: Callable[[], int],
+    now_ms: Clock,
     *,
     kept_entries_max: int = KEPT_ENTRIES_MAX,
     monotonic_s: Callable[[], float] = time.monotonic,

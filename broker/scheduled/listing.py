@@ -1,6 +1,6 @@
 """Lists: a page of a topic's scheduled messages, and a summary of each topic."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +13,7 @@ from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from managed_ledger.position import AFTER_EVERYTHING
-from managed_ledger.value_types import Json
+from managed_ledger.value_types import Clock, Json
 from tracker.columns.row_order import RowKey
 
 EXACT_ENTRIES_MAX: Final = 100_000
@@ -85,7 +85,7 @@ async def _if_more(schedule: TopicSchedule, selector: Selector, place: RowKey | 
     return PageToken(place) if len(rows) else None
 
 
-async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> Json:
+async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> Json:
     """Return the summary of a topic, for all of its subscriptions and for each.
 
     Raises:
@@ -127,7 +127,7 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable
     }
 
 
-async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> None:
+async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> None:
     """Note at a topic when its next and last messages come due; for metrics.
 
     The values are exact for a log of up to `EXACT_ENTRIES_MAX`. Metrics are read all the time, and must not bring the

@@ -31,7 +31,7 @@ from managed_ledger.cursor import Cursor
 from managed_ledger.headers import NO_CHUNK
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
-from managed_ledger.value_types import Int64Array
+from managed_ledger.value_types import Clock, Int64Array
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +107,7 @@ class Operations:
         progress: Receives the progress.
     """
 
-    def __init__(
-        self, schedule: TopicSchedule, *, now_ms: Callable[[], int], early_ms: int, progress: Progress
-    ) -> None:
+    def __init__(self, schedule: TopicSchedule, *, now_ms: Clock, early_ms: int, progress: Progress) -> None:
         self._schedule = schedule
         self._topic = schedule.topic
         self._subscriptions = schedule.subscriptions

@@ -5,7 +5,7 @@ cursors; the delayed index is left out.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -30,7 +30,7 @@ from broker.topics.topic import Topic
 from dispatcher.core.ack_sets import AckSet, unacknowledged
 from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.value_types import Clock, Int64Array
 
 ROWS_MAX: Final = 5_000_000
 """The most messages of one operation, 24 bytes each while it runs. Larger ones need the jobs on Spark."""
@@ -78,7 +78,7 @@ class TopicSchedule:
         topic: Topic,
         catalog: ScheduleCatalog,
         subscriptions: Sequence[Subscription],
-        now_ms: Callable[[], int],
+        now_ms: Clock,
     ) -> None:
         self.topic = topic
         self.subscriptions = subscriptions
@@ -263,7 +263,7 @@ class TopicSchedule:
 
 
 async def totals_of_each(
-    topic: Topic, catalog: ScheduleCatalog, subscriptions: Sequence[Subscription], now_ms: Callable[[], int]
+    topic: Topic, catalog: ScheduleCatalog, subscriptions: Sequence[Subscription], now_ms: Clock
 ) -> list[ScheduleTotals]:
     """Count the scheduled messages of each subscription, with one pass over the log for all of them.
 

@@ -18,6 +18,7 @@ from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.value_types import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class PeriodicJobs:
         connections: Collection[ClientLink],
         resting: RestingTopics,
         refusal_log: RefusalLog,
-        now_ms: Callable[[], int],
+        now_ms: Clock,
     ) -> None:
         self._config = config
         self._store = store

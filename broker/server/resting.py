@@ -12,7 +12,7 @@ import asyncio
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ from broker.topics.inactive import REST_AFTER_MS, InactiveTopicsConfig
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError
+from managed_ledger.value_types import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class RestingTopics:
         now_ms: The clock.
     """
 
-    def __init__(self, service: OpenTopics, config: InactiveTopicsConfig, now_ms: Callable[[], int]) -> None:
+    def __init__(self, service: OpenTopics, config: InactiveTopicsConfig, now_ms: Clock) -> None:
         self._service = service
         self._config = config
         self._now_ms = now_ms

@@ -12,7 +12,7 @@ import logging
 import shutil
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -49,6 +49,7 @@ from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.completion import completed
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.value_types import Clock
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.factories import tracker_factory
@@ -87,7 +88,7 @@ class Service:
         store: LedgerStore,
         storage: BucketSnapshotStorage | StorageWorker,
         *,
-        now_ms: Callable[[], int],
+        now_ms: Clock,
         authenticator: Authenticator | None = None,
         opening: StorageOpening | None = None,
         rng: Random | None = None,
@@ -132,7 +133,7 @@ class Service:
         self._producers_named = 0
 
     @classmethod
-    async def open(cls, config: BrokerConfig, *, now_ms: Callable[[], int]) -> "Service":
+    async def open(cls, config: BrokerConfig, *, now_ms: Clock) -> "Service":
         """Open the data folder, and the snapshots unless they are away: see `storage_opening`.
 
         Raises:

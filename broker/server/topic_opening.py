@@ -21,6 +21,7 @@ from dispatcher.factory import make_dispatcher
 from managed_ledger.cursor import Cursor
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.value_types import Clock
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.residual_snapshots import ResidualSnapshots
@@ -47,7 +48,7 @@ class TopicOpener:
         policies: PolicyBook,
         residual: ResidualSnapshots,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
-        now_ms: Callable[[], int],
+        now_ms: Clock,
     ) -> None:
         self._config = config
         self._of_dispatchers = replace(config.dispatcher, order_wait_ms_max=config.tracker.order_wait_ms_max)

@@ -40,6 +40,7 @@ from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from managed_ledger.replacing import Entries
+from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.core.questions import BucketFigures
@@ -105,7 +106,7 @@ class Subscription:
         cursor: Cursor,
         *,
         new_dispatcher: NewDispatcher,
-        now_ms: Callable[[], int],
+        now_ms: Clock,
         consumers_max: int = 0,
         spawn: Spawn = _run,
     ) -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
+from managed_ledger.value_types import Clock
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.place import cursor_folder
 from pipeline.index.selection import select
@@ -54,7 +55,7 @@ def ingest(
     *,
     cursors: Sequence[str],
     checkpoint: str,
-    now_ms: Callable[[], int],
+    now_ms: Clock,
     is_endless: bool = False,
     rows_per_bucket_min: int = 50_000,
     rejects: str | None = None,

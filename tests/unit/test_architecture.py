@@ -165,6 +165,7 @@ def test_the_logger_of_a_module_has_one_name() -> None:
 def test_the_delivery_time_has_one_name() -> None:
     """It is `deliver_at_ms` from the header to the consumer (ARCHITECTURE.md, section 1)."""
     others = {"due_ms", "due_at_ms", "deliver_ms", "delivery_ms", "delivery_time_ms", "timestamp_ms", "next_ms"}
+    others |= {"head_ms", "next_segment_ms"}
     found: dict[str, set[str]] = {}
     for path in _python_files():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -177,6 +178,14 @@ def test_the_delivery_time_has_one_name() -> None:
                     found.setdefault(str(path.relative_to(ROOT)), set()).add(name)
 
     assert found == {}
+
+
+@pytest.mark.slow
+def test_a_clock_in_milliseconds_has_one_type() -> None:
+    """It is `Clock`: any other function without arguments may give a number of anything."""
+    spelled_out = re.compile(r"\bnow_ms: Callable\[")
+
+    assert [str(path) for path in _python_files() if spelled_out.search(path.read_text())] == []
 
 
 def _docstrings_and_comments(source: str) -> Iterator[str]:

@@ -221,7 +221,7 @@ class RowQueue:
         if self.next_deliver_at_ms > through_ms:
             return []
         self._fold()
-        return [run for run in self._runs if run.head_ms <= through_ms]
+        return [run for run in self._runs if run.next_deliver_at_ms <= through_ms]
 
     def push_front(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Put sorted rows back that were popped with others."""
@@ -230,7 +230,7 @@ class RowQueue:
     def _push_run(self, run: SortedRun) -> None:
         self._runs.append(run)
         self._runs_rows += len(run)
-        self.next_deliver_at_ms = min(self.next_deliver_at_ms, run.head_ms)
+        self.next_deliver_at_ms = min(self.next_deliver_at_ms, run.next_deliver_at_ms)
 
     def drop_empty_runs(self) -> None:
         """Forget runs that are used up and find the next time; call after taking rows from runs."""
@@ -238,7 +238,7 @@ class RowQueue:
         self._runs = [run for run in self._runs if run.head < run.end]
         self._runs_rows = sum([run.end - run.head for run in self._runs])
         assert len(self) == self._runs_rows
-        self.next_deliver_at_ms = min([run.head_ms for run in self._runs], default=NEVER)
+        self.next_deliver_at_ms = min([run.next_deliver_at_ms for run in self._runs], default=NEVER)
 
     def positions(self) -> set[tuple[int, int]]:
         """Return the position of every row; for checks, O(n) and slow."""
@@ -251,9 +251,9 @@ class RowQueue:
         next_deliver_at_ms = NEVER
         for run in self._runs:
             assert is_sorted(*run.columns(run.end))
-            assert run.head_ms == (int(run.deliver_at_ms[run.head]) if len(run) else NEVER)
+            assert run.next_deliver_at_ms == (int(run.deliver_at_ms[run.head]) if len(run) else NEVER)
             assert run.is_key_of_head()
-            next_deliver_at_ms = min(next_deliver_at_ms, run.head_ms)
+            next_deliver_at_ms = min(next_deliver_at_ms, run.next_deliver_at_ms)
         for deliver_at_ms, _, _ in self._chunks:
             next_deliver_at_ms = min(next_deliver_at_ms, int(deliver_at_ms.min()))
         assert self._runs_rows == sum(map(len, self._runs))
@@ -309,11 +309,11 @@ _NO_ROWS: Final = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.
 
 def _pop_front(runs: list[SortedRun], through: RowKey, limit: int) -> Columns | None:
     """Take rows of the run that is first, if enough of them are before all other runs; mostly left from a merge."""
-    head_ms = min(run.head_ms for run in runs)
-    first = [run for run in runs if run.head_ms == head_ms]
+    next_deliver_at_ms = min(run.next_deliver_at_ms for run in runs)
+    first = [run for run in runs if run.next_deliver_at_ms == next_deliver_at_ms]
     if len(first) == 1:
         front = first[0]
-        before = first_key_at(min((run.head_ms for run in runs if run is not front), default=NEVER))
+        before = first_key_at(min((run.next_deliver_at_ms for run in runs if run is not front), default=NEVER))
     else:
         first.sort(key=SortedRun.head_key)
         front = first[0]

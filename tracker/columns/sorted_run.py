@@ -21,7 +21,7 @@ class SortedRun:
         is_packed: Take little memory, for a copy of the rows now and of those that are taken later.
     """
 
-    __slots__ = ("_head_key", "deliver_at_ms", "end", "entry_ids", "head", "head_ms", "ledger_ids")
+    __slots__ = ("_head_key", "deliver_at_ms", "end", "entry_ids", "head", "ledger_ids", "next_deliver_at_ms")
 
     def __init__(
         self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array, *, is_packed: bool = False
@@ -31,7 +31,7 @@ class SortedRun:
         self.entry_ids: Column = PackedColumn(entry_ids) if is_packed else entry_ids
         self.head = 0
         self.end = len(deliver_at_ms)
-        self.head_ms = int(deliver_at_ms[0])
+        self.next_deliver_at_ms = int(deliver_at_ms[0])
         self._head_key: RowKey | None = None
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class SortedRun:
             columns = (self.deliver_at_ms, self.ledger_ids, self.entry_ids)
             self.deliver_at_ms, self.ledger_ids, self.entry_ids = (_from_block(one, block) for one in columns)
             self.head, self.end = self.head - block * BLOCK_ROWS, self.end - block * BLOCK_ROWS
-        self.head_ms = int(self.deliver_at_ms[self.head]) if self.head < self.end else NEVER
+        self.next_deliver_at_ms = int(self.deliver_at_ms[self.head]) if self.head < self.end else NEVER
 
 
 def _from_block(column: Column, block: int) -> Column:

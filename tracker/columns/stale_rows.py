@@ -32,7 +32,7 @@ def first_tracked_ms(queues: Iterable[RowQueue], through: RowKey, are_tracked: A
     runs = [run for queue in queues for run in queue.runs_through(through.deliver_at_ms)]
     first_ms: int | None = None
     for run in sorted(runs, key=_head_ms):
-        if first_ms is not None and run.head_ms >= first_ms:
+        if first_ms is not None and run.next_deliver_at_ms >= first_ms:
             break
         end = run.end_through(through)
         row = _first_tracked(run, end, are_tracked)
@@ -56,7 +56,7 @@ def drop_stale(queue: RowQueue, through: RowKey, are_tracked: AreTracked) -> boo
 
 
 def _head_ms(run: SortedRun) -> int:
-    return run.head_ms
+    return run.next_deliver_at_ms
 
 
 def _first_tracked(run: SortedRun, end: int, are_tracked: AreTracked) -> int:

@@ -113,7 +113,7 @@ class Barriers:
     def _waived_at_ms(self, bucket: Bucket) -> int:
         if bucket.waited_for_since_ms is None or self._order_wait_ms_max == UNLIMITED:
             return NEVER
-        return max(bucket.waited_for_since_ms, bucket.next_segment_ms) + self._order_wait_ms_max
+        return max(bucket.waited_for_since_ms, bucket.next_segment_deliver_at_ms) + self._order_wait_ms_max
 
     def _first(self, heap: list[tuple[RowKey, int]]) -> Bucket | None:
         while heap:

@@ -207,7 +207,7 @@ class Bucket:
         if self.state in NOT_SERVED:
             return False
         if self.state is BucketState.SEALED:
-            return self.has_unloaded and self.next_segment_ms <= self.overlap_ms
+            return self.has_unloaded and self.next_segment_deliver_at_ms <= self.overlap_ms
         return self.overlap_ms >= 0
 
     @property
@@ -222,13 +222,13 @@ class Bucket:
 
     def unloaded_count_through(self, time_ms: int) -> int:
         """Return how many messages are in segments that are not loaded and end by a time."""
-        if self.table is None or self.next_segment_ms > time_ms:
+        if self.table is None or self.next_segment_deliver_at_ms > time_ms:
             return 0
         span = int(self.table.last_times.searchsorted(time_ms, "right"))
         return min(self.unloaded_count, max(0, self.table.rows_before(span) - self.loaded_row_count))
 
     @property
-    def next_segment_ms(self) -> int:
+    def next_segment_deliver_at_ms(self) -> int:
         """The time of the first row that is not loaded, `NEVER` if all are, -1 if it is not known."""
         if self.table is None:
             return -1
@@ -256,7 +256,7 @@ class Bucket:
         the bucket's first ledger at the next span's time: of many buckets that are due at one instant, the first can
         be handed out while the others are not loaded.
         """
-        next_deliver_at_ms = self.next_segment_ms
+        next_deliver_at_ms = self.next_segment_deliver_at_ms
         if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_deliver_at_ms:
             return self.loaded_key
         return RowKey(next_deliver_at_ms, self.ledgers.first_ledger_id, -1)

@@ -172,8 +172,8 @@ class LoadQueue:
             self._timers.at(Why.LOADS, self._waiting[0][0])
         while (bucket := self._first(self._upcoming, self._buckets)) is not None:
             if bucket.serial not in self._due:
-                if bucket.next_segment_ms > through_ms:
-                    self._timers.at(Why.LOADS, bucket.next_segment_ms - (through_ms - now_ms))
+                if bucket.next_segment_deliver_at_ms > through_ms:
+                    self._timers.at(Why.LOADS, bucket.next_segment_deliver_at_ms - (through_ms - now_ms))
                     break
                 self._due[bucket.serial] = bucket
                 self._queue(bucket)

@@ -139,7 +139,7 @@ def next_deliver_at_ms(state: TrackerState) -> int | None:
     """Return when the next message is due, None if nothing is tracked; never later than it is."""
     first = state.barriers.first_unloaded()
     loaded_ms = state.rows.next_deliver_at_ms if state.positions else NEVER
-    next_deliver_at_ms = min(loaded_ms, NEVER if first is None else first.next_segment_ms)
+    next_deliver_at_ms = min(loaded_ms, NEVER if first is None else first.next_segment_deliver_at_ms)
     return None if next_deliver_at_ms == NEVER else next_deliver_at_ms
 
 

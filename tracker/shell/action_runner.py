@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final
 
+from managed_ledger.value_types import Clock
 from tracker.core.actions import (
     Action,
     ActionFailed,
@@ -48,7 +49,7 @@ class ActionRunner:
         stats: TrackerStats,
         *,
         calls_in_flight_max: int,
-        now_ms: Callable[[], int],
+        now_ms: Clock,
         take: Callable[[Event], None],
     ) -> None:
         self._work = work

@@ -13,6 +13,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
 
+from managed_ledger.value_types import Clock
+
 TIMER_MS_MAX: Final = 5_000
 """No sleep is longer, so that a step of the clock is noticed."""
 
@@ -44,7 +46,7 @@ class Alarms:
         now_ms: The wall clock in milliseconds.
     """
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
+    def __init__(self, now_ms: Clock) -> None:
         self._now_ms = now_ms
         self._heap: list[tuple[int, int, Alarm]] = []
         self._numbers = count()

@@ -16,6 +16,7 @@ from broker.protocol.commands import frame
 from broker.protocol.frames import FrameSplitter
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.server.service import Service
+from managed_ledger.value_types import Clock
 
 
 class FakeTransport(asyncio.Transport):
@@ -124,7 +125,7 @@ async def until(look: Callable[[], Any]) -> Any:
             await asyncio.sleep(0.001)
 
 
-async def open_service(folder: Path, now_ms: Callable[[], int] = lambda: 1_800_000_000_000, **values: Any) -> Service:
+async def open_service(folder: Path, now_ms: Clock = lambda: 1_800_000_000_000, **values: Any) -> Service:
     """Open a service on a folder, with the time standing still; all of it in this process, which saves a start."""
     config = BrokerConfig(data_directory=folder, has_snapshot_process=False, **values)
     return await Service.open(config, now_ms=now_ms)

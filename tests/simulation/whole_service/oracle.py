@@ -15,6 +15,7 @@ from typing import NamedTuple
 from broker.topics.pause import NOT_PAUSED, PauseState
 from dispatcher.consumer import Delivery
 from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.value_types import Clock
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.variants import (
     CLASSIC,
@@ -277,7 +278,7 @@ class Times:
     """The clocks as the oracle sees them."""
 
     now_s: Callable[[], float]
-    now_ms: Callable[[], int]
+    now_ms: Clock
     peaks: list[tuple[float, int]] = field(default_factory=list)
     """When the clock was put back, and how late it was before."""
 

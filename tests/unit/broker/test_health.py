@@ -14,6 +14,7 @@ from dispatcher.core.read_plan import ReadRequest
 from managed_ledger.ledger_store import LedgerStore, OpenDatabase, open_rocksdb
 from managed_ledger.position import Position
 from managed_ledger.rocksdb_store.disk_room import Room
+from managed_ledger.value_types import Clock
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
@@ -32,7 +33,7 @@ class _FullDisk(LedgerStore):
         return "There is no room for the log: no space left"
 
 
-def running_clock() -> Callable[[], int]:
+def running_clock() -> Clock:
     """A clock that goes on from `_NOW_MS`, since an outage ends with a retry.
 
     It begins with the story: a worker may have imported this module a long run of other tests ago.

@@ -57,9 +57,9 @@ def _next_to_load(state: TrackerState, room: int, through_ms: int, now_ms: int) 
     first = state.barriers.first_unloaded()
     if first is None:
         return None
-    if first.next_segment_ms > through_ms:
+    if first.next_segment_deliver_at_ms > through_ms:
         # It was due before the clock was put back, and is no longer among those that set the timer.
-        state.timers.at(Why.LOADS, first.next_segment_ms - (through_ms - now_ms))
+        state.timers.at(Why.LOADS, first.next_segment_deliver_at_ms - (through_ms - now_ms))
         return None
     # Handing out makes room. Where nothing can be handed out before this bucket, it is loaded without room.
     barrier = first.barrier

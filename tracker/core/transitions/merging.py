@@ -138,7 +138,7 @@ def take_over(state: TrackerState, target: Bucket) -> None:
     sources = [state.buckets[serial] for serial in target.sources]
     assert all(source.state is BucketState.SEALED for source in sources)
     let_sources_go(state, target)
-    target.loaded_spans = target.spans_before(min(source.next_segment_ms for source in sources))
+    target.loaded_spans = target.spans_before(min(source.next_segment_deliver_at_ms for source in sources))
     waited = [source.waited_for_since_ms for source in sources if source.waited_for_since_ms is not None]
     target.waited_for_since_ms = min(waited, default=None)
     state.merging.attempts.reset()
