@@ -8,13 +8,16 @@ and the lines of one metric come in chunks, so that the event loop can serve oth
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from prometheus_client.utils import floatToGoString
 
 Labels = Mapping[str, str]
 Sample = tuple[str, float]
 """Labels as text, and the value."""
+
+NO_LABELS: Final[Labels] = MappingProxyType({})
 
 LINES_AT_A_TIME: Final = 500
 """Lines of one chunk: half a millisecond of work, and some 64 KB."""
@@ -66,6 +69,33 @@ class Samples:
         self._values.append(value)
 
 
+class LabelTexts(NamedTuple):
+    """The labels of a figure, and those of the sums in which it counts; as text, which many metrics share."""
+
+    namespace: str
+    topic: str | None
+    """None where topics have no series."""
+    subscription: str | None
+    """None for a figure of a topic or a namespace."""
+
+
+def label_texts(at: Labels, more: Labels = NO_LABELS) -> LabelTexts:
+    """Return the texts for a subscription, a topic or a namespace.
+
+    Args:
+        at: Its labels.
+        more: Labels that stay in the sums.
+
+    >>> label_texts({"namespace": "n", "topic": "t"}, {"type": "load"}).namespace
+    '{namespace="n",type="load"}'
+    """
+    return LabelTexts(
+        label_text({**_without(at, "subscription", "topic"), **more}),
+        label_text({**_without(at, "subscription"), **more}) if "topic" in at else None,
+        label_text({**at, **more}) if "subscription" in at else None,
+    )
+
+
 class SummedSamples:
     """Samples of subscriptions, and their sums for each topic and each namespace before them.
 
@@ -85,18 +115,14 @@ class SummedSamples:
         samples = chain(self._namespaces.items(), self._topics.items(), self._subscriptions)
         return samples if self._has_zeros else (sample for sample in samples if sample[1])
 
-    def add(self, at: Labels, more: Labels, value: float) -> None:
-        """Take the sample of a subscription, a topic or a namespace, with labels that stay in the sums."""
-        if "subscription" in at:
-            self._subscriptions.add(label_text({**at, **more}), value)
-        if "topic" in at:
-            _add_to(self._topics, _without(at, "subscription"), more, value)
-        _add_to(self._namespaces, _without(at, "subscription", "topic"), more, value)
-
-
-def _add_to(sums: dict[str, float], at: Labels, more: Labels, value: float) -> None:
-    text = label_text({**at, **more})
-    sums[text] = sums.get(text, 0.0) + value
+    def add(self, texts: LabelTexts, value: float) -> None:
+        """Take the sample of a subscription, a topic or a namespace."""
+        namespace, topic, subscription = texts
+        if subscription is not None:
+            self._subscriptions.add(subscription, value)
+        if topic is not None:
+            self._topics[topic] = self._topics.get(topic, 0.0) + value
+        self._namespaces[namespace] = self._namespaces.get(namespace, 0.0) + value
 
 
 def _without(labels: Labels, *left_out: str) -> Labels:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from broker.admin.exposition import Labels, Sample, Samples, SummedSamples, family, label_text
+from broker.admin.exposition import Labels, Sample, Samples, SummedSamples, family, label_text, label_texts
 from broker.admin.figures import (
     CONSUMER_FIGURES,
     DISPATCHER_FIGURES,
@@ -132,25 +132,29 @@ class MetricsPage:
         self._consumers_out["pulsar_out_bytes_total"].add(label_text(labels), one.bytes_out_counter)
 
     def _add_index(self, at: Labels, stats: TrackerStats | None, counters: TrackerCounters | None) -> None:
+        if stats is None and counters is None:
+            return
+        texts = label_texts(at)
         if stats is not None:
             for gauge, samples in zip(INDEX_GAUGES, self._gauges, strict=True):
-                samples.add(at, {}, gauge.value(stats))
+                samples.add(texts, gauge.value(stats))
         if counters is None:
             return
         for counter, samples in zip(INDEX_COUNTERS, self._counters, strict=True):
-            samples.add(at, {}, counter.value(counters))
+            samples.add(texts, counter.value(counters))
         for kind, operation in counters.operations.items():
             # Pulsar leaves out counters of events that never happened.
             for state, count in (("succeed", operation.succeed), ("failed", operation.failed), ("all", operation.all)):
                 if count:
-                    self._operations.add(at, {"state": state, "type": kind.value}, count)
+                    self._operations.add(label_texts(at, {"state": state, "type": kind.value}), count)
             if operation.succeed:
+                of_kind = label_texts(at, {"type": kind.value})
                 for quantile, count in zip(LATENCY_LABELS, operation.latency_counts, strict=True):
                     if count:
-                        self._latencies.add(at, {"type": kind.value, "quantile": quantile}, count)
-                self._latency_counts.add(at, {"type": kind.value}, operation.succeed)
+                        self._latencies.add(label_texts(at, {"type": kind.value, "quantile": quantile}), count)
+                self._latency_counts.add(of_kind, operation.succeed)
                 # A sum is written wherever there is a count, also where every duration is below a millisecond.
-                self._latency_sums.add(at, {"type": kind.value}, operation.latency_sum_ms)
+                self._latency_sums.add(of_kind, operation.latency_sum_ms)
 
     def chunks(
         self, *, connection_count: int, turns: TurnHistogram | None, store: StoreSnapshot | None = None
