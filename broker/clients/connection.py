@@ -4,8 +4,9 @@
                                      ├─ FLOW, ACK, REDELIVER, PING ► at once, on this call
                                      └─ requests ──────────────────► a queue for each topic (`request_queues`)
 
-Commands of single messages are handled on the receiving call, without a task or an await. Requests of one topic wait
-for each other. A protocol error ends this connection with the reason in the log and touches no other.
+Commands of single messages are handled on the receiving call, without a task or an await, for a slice of time: what is
+left of many has the next turns of the event loop. Requests of one topic wait for each other. A protocol error ends this
+connection with the reason in the log and touches no other.
 
 `broker.authentication` turns the credentials of CONNECT into a role, and `requests` checks the role's permissions for
 each request. Single messages are not checked: when a grant is removed, its producers and consumers are closed.
@@ -30,7 +31,7 @@ from broker.protocol.errors import ProtocolError
 from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
 from broker.server.service import Service
-from broker.server.slices import in_slices
+from broker.server.slices import SLICE_S, in_slices
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.position import Position
@@ -47,6 +48,8 @@ UNREAD_BYTES_MAX: Final = 32 * 1024 * 1024
 REQUESTS_MAX: Final = 1_000
 """Requests that wait for an answer; reading pauses above it."""
 
+_FRAMES_WAIT: Final = "received frames wait"
+
 CLOSE_GRACE_S: Final = 1.0
 """How long a closed connection may take to send its last bytes."""
 
@@ -62,6 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         handlers: Answers requests, by type of command.
         accepted: Its admission, with the deadline for CONNECT; None for a connection without a deadline.
         publish_pending_bytes_max: Reading pauses while more bytes wait for the disk.
+        clock_s: A clock that never goes back, in seconds; None for that of the event loop.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         accepted: Accepted | None = None,
         *,
         publish_pending_bytes_max: int = PUBLISH_PENDING_BYTES_MAX,
+        clock_s: Callable[[], float] | None = None,
     ) -> None:
         self.service = service
         self._handlers = handlers
@@ -82,6 +87,11 @@ class Connection(asyncio.BufferedProtocol):
         self.credentials = Credentials(service.authenticator, None, challenge_before_ms=0)
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter(service.config.message_size_max)
+        self._clock_s = asyncio.get_running_loop().time if clock_s is None else clock_s
+        self._frames: list[Frame] = []
+        """Received, and left for the next turns of the event loop."""
+        self._handling: asyncio.Task[None] | None = None
+        """Handles them; None while there are none."""
         self._publisher = Publisher(self, pending_bytes_max=publish_pending_bytes_max, refusal_log=service.refusal_log)
         self._requests = RequestQueues(
             self._answer_request,
@@ -98,7 +108,6 @@ class Connection(asyncio.BufferedProtocol):
         self._dismissed_producers: set[int] = set()
         self._pauses: set[str] = set()
         self._is_leaving = False
-        self._has_left = False
 
     # ---- transport ----
 
@@ -144,17 +153,57 @@ class Connection(asyncio.BufferedProtocol):
         return self.service.receive_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle what was received: one pass over all frames of the chunk."""
-        if self._has_left:
+        """Handle what was received, in slices: a chunk may hold a thousand acknowledgements, 0.1 ms each."""
+        if self._is_leaving:
             # The end of TLS may bring bytes of before.
             return
         self._has_received = True
         try:
-            for frame in self._splitter.feed(bytes(self.service.receive_buffer[:nbytes])):
-                self._on_frame(frame)
+            frames = self._splitter.feed(bytes(self.service.receive_buffer[:nbytes]))
         except ProtocolError as error:
-            # Most clients connect again for ever, each time with the same token.
-            self.close(str(error), is_repeated=True)
+            self._end_for(error)
+            return
+        if self._frames:
+            self._frames += frames
+            return
+        self._frames = self._after_a_slice(frames)
+        if self._frames:
+            self.pause_reading(_FRAMES_WAIT)
+            self._handling = self.service.spawn(self._handle_others())
+
+    def _after_a_slice(self, frames: list[Frame]) -> list[Frame]:
+        """Handle frames until a slice's time has passed, and return the others."""
+        following = iter(frames)
+        ends_s = self._clock_s() + SLICE_S
+        try:
+            for frame in following:
+                self._on_frame(frame)
+                if self._clock_s() >= ends_s:
+                    break
+        except ProtocolError as error:
+            self._end_for(error)
+            return []
+        self._publisher.flush()
+        return list(following)
+
+    async def _handle_others(self) -> None:
+        """Handle the frames that are left, a slice a turn, before anything more is read."""
+        while self._frames:
+            try:
+                self._frames = self._after_a_slice(self._frames)
+            except Exception:
+                # A supervisor, as asyncio itself is for the receiving call: a defect ends the connection.
+                logger.exception("a frame of connection %s failed", self.peer)
+                self._frames = []
+                self.close("a frame failed")
+            await asyncio.sleep(0)
+        self._handling = None
+        self.resume_reading(_FRAMES_WAIT)
+
+    def _end_for(self, error: ProtocolError) -> None:
+        """Close the connection for what its client has sent; nothing behind it is handled."""
+        # Most clients connect again for ever, each time with the same token.
+        self.close(str(error), is_repeated=True)
         self._publisher.flush()
 
     @property
@@ -404,8 +453,8 @@ class Connection(asyncio.BufferedProtocol):
         try:
             await self._handlers[command.type](self, command)
         except Exception:
-            # One of two places that catch every exception: a bug in one request must not leave its
-            # client waiting for ever. The connection ends, its client reconnects, other connections go on.
+            # A supervisor: a bug in one request must not leave its client waiting for ever. The connection ends, its
+            # client reconnects, other connections go on.
             logger.exception("request of connection %s failed", self.peer)
             self.close("a request failed")
 
@@ -423,6 +472,9 @@ class Connection(asyncio.BufferedProtocol):
             self._connect_timer = None
 
     async def _leave(self) -> None:
+        if self._handling is not None:
+            # What was received before the end is handled, acknowledgements above all.
+            await self._handling
         await self._requests.finished()
         async for producer, topic in in_slices(list(self.producers.values())):
             topic.remove_producer(producer)
@@ -431,7 +483,6 @@ class Connection(asyncio.BufferedProtocol):
             await topic.consumer_left(consumer)
         self.consumers.clear()
         # Both refer to the connection. Without them, the memory of an ended one goes without a collection of cycles.
-        self._has_left = True
         del self._publisher, self._requests
 
 

@@ -65,10 +65,17 @@ class Peer:
     """A client of one connection, speaking in commands."""
 
     def __init__(
-        self, service: Service, *, has_to_connect: bool = True, accepted: Accepted | None = None, **limits: int
+        self,
+        service: Service,
+        *,
+        has_to_connect: bool = True,
+        accepted: Accepted | None = None,
+        clock_s: Callable[[], float] = lambda: 0.0,
+        **limits: int,
     ) -> None:
         self.transport = FakeTransport()
-        self.connection = Connection(service, HANDLERS, accepted, **limits)
+        # Without a clock that goes on, all that is received at once is handled at once.
+        self.connection = Connection(service, HANDLERS, accepted, clock_s=clock_s, **limits)
         self.transport.connection = self.connection
         self.connection.connection_made(self.transport)
         self._requests = 0

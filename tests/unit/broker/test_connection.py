@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from broker.protocol.pb.pulsar_api_pb2 import (
     ServerError,
 )
 from broker.server.service import Service
+from broker.server.slices import SLICE_S
 from broker.topics.limits import ConnectionController, LimitsConfig
 from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig
@@ -76,6 +78,86 @@ def test_a_corrupt_send_is_refused_and_the_next_one_is_kept(tmp_path: Path) -> N
         refused = [one.send_error for one in peer.answers() if one.type == BaseCommand.SEND_ERROR]
         assert [error.sequence_id for error in refused] == [0]
         assert not peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def pings(count: int) -> bytes:
+    """Frames that are answered at once, one by one."""
+    return frame(BaseCommand(type=BaseCommand.PING, ping={})) * count
+
+
+def pongs(peer: Peer) -> int:
+    """How many of them were answered."""
+    return sum(one.type == BaseCommand.PONG for one in peer.answers())
+
+
+def test_many_frames_received_at_once_are_handled_in_slices_and_nothing_is_read_before_their_end(
+    tmp_path: Path,
+) -> None:
+    async def story(service: Service) -> None:
+        # Each frame takes half a slice.
+        peer = Peer(service, clock_s=count(0, SLICE_S / 2).__next__)
+
+        peer.send_bytes(pings(9))
+        at_once, was_reading = pongs(peer), peer.transport.reads
+        await asyncio.sleep(0)
+        after_a_turn = pongs(peer)
+        await until(lambda: peer.transport.reads)
+
+        assert (at_once, was_reading, after_a_turn) == (2, False, 4)
+        assert pongs(peer) == 9
+
+    play(tmp_path, story)
+
+
+def test_sends_that_wait_for_a_slice_keep_their_order_also_before_what_comes_later(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service, clock_s=count(0, SLICE_S).__next__)
+        await producer(peer)
+
+        peer.send_bytes(b"".join(send_frame(i) for i in range(5)))
+        peer.send_bytes(b"".join(send_frame(i) for i in range(5, 8)))
+        await until(lambda: sum(one.type == BaseCommand.SEND_RECEIPT for one in peer.answers()) == 8)
+
+        receipts = [one.send_receipt for one in peer.answers() if one.type == BaseCommand.SEND_RECEIPT]
+        assert [(one.sequence_id, one.message_id.entryId) for one in receipts] == [(i, i) for i in range(8)]
+
+    play(tmp_path, story)
+
+
+def test_acknowledgements_that_were_received_before_a_connection_was_lost_count(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service, clock_s=count(0, SLICE_S).__next__)
+        await producer(peer)
+        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="s", consumer_id=1, subType=1)
+        peer.send_bytes(b"".join(send_frame(i) for i in range(5)))
+        cursor = service.topics[TopicName.parse("t")].subscriptions["s"].cursor
+        await until(lambda: cursor.backlog == 5)
+        ledger_id = cursor.next_unacknowledged_position.ledger_id
+
+        acks = [BaseCommand(type=BaseCommand.ACK, ack={"consumer_id": 1, "ack_type": 0}) for _ in range(5)]
+        for entry_id, command in enumerate(acks):
+            command.ack.message_id.add(ledgerId=ledger_id, entryId=entry_id)
+        peer.send_bytes(b"".join(map(frame, acks)))
+        left = cursor.backlog
+        peer.connection.connection_lost(None)
+        await until(lambda: not service.topics[TopicName.parse("t")].subscriptions["s"].consumers)
+
+        assert left > 0
+        assert cursor.backlog == 0
+
+    play(tmp_path, story)
+
+
+def test_a_fault_in_a_later_slice_ends_the_connection_and_what_is_behind_it_is_not_handled(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service, clock_s=count(0, SLICE_S).__next__)
+
+        peer.send_bytes(pings(3) + send_frame(0) + pings(3))
+        await until(lambda: peer.transport.closed)
+
+        assert pongs(peer) == 3
 
     play(tmp_path, story)
 
