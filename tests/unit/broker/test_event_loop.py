@@ -190,6 +190,51 @@ def test_a_full_collection_looks_at_no_object_twice() -> None:
     assert not any(getattr(one, "__name__", "") == "_freeze_survivors" for one in gc.callbacks)
 
 
+def test_new_objects_are_collected_while_as_many_old_ones_are_freed() -> None:
+    """In a process of its own, as it is the whole process's."""
+    program = """
+        import asyncio
+        import gc
+        from broker.server.event_loop import COLLECTED_OBJECTS_MIN, ServiceEventLoop, spare_old_objects
+
+        old = [[] for _ in range(300_000)]
+        spare_old_objects()
+        most_at_once = 0
+
+        def note(phase, info):
+            global most_at_once
+            if phase == "start":
+                most_at_once = max(most_at_once, len(gc.get_objects(generation=0)))
+
+        async def story():
+            new = []
+            for first in range(0, len(old), 1_000):
+                for place in range(first, first + 1_000):
+                    old[place] = None
+                    new.append([])
+                loop_clock.now += 0.002
+                await asyncio.sleep(0)
+            print(len(gc.get_objects(generation=0)) < 3 * COLLECTED_OBJECTS_MIN)
+
+        class LoopClock:
+            now = 0.0
+
+            def __call__(self):
+                return self.now
+
+        loop_clock = LoopClock()
+        gc.callbacks.append(note)
+        with asyncio.Runner(loop_factory=lambda: ServiceEventLoop(loop_clock)) as runner:
+            runner.run(story())
+        print(COLLECTED_OBJECTS_MIN <= most_at_once < 3 * COLLECTED_OBJECTS_MIN)
+    """
+    output = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert output.split() == ["True"] * 2
+
+
 def test_others_have_a_turn_after_each_slice() -> None:
     turns = 0
 
