@@ -24,9 +24,11 @@ def parts_of(properties: Mapping[str, str]) -> Parts:
     >>> parts_of(to_property({(3, 9): (5,)}))
     {(3, 9): (5,)}
     """
-    stored = json.loads(properties.get(PARTS_PROPERTY, "{}"))
+    stored = properties.get(PARTS_PROPERTY)
+    if stored is None:
+        return {}
     parts: Parts = {}
-    for text, words in stored.items():
+    for text, words in json.loads(stored).items():
         ledger_id, _, entry_id = text.partition(":")
         parts[int(ledger_id), int(entry_id)] = tuple(words)
     return parts
