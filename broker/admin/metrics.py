@@ -28,7 +28,7 @@ from broker.admin.figures import (
     StoreSnapshot,
     TopicSnapshot,
 )
-from broker.server.event_loop import TURN_SECONDS, TurnHistogram
+from broker.server.event_loop import TURN_SECONDS, LoopTurns
 from broker.server.slices import in_slices
 from dispatcher.lateness import LATENESS_MS, LatenessHistogram
 from dispatcher.stats import ConsumerStats
@@ -45,7 +45,7 @@ async def stream_metrics(
     connection_count: int,
     is_by_topic: bool,
     is_by_consumer: bool,
-    turns: TurnHistogram | None,
+    turns: LoopTurns | None,
     store: StoreSnapshot | None = None,
 ) -> AsyncIterator[bytes]:
     """Write the metrics in slices: 10,000 topics take seconds, and deliveries go on between two slices.
@@ -157,7 +157,7 @@ class MetricsPage:
                 self._latency_sums.add(of_kind, operation.latency_sum_ms)
 
     def chunks(
-        self, *, connection_count: int, turns: TurnHistogram | None, store: StoreSnapshot | None = None
+        self, *, connection_count: int, turns: LoopTurns | None, store: StoreSnapshot | None = None
     ) -> Iterator[bytes]:
         """Write everything, some hundred lines at a time.
 
@@ -284,12 +284,21 @@ def _store_lines(store: StoreSnapshot, labels: Labels) -> Iterator[bytes]:
         )
 
 
-def _turn_lines(turns: TurnHistogram, labels: Labels) -> Iterator[bytes]:
-    name = "postdate_event_loop_turn_seconds"
-    yield _head(name, "How long the turns of the event loop took; nothing else is done meanwhile.")
-    yield _histogram(name, labels, TURN_SECONDS, turns.counts, turns.sum_s)
-    yield from family(
-        "postdate_event_loop_turn_seconds_max",
-        "The longest turn of the event loop since the start.",
-        [(label_text(labels), turns.longest_s)],
-    )
+def _turn_lines(turns: LoopTurns, labels: Labels) -> Iterator[bytes]:
+    for name, histogram, documentation, longest in (
+        (
+            "postdate_event_loop_turn_seconds",
+            turns.by_clock,
+            "How long the turns of the event loop took; nothing else is done meanwhile.",
+            "The longest turn of the event loop since the start.",
+        ),
+        (
+            "postdate_event_loop_turn_processor_seconds",
+            turns.of_processor,
+            "Processor time of the loop's thread in each turn: where turns take longer, it waited for a processor.",
+            "The most processor time of a turn since the start.",
+        ),
+    ):
+        yield _head(name, documentation)
+        yield _histogram(name, labels, TURN_SECONDS, histogram.counts, histogram.sum_s)
+        yield from family(f"{name}_max", longest, [(label_text(labels), histogram.longest_s)])

@@ -1,11 +1,12 @@
-"""The event loop of the service, with a histogram of its turns, and the tuning of garbage collection.
+"""The event loop of the service, with histograms of its turns, and the tuning of garbage collection.
 
     select returns ─► new events, then callbacks that are ready ─► select is called again
                    └──────────────── one turn ────────────────┘
 
 While a turn lasts, the loop receives nothing, and no timer fires. Time in which other threads hold the interpreter
-counts, sleeping does not. When thousands of topics are opened, more callbacks are ready than a turn should take: it
-takes what came in and the timers that are due, and of the others only some (`ServiceEventLoop.call_soon`).
+counts, sleeping does not. A second histogram has the processor time of the loop's thread in each turn. It tells long
+work from waiting for a processor. When thousands of topics are opened, more callbacks are ready than a turn should
+take: it takes what came in and the timers that are due, and of the others only some (`ServiceEventLoop.call_soon`).
 
 Python's collector of cyclic garbage would be the longest by far: with 10,000 topics a full collection looks at over two
 million objects, for half a second. So objects that have survived one collection are exempt from later ones, and a
@@ -22,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -59,14 +60,24 @@ class TurnHistogram:
         self.longest_s = max(self.longest_s, seconds)
 
 
+class LoopTurns(NamedTuple):
+    """The turns of a loop, counted in two ways."""
+
+    by_clock: TurnHistogram
+    of_processor: TurnHistogram
+    """By the processor time of the loop's thread."""
+
+
 class _TurnSelector(selectors.DefaultSelector):
     """A selector that measures the time between its calls, and collects garbage before a call when it is time."""
 
-    def __init__(self, turns: TurnHistogram, monotonic: Callable[[], float]) -> None:
+    def __init__(self, turns: LoopTurns, monotonic: Callable[[], float], processor_s: Callable[[], float]) -> None:
         super().__init__()
         self._turns = turns
         self._monotonic = monotonic
+        self._processor_s = processor_s
         self._woken_at: float | None = None
+        self._woken_at_processor_s = 0.0
         self._uncounted_s = 0.0
 
     @property
@@ -81,9 +92,10 @@ class _TurnSelector(selectors.DefaultSelector):
             self._uncounted_s = 0.0
         _collect_if_due(is_counted=is_to_be_counted)
         if self._woken_at is not None:
-            self._turns.note(self.turn_s)
+            self._turns.by_clock.note(self.turn_s)
+            self._turns.of_processor.note(self._processor_s() - self._woken_at_processor_s)
         events = super().select(timeout)
-        self._woken_at = self._monotonic()
+        self._woken_at, self._woken_at_processor_s = self._monotonic(), self._processor_s()
         return events
 
 
@@ -111,11 +123,14 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
 
     Args:
         monotonic: A clock that never goes back, in seconds.
+        processor_s: The processor time of the thread that it is called on.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.turns = TurnHistogram()
-        self._turn = _TurnSelector(self.turns, monotonic)
+    def __init__(
+        self, monotonic: Callable[[], float] = time.monotonic, processor_s: Callable[[], float] = time.thread_time
+    ) -> None:
+        self.turns = LoopTurns(TurnHistogram(), TurnHistogram())
+        self._turn = _TurnSelector(self.turns, monotonic, processor_s)
         self._work: deque[_Work] = deque()
         self._is_working = False
         super().__init__(self._turn)
@@ -174,8 +189,8 @@ def run_on_service_loop(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-def turns_of(loop: asyncio.AbstractEventLoop) -> TurnHistogram | None:
-    """Return the histogram of a loop that has one."""
+def turns_of(loop: asyncio.AbstractEventLoop) -> LoopTurns | None:
+    """Return the histograms of a loop that has them."""
     return loop.turns if isinstance(loop, ServiceEventLoop) else None
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from broker.admin.figures import StoreSnapshot, TopicSnapshot
 from broker.admin.metrics import MetricsPage
-from broker.server.event_loop import TurnHistogram
+from broker.server.event_loop import LoopTurns
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ServiceSnapshot:
     topics: Sequence[TopicSnapshot] = ()
     is_by_topic: bool = True
     is_by_consumer: bool = False
-    turns: TurnHistogram | None = None
+    turns: LoopTurns | None = None
     store: StoreSnapshot | None = None
 
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.admin.figures import SubscriptionSnapshot, TopicSnapshot
 from broker.admin.metrics import stream_metrics
-from broker.server.event_loop import TurnHistogram
+from broker.server.event_loop import LoopTurns, TurnHistogram
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
@@ -454,10 +454,11 @@ def test_consumers_have_series_of_their_own_if_they_are_asked_for() -> None:
     assert not any("consumer_name" in dict(labels) for _, labels in samples(metrics_text(by_namespace).decode()))
 
 
-def test_the_turns_of_the_event_loop_are_a_histogram() -> None:
-    turns = TurnHistogram()
+def test_the_turns_of_the_event_loop_are_two_histograms() -> None:
+    turns = LoopTurns(TurnHistogram(), TurnHistogram())
     for seconds in (0.0001, 0.003, 0.003, 0.015, 7.0):
-        turns.note(seconds)
+        turns.by_clock.note(seconds)
+        turns.of_processor.note(seconds / 10)
 
     found = samples(metrics_text(ServiceSnapshot(cluster="standalone", connection_count=0, turns=turns)).decode())
 
@@ -466,6 +467,10 @@ def test_the_turns_of_the_event_loop_are_a_histogram() -> None:
     assert {end: found[f"{name}_bucket", at(CLUSTER, le=end)] for end in ends} == ends
     assert found[f"{name}_count", at(CLUSTER)] == 5
     assert found[f"{name}_max", at(CLUSTER)] == 7.0
+    name = "postdate_event_loop_turn_processor_seconds"
+    ends = {"0.0005": 3, "0.002": 4, "0.5": 4, "1": 5, "+Inf": 5}
+    assert {end: found[f"{name}_bucket", at(CLUSTER, le=end)] for end in ends} == ends
+    assert found[f"{name}_max", at(CLUSTER)] == 0.7
 
 
 def test_labels_that_have_to_be_escaped_are() -> None:
