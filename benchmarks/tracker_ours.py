@@ -248,7 +248,7 @@ class TrackerRun:
         cursor.properties = dict(first.properties)
         storage.read_count = 0
         began = time.perf_counter()
-        tracker = self._tracker(storage, cursor, FakeClock(NOW_MS))
+        tracker = self._tracker(storage, cursor, FakeClock(NOW_MS), announces=False)
         await settle(tracker, every_s=0.0005)
         figures: Figures = {
             "recovery_ms": (time.perf_counter() - began) * 1_000,
@@ -280,12 +280,15 @@ class TrackerRun:
         cursor: FakeCursor,
         clock: FakeClock,
         on_available: Callable[[], None] = lambda: None,
+        *,
+        announces: bool = True,
     ) -> BucketDelayedDeliveryTracker:
         context = TrackerContext(topic_name="bench", cursor_name="sub", cursor=cursor, on_available=on_available)
         tracker = BucketDelayedDeliveryTracker(context, self._config, storage, now_ms=clock)
         tracker.start()
-        # A dispatcher does so when it begins to read.
-        tracker.will_read(0)
+        if announces:
+            # A dispatcher does so when it begins to read.
+            tracker.will_read(0)
         return tracker
 
 
