@@ -3,11 +3,12 @@
     python tests/simulation/before_fixes.py [--only item-1] [--seeds 200] [--first-seed 0]
 
 For each fault the product of both commits is taken out of git into a folder of its own, with this simulation beside it;
-seeds are run on both, without those of thousands of entries, and those are counted that complain of the fault. What the
-product lacked or called otherwise then is bridged by `_bridge`, outside of the product: modules by their old names,
+seeds are run on both, without those of thousands of entries, and those are counted that complain of the fault.
+`_bridge` bridges the names and parts that the product of then lacked, outside of it: modules by their old names,
 settings and arguments left out that it did not know, small portions set where they were constants, threads replaced by
-the loop. Requests about scheduled messages did not exist, so they are no events, and neither are changes of policies,
-which had other rules. `docs/simulation.md` has the last table.
+the loop.
+Requests about scheduled messages did not exist, so they are no events, and neither are changes of policies, which had
+other rules. `docs/simulation.md` has the last table.
 """
 
 import argparse
@@ -39,7 +40,7 @@ class Fix(NamedTuple):
     commit: str
     subject: str
     says: str
-    """What a complaint about this fault matches."""
+    """A complaint about this fault matches it."""
     matching: str = ""
     """Only seeds whose kinds match this."""
 
@@ -166,7 +167,7 @@ def _set_portions(settings: dict[str, Any]) -> None:
 
 
 _OTHER_FAULTS: Final = r"msgDelayed is|messages are tracked|before its time|timers were set"
-"""What was wrong then by other faults, and would end a run before it meets the one that is looked for."""
+"""Complaints about other faults of then, which would end a run before it meets the one that is looked for."""
 
 
 def _bridge_simulation() -> None:

@@ -1,8 +1,8 @@
 """Seeds that failed once, each with what it showed; they are run with every test.
 
-A seed means the same run as long as the events and the choices of `whole_service` are as they were. Whoever changes
-those looks for the faults again: `known_mutants.py` has them, `mutants.py --group items found` puts each back alone and
-says which seed finds it first.
+A seed means the same run as long as the events and the choices of `whole_service` are as they were. After a
+change of those the faults are looked for again: `known_mutants.py` has them, `mutants.py --group items found` puts each
+back alone and says which seed finds it first.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class FailedSeed(NamedTuple):
 
 FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(7, "item 1: Shared took from a heap that was not there", mutant="item-1"),
-    FailedSeed(18, "item 2: a due message nobody was told of", mutant="item-2"),
+    FailedSeed(18, "item 2: no consumer was told of a due message", mutant="item-2"),
     FailedSeed(27, "item 3: immediate messages of a ledger in recovery were put aside", mutant="item-3"),
     FailedSeed(47, "item 4: a seek waited for the snapshot storage", mutant="item-4"),
     FailedSeed(67, "item 5: a newcomer of the classic mode waited for a delayed message", mutant="item-5"),
@@ -40,7 +40,7 @@ FAILED_SEEDS: list[FailedSeed] = [
         "messages of several ledgers that were moved by their ids were copied ledger by ledger, not in order of time",
     ),
     FailedSeed(3780758999, "the simulation itself judged by a new rate what was sent before the rate was in force"),
-    FailedSeed(2808193559, "a small poll merged 16,384 due rows, whatever might be loaded"),
+    FailedSeed(2808193559, "a small poll merged 16,384 due rows, more than may be loaded"),
     FailedSeed(2808194023, "the simulation itself wanted the positions of more copies than an answer has"),
     FailedSeed(3975524176, "9,800 rows of one time were loaded, and all were acknowledged: they made room for none"),
     FailedSeed(3975523916, "the simulation itself let a newcomer wait for messages that were trimmed"),
@@ -63,6 +63,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(
         1467248109, "the simulation itself took delays for switched off where a crash had cut the request short"
     ),
-    FailedSeed(1467248192, "a message that was read while delays were switched off was forgotten, and sent to nobody"),
+    FailedSeed(1467248192, "a message that was read while delays were switched off was forgotten and never sent"),
     FailedSeed(1467248242, "the simulation itself asked a subscription that is being made what it has acknowledged"),
 ]

@@ -25,7 +25,7 @@ class Mutant(NamedTuple):
     why: str
     more: tuple[Edit, ...] = ()
     says: str = ""
-    """What a complaint must match to be about this fault, where its edits bring more than one."""
+    """A complaint about this fault matches it, where the edits bring more than one fault."""
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -56,7 +56,7 @@ DISPATCHER: Final = [
         "a count not lowered: what the subscription holds",
     ),
     Mutant(
-        "unblocked-and-nobody-served",
+        "unblocked-and-none-served",
         "dispatcher/core/multiple_consumers.py",
         "            self.is_blocked = False\n            self.to_serve.update(self.consumers)\n",
         "            self.is_blocked = False\n",

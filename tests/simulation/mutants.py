@@ -49,7 +49,7 @@ class MutantVerdict(NamedTuple):
 
 
 class TextGoneError(Exception):
-    """What a mutant replaces is not in the code, or stands there more than once."""
+    """The text that a mutant replaces is not in the code, or stands there more than once."""
 
 
 def mutate(folder: Path, mutant: Mutant) -> None:

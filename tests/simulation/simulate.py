@@ -1,7 +1,7 @@
 """Simulates the whole service by seed, for as long as one likes: `make simulate SEEDS=1000`; see `--help`.
 
-Every seed is a run of its own (`whole_service`). Fresh seeds are chosen anew each time; what fails is printed with the
-command that repeats it exactly.
+Every seed is a run of its own (`whole_service`). Fresh seeds are chosen anew each time; a failing seed is printed with
+the command that repeats it exactly.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class SpinsError(Exception):
 
 
 def guarded(job: tuple[int, str | None]) -> Result:
-    """Run a seed in a process that has nothing else to do; whatever goes wrong is a complaint."""
+    """Run a seed in a process of its own; every exception is a complaint."""
     seed, variant = job
 
     def stop(_number: int, _frame: object) -> None:

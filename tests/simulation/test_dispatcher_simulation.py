@@ -28,7 +28,7 @@ Key = tuple[int, int]
 
 @dataclass
 class SimulationVerdict:
-    """What must not happen, counted."""
+    """Counts of broken promises."""
 
     lost: int = 0
     early: int = 0
@@ -36,7 +36,8 @@ class SimulationVerdict:
     """How often a key's next message should have come before the one that came."""
     out_of_order_after_one_wait: int = 0
     """The same within one life of the process, among what the tracker recovered, and among what is in ledgers in which
-    it recovers nothing. What is read late because of others in its ledger comes in order of the reads.
+    it recovers nothing. Messages that are read late because of others in their ledger come in order of the
+    reads.
     """
     two_owners: int = 0
     duplicates_without_reason: int = 0
@@ -120,7 +121,7 @@ class DispatcherStory:
         await self.dispatcher.close()
         return self.verdict
 
-    # Who acts.
+    # Actors: a producer, consumers, crashes.
 
     async def _produce(self) -> None:
         for number in range(self.messages):

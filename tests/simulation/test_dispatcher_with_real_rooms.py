@@ -98,7 +98,7 @@ class _Service:
 
 
 def test_delayed_messages_survive_a_restart_in_order(tmp_path: Path) -> None:
-    """What was sealed is recovered, the rest is read again, and each key's messages come by time."""
+    """Sealed buckets are recovered, other messages are read again, and each key's messages come by time."""
 
     async def story() -> None:
         storage = MemoryBucketSnapshotStorage()

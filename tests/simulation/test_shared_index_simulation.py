@@ -231,7 +231,7 @@ class SharedIndexStory:
         if sub.dispatcher is None or not self.log.entries:
             return
         position = self.chance.choice(self.log.entries).position
-        # What was before the seek says nothing about what comes after it.
+        # Deliveries before the seek say nothing about those after it.
         sub.delivered, sub.may_repeat = {}, set()
         sub.firsts.clear()
         await sub.dispatcher.reset(position)
@@ -334,7 +334,7 @@ class SharedIndexStory:
         assert self.index is not None
         if self.storage.fault_counts:
             self.storage.plan = NO_FAULTS
-            # What hangs runs into its time limit first.
+            # Calls that hang run into their time limit first.
             await asyncio.sleep(10)
         for sub in self.subs.values():
             assert sub.dispatcher is not None
@@ -351,7 +351,7 @@ class SharedIndexStory:
 
 @pytest.mark.parametrize("seed", range(15))
 def test_each_subscription_gets_each_message_once(seed: int) -> None:
-    """Whoever polls, comes, goes, seeks or starts again."""
+    """Subscriptions poll, come, go, seek and start again."""
     run(SharedIndexStory(seed).play())
 
 

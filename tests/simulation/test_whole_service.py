@@ -22,7 +22,7 @@ SECONDS_MAX = float(os.environ.get("SIMULATION_SECONDS", "120" if os.environ.get
 
 @pytest.mark.parametrize(("seed", "variant"), [(failed.seed, failed.variant) for failed in FAILED_SEEDS])
 def test_a_seed_that_failed_once_fails_no_more(seed: int, variant: str | None) -> None:
-    """What each showed is said in `failed_seeds.py`."""
+    """`failed_seeds.py` says what each showed."""
     result = simulate(seed, variant)
 
     assert not result.complaints, report(result, variant)
@@ -31,9 +31,9 @@ def test_a_seed_that_failed_once_fails_no_more(seed: int, variant: str | None) -
 @pytest.mark.exhaustive
 @pytest.mark.timeout(SECONDS_MAX + 600)
 def test_no_fresh_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
-    """What fails is repeated by the command that is printed; `SIMULATION_FIRST` begins at the same seed again."""
+    """The printed command repeats a failure; `SIMULATION_FIRST` begins at the same seed again."""
     first = int(os.environ.get("SIMULATION_FIRST", first_seed_of_source()))
-    # Captured, so that a failure shows it whoever runs the test: a worker of pytest-xdist has no terminal.
+    # Captured, so that every failure shows it: a worker of pytest-xdist has no terminal.
     sys.stdout.write(f"fresh seeds from {first} on: SIMULATION_FIRST={first} runs them again\n")
     until = time.monotonic() + SECONDS_MAX
     seeds = deliveries = 0
@@ -55,7 +55,7 @@ def test_no_fresh_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("seed", [3, 8, 21])
 def test_a_seed_is_the_same_run_in_every_process(seed: int) -> None:
-    """Whatever the order of sets is there, and whatever ran before: else a failing seed could not be repeated."""
+    """Neither the order of sets nor earlier runs change a run: else a failing seed could not be repeated."""
     script = Path(__file__).parent / "simulate.py"
     ends = [
         subprocess.run(

@@ -1,6 +1,7 @@
 """Sentences have nouns as subjects: in comments, docstrings and messages of the product, and in its documentation.
 
-Comments and docstrings of the unit tests are held to the same; their other strings are data.
+Comments and docstrings of the unit tests are held to the same; their other strings are data. In the simulation each
+string counts, as its complaints are read.
 Words without a noun behind them (`who`, `nobody`, `whatever`) hide the part that is meant: a consumer, a caller, an
 operator.
 """
@@ -19,7 +20,7 @@ VAGUE = re.compile(r"\b(who|whom|whoever|whatever|somebody|someone|nobody|anybod
 BEGINS_WITHOUT_A_NOUN = re.compile(r"(?:\A[#\s>*-]*|[.:;]\s+)(What|Whose|Something)\b(?!\?)")
 """`What is acknowledged is skipped` and its like: the sentence has a noun, and says it."""
 
-ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+ROOMS = [*sorted(path.parent.name for path in ROOT.glob("*/__init__.py")), "tests/simulation"]
 PAGES = (
     "README.md",
     "ARCHITECTURE.md",

@@ -135,10 +135,10 @@ class MemoryDatabase:
                 rows.next()
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
-        """Nothing to give back."""
+        """Give nothing back: the rows are in memory."""
 
     def mend(self) -> None:
-        """Nothing that could be mended."""
+        """Count the call: memory needs no mending."""
         self.mendings += 1
 
     def mark_synced(self) -> None:
@@ -180,7 +180,7 @@ class CountingDatabase:
         self.mark_synced = self._database.mark_synced
 
     def mend(self) -> None:
-        """Nothing fails here."""
+        """Mend nothing: no write fails here."""
 
     def room(self, *, was_short: bool) -> Room | None:
         return None

@@ -1,4 +1,4 @@
-"""Consumers as the broker sees them, and what their clients know: what they were sent and have not acknowledged."""
+"""Consumers as the broker sees them, and the entries that their clients were sent and have not acknowledged."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ from dispatcher.consumer import Delivery, KeySharedPolicy
 
 
 class Link:
-    """A connection that writes to nobody; one per consumer (a `broker.clients.link.ClientLink`)."""
+    """A connection without a client at its other end; one per consumer (a `broker.clients.link.ClientLink`)."""
 
     peer = "simulated"
     client_version = "simulated"
@@ -17,16 +17,16 @@ class Link:
         self.is_closed = False
 
     def write(self, data: bytes) -> None:
-        """Nobody reads the commands."""
+        """Drop the commands: no client reads them."""
 
     def close(self, reason: str | None = None) -> None:
         self.is_closed = True
 
     def pause_reading(self, why: str) -> None:
-        """Nothing is read."""
+        """Ignore it: the link reads no commands."""
 
     def resume_reading(self, why: str) -> None:
-        """Nothing is read."""
+        """Ignore it: the link reads no commands."""
 
     def check_alive(self) -> None:
         """It is."""

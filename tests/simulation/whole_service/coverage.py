@@ -1,7 +1,7 @@
-"""What a run really met: events that had an effect, with their sizes, and bounds and portions that were reached.
+"""The coverage of a run: events that had an effect, with their sizes, and bounds and portions that were reached.
 
 An event that is drawn can find nothing to do, and a small limit need not be met; so both are counted where they take
-effect. `simulate.py --coverage` prints them for many seeds. Nothing is judged here.
+effect. `simulate.py --coverage` prints them for many seeds. Verdicts are the oracle's.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ Met = dict[str, tuple[int, int]]
 
 
 class Coverage:
-    """What one run met."""
+    """Events, bounds and portions that one run met."""
 
     def __init__(self) -> None:
         self.met: Met = {}
@@ -81,7 +81,7 @@ _KEY_SHARED: Final[dict[str, Callable[[KeySharedCore], int]]] = {
 }
 
 _CONSUMERS: Final[dict[str, Callable[[Dispatcher], int]]] = {
-    "bound: entries wait and nobody has permits": lambda dispatcher: int(
+    "bound: entries wait and no consumer has permits": lambda dispatcher: int(
         bool(dispatcher.core.consumers)
         and all(one.permits <= 0 for one in dispatcher.core.consumers.values())
         and isinstance(dispatcher.core, Intake)

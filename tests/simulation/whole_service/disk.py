@@ -47,16 +47,16 @@ class DiskHandle:
         return self._disk.scan(family, start, end)
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
-        """Nothing to give back."""
+        """Give nothing back: the rows are in memory."""
 
     def mend(self) -> None:
         """Writes do not fail here but for a process that is dead."""
 
     def mark_synced(self) -> None:
-        """Nothing of this disk is cut off."""
+        """Ignore the mark: this disk is never cut off at it."""
 
     def room(self, *, was_short: bool) -> None:
-        """Nobody can tell; the disk is never full here."""
+        """Give no figures: the disk is never full here."""
         del was_short
 
     def close(self) -> None:

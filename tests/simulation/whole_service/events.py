@@ -1,4 +1,4 @@
-"""What happens in a run, one function an event; each draws what it needs from the run's chance."""
+"""The events of a run, one function each; an event draws its choices from the run's chance."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.whole_service.simulation import Simulation
 
 ADMINISTRATION_S: Final = 2.0
-"""How long a request of a client or an administrator may take, whatever the snapshot storage does."""
+"""How long a request of a client or an administrator may take, in every state of the snapshot storage."""
 
 
 FOR_EVER_S: Final = 1e9
@@ -371,7 +371,7 @@ def _acknowledge_cumulative_part(
 
 
 def cancel(sim: "Simulation") -> None:
-    """Somebody who holds nothing acknowledges what waits: messages are cancelled, delayed ones above all."""
+    """A client without entries in hand acknowledges waiting ones: messages are cancelled, delayed ones above all."""
     sub = a_subscription(sim)
     if sub is None or sub.is_busy:
         return
@@ -380,7 +380,7 @@ def cancel(sim: "Simulation") -> None:
     if not waiting or sim.chance.random() < 0.2:
         waiting += [key for keys in sub.immediate.values() for key in keys]
     if waiting:
-        # Often all that is due, so that whoever was told of it finds nothing.
+        # Often all due entries, so that a dispatcher that was told of them finds none.
         cancel_keys(sim, sub, due if due and sim.chance.random() < 0.5 else some(sim, waiting))
 
 
@@ -390,7 +390,7 @@ def _due(sim: "Simulation", sub: SubscriptionModel) -> list[Key]:
 
 
 def cancel_keys(sim: "Simulation", sub: SubscriptionModel, keys: Sequence[Key]) -> None:
-    """Acknowledge what waits."""
+    """Acknowledge waiting entries."""
     dispatcher = sim.dispatcher(sub)
     if dispatcher is not None:
         sim.note(f"{sub.name} cancels {list(keys)[:20]}")
@@ -400,7 +400,7 @@ def cancel_keys(sim: "Simulation", sub: SubscriptionModel, keys: Sequence[Key]) 
 
 
 def let_due_go_another_way(sim: "Simulation", sub: SubscriptionModel) -> None:
-    """What is due is cancelled or skipped, or stays."""
+    """Due entries are cancelled or skipped, or stay."""
     due = _due(sim, sub)
     if due:
         match sim.chance.choice(["cancel", "skip", "stay"]):
@@ -414,7 +414,7 @@ _JUST_IN_TIME_S_MAX: Final = 30.0
 
 
 def just_in_time(sim: "Simulation") -> None:
-    """Something happens just as the time of a subscription's next delayed message comes."""
+    """An event happens just as the time of a subscription's next delayed message comes."""
     sub = a_subscription(sim)
     if sub is not None:
         sim.start_task(_act_when_due(sim, sub, sim.chance.choice([cancel, cancel, seek, skip, crash, redeliver_all])))
@@ -479,7 +479,7 @@ def _redeliver(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedCon
     dispatcher = sim.dispatcher(sub)
     assert dispatcher is not None
     sim.note(f"{sub.name} {consumer.name} wants again {'everything' if keys is None else keys[:20]}")
-    # An active consumer starts again from the first entry, whatever it names.
+    # An active consumer starts again from the first entry, also where it names others.
     is_all = keys is None or sub.is_single
     released = list(sub.held_by.get(consumer, ())) if is_all or keys is None else keys
     sim.did("redeliver everything, so many" if is_all else "nack", len(released))
@@ -491,7 +491,7 @@ def _redeliver(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedCon
 
 
 def seek(sim: "Simulation") -> None:
-    """Somebody sends a subscription elsewhere."""
+    """An administrator seeks a subscription to another position."""
     sub = a_subscription(sim)
     if sub is None or sub.is_busy or sim.subscription(sub) is None:
         return
@@ -663,7 +663,7 @@ async def unsubscribe(sim: "Simulation") -> None:
     if sub is None or sub.is_busy:
         return
     consumers = sim.open_consumers(sub)
-    # Who comes after the end of a subscription makes another one of the same name.
+    # A consumer that comes after the end of a subscription makes another one of the same name.
     if len(consumers) != 1 or len(sub.consumers) != 1 or sub.joining:
         return
     sub.is_busy = True
@@ -679,7 +679,7 @@ async def unsubscribe(sim: "Simulation") -> None:
 
 
 def change_kind(sim: "Simulation") -> None:
-    """The next consumers of a subscription that everybody left are of another type."""
+    """The next consumers of a subscription that all consumers left are of another type."""
     sub = a_subscription(sim)
     found = sim.subscription(sub) if sub is not None else None
     if sub is None or found is None or sub.is_busy or sub.joining or sub.consumers or found.consumers:
@@ -745,13 +745,13 @@ async def lose_snapshot(sim: "Simulation") -> None:
     if snapshots:
         sim.note("a snapshot is lost")
         sim.did("a snapshot is lost")
-        # That is found out when it is loaded, which can be much later. What it held keeps its place in order.
+        # That is found out when it is loaded, which can be much later. Its messages keep their place in order.
         sim.has_bad_snapshots = True
         await sim.stored.delete_bucket_snapshot(sim.chance.choice(snapshots).bucket_id)
 
 
 def heal(sim: "Simulation") -> None:
-    """Nothing goes wrong any more."""
+    """Faults end: of the storage, of reads and of the clock."""
     sim.life.storage.plan = NO_FAULTS
     sim.life.disk.read_failure_rate = 0.0
     mend_storage(sim)
@@ -764,7 +764,7 @@ def kill(sim: "Simulation") -> None:
 
 
 def cut_power(sim: "Simulation") -> None:
-    """The machine loses power: what was not synced is gone."""
+    """The machine loses power: writes that were not synced are gone."""
     sim.is_power_cut = True
     kill(sim)
 
@@ -790,7 +790,7 @@ async def wait_long(sim: "Simulation") -> None:
 
 
 async def rest(sim: "Simulation") -> None:
-    """Everything comes to rest, and what is due must have been sent."""
+    """The service comes to rest, and due messages must have been sent."""
     from tests.simulation.whole_service.rest import come_to_rest
 
     await come_to_rest(sim, is_final=False)

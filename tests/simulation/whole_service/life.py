@@ -1,8 +1,8 @@
 """One life of the service, from its start to its end or to a kill, on an event loop of its own.
 
-A kill stops the loop between two callbacks, wherever everything is then. What is left of the life is cancelled where
-it can do no harm: its disk and its snapshot storage are taken away first. The next life begins on another loop, at the
-time at which this one ended.
+A kill stops the loop between two callbacks, in any state of the service. Tasks that are left of the life are cancelled
+where they can do no harm: its disk and its snapshot storage are taken away first. The next life begins on another loop,
+at the time at which this one ended.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tracker.errors import TrackerError
 TOPIC = TopicName.parse("persistent://public/default/t")
 
 _EXPECTED_ERRORS = (SnapshotStorageError, LedgerError, TrackerError, TimeoutError, asyncio.CancelledError)
-"""What an outage may bring into the log; anything else is a fault of ours."""
+"""Errors that an outage may bring into the service's log; another error is a fault of ours."""
 
 
 _DROPPED_AFTER_FAILURES: Final = 3

@@ -1,10 +1,11 @@
-"""What may be sent and what must be: judged from what was published, acknowledged and asked for, and nothing else.
+"""The verdicts: which entries may be sent and which must be, judged from the requests of clients alone.
 
 The oracle uses no code of the dispatcher or the tracker. Slots are computed anew, order is that of sorted lists, and
-what is in whose hands follows from what was sent. Cursors and the log are asked in two cases, both of which a kill
-leaves open: which entries and which acknowledgements were durable. Even then the answer must be a possible one.
+the entries in a consumer's hands follow from those that were sent. Cursors and the log are asked in two cases, both of
+which a kill leaves open: which entries and which acknowledgements were durable. Even then the answer must be a possible
+one.
 
-Invariants are those of ARCHITECTURE.md, section 8; each complaint names what was promised.
+Invariants are those of ARCHITECTURE.md, section 8; each complaint names the promise.
 """
 
 import bisect
@@ -44,7 +45,7 @@ DELAYED_ORDER_GRACE_S = 0.5
 
 @dataclass(slots=True, eq=False)
 class PublishedEntry:
-    """What was published."""
+    """An entry as a client published it."""
 
     key: Key
     payload: bytes
@@ -56,7 +57,7 @@ class PublishedEntry:
     committed_at: float | None = None
     """In seconds of the loop; None while it may be lost."""
     copy_of: Key | None = None
-    """What it replaces with another time."""
+    """The entry that it replaces with another time."""
 
     @property
     def is_delayed(self) -> bool:
@@ -85,7 +86,7 @@ def words_of(bits: int) -> tuple[int, ...]:
 
 @dataclass(slots=True, eq=False)
 class InHand:
-    """An entry that a consumer was sent and that nobody has acknowledged."""
+    """An entry that a consumer was sent and that is not acknowledged."""
 
     consumer: SimulatedConsumer
     given_at: float
@@ -101,12 +102,12 @@ class OffPeriod:
 
 
 class Newcomer(NamedTuple):
-    """What a consumer has to wait for that joined others (PIP-282, and the classic mode)."""
+    """The wait of a consumer that joined others (PIP-282, and the classic mode)."""
 
     bound: Key
     """The first position that it may not get meanwhile."""
     awaited: list[Key]
-    """What must be acknowledged first."""
+    """Entries that must be acknowledged first."""
 
 
 @dataclass(slots=True)
@@ -116,17 +117,17 @@ class SmoothResume:
     rate_per_second: float
     since_s: float
     held: set[Key]
-    """What was due and waited when they went on, and has not been sent since: it comes at the rate."""
+    """Entries that were due and waited when they went on, and are not sent yet: they come at the rate."""
 
     sent: int = 0
     """How many messages have been."""
 
     largest: int = 1
-    """The messages of the largest batch among them. It goes as a whole; what went before it may arrive behind it."""
+    """The messages of the largest batch among them. It goes as a whole; messages of before may arrive behind it."""
 
 
 class SubscriptionModel:
-    """What is true of one subscription."""
+    """The state that one subscription must have."""
 
     def __init__(self, name: str, kind: str, *, uses_points: bool) -> None:
         self.name = name
@@ -142,21 +143,21 @@ class SubscriptionModel:
         """The same by consumer; its messages are counted in `messages_held`."""
         self.messages_held: dict[SimulatedConsumer, int] = {}
         self.remembered: dict[Key, int] = {}
-        """What clients were sent and have not acknowledged, as they see it; they keep it over a reconnect."""
+        """Messages that clients were sent and have not acknowledged, as they see it, also after a reconnect."""
         self.exempt: set[Key] = set()
         """Entries that were asked for again one by one: they may come later than their place."""
         self.immediate: dict[int, list[Key]] = {}
         self.delayed: dict[int, list[tuple[int, Key]]] = {}
-        """What waits, by slot and in order: committed, not acknowledged, in nobody's hands."""
+        """Waiting entries, by slot and in order: committed, not acknowledged, in no consumer's hands."""
         self.holders: dict[int, dict[SimulatedConsumer, int]] = {}
         """By slot, how many entries which consumers have in hand."""
         self.consumers: list[SimulatedConsumer] = []
         self.seeks_seen = 0
         self.pending_seek: Key | None = None
         self.before_seek: set[Key] | None = None
-        """What was acknowledged before a seek that is not answered yet."""
+        """Entries that were acknowledged before a seek that is not answered yet."""
         self.stored: set[Key] = set()
-        """What the cursor's record has for acknowledged, and a kill leaves so."""
+        """Entries that the cursor's record has for acknowledged, and a kill leaves so."""
         self.synced: set[Key] = set()
         """The same of a power cut."""
         self.passed: Key = (-1, -1)
@@ -165,9 +166,9 @@ class SubscriptionModel:
         """While entries expire: the latest time at which one can have died."""
         self.membership_changed_at = 0.0
         self.off_periods: list[OffPeriod] = []
-        """When delays were off, and what kept its time."""
+        """When delays were off, and which entries kept their time."""
         self.sent: set[Key] = set()
-        """What was sent since the dispatcher began or had no consumers."""
+        """Entries that were sent since the dispatcher began or had no consumers."""
         self.newcomers: dict[SimulatedConsumer, Newcomer] = {}
         """Of kinds in which newcomers wait for what others hold."""
         self.is_busy = False
@@ -177,17 +178,17 @@ class SubscriptionModel:
         self.is_paused = False
         self.smooth: SmoothResume | None = None
         self.unsent: set[Key] = set()
-        """What consumers had been given, and not been sent yet, when deliveries were paused or resumed."""
+        """Entries given to consumers, and not sent yet, when deliveries were paused or resumed."""
         self.is_pausing = False
         """Whether a pause or its end is not durable yet."""
         self.pauses_possible: set[PauseState] = {NOT_PAUSED}
-        """What a restart may find."""
+        """The pauses that a restart may find."""
         self.got_when_due: set[Key] = set()
-        """What consumers were sent after its time, and so no copy may be made of."""
+        """Entries that consumers were sent after their time: no copy of them may be made."""
         self.replaced: dict[Key, Key] = {}
-        """Copies by what gave way to them."""
+        """Copies, by the entries that gave way to them."""
         self.hidden: set[Key] = set()
-        """Copies that others get."""
+        """Copies that other subscriptions get."""
         self.buckets_of: object = None
         self.buckets_before = 0
         """The buckets when no rows were loaded, less those that its tracker had made until then."""
@@ -206,14 +207,14 @@ class SubscriptionModel:
         return self.kind in (DRAINING, STICKY, EXCLUSIVE, FAILOVER)
 
     def slot(self, entry: PublishedEntry) -> int:
-        """Return the slot that is ordered; one for everything without keys."""
+        """Return the slot that is ordered; one for all entries of kinds without keys."""
         if self.kind in (SHARED, EXCLUSIVE, FAILOVER):
             return 0
         if self.uses_points and self.kind != STICKY:
             return entry.hash % 65_535 + 1
         return entry.hash % 65_536 or 1
 
-    # What waits.
+    # Waiting entries.
 
     def let_wait(self, entry: PublishedEntry) -> None:
         """Note that an entry is to be sent."""
@@ -236,7 +237,7 @@ class SubscriptionModel:
         immediate = {key for keys in self.immediate.values() for key in keys}
         return immediate | {key for rows in self.delayed.values() for _, key in rows}
 
-    # What is in whose hands.
+    # Entries in the hands of consumers.
 
     def give(self, entry: PublishedEntry, consumer: SimulatedConsumer, at: float) -> None:
         self.in_hand[entry.key] = InHand(consumer, at)
@@ -246,7 +247,7 @@ class SubscriptionModel:
         holders[consumer] = holders.get(consumer, 0) + 1
 
     def take(self, entry: PublishedEntry) -> bool:
-        """Note that it is in nobody's hands; return whether it was in somebody's."""
+        """Note that no consumer has it in hand; return whether one had."""
         held = self.in_hand.pop(entry.key, None)
         if held is None:
             return False
@@ -352,7 +353,7 @@ class Oracle:
             sub.hidden.discard(entry.key)
 
     def gone(self, ledger_ids: set[int]) -> None:
-        """Note which ledgers were trimmed: everybody must have acknowledged all of them."""
+        """Note which ledgers were trimmed: all subscriptions must have acknowledged all of them."""
         for entry in [entry for entry in self.entries.values() if entry.key[0] in ledger_ids]:
             for sub in self.subs.values():
                 if entry.committed_at is not None and entry.key not in sub.acknowledged:
@@ -376,10 +377,10 @@ class Oracle:
         return sub
 
     def begin_at(self, sub: SubscriptionModel, first: Key) -> None:
-        """Let everything before a position be acknowledged and nothing else; nothing is in anybody's hands."""
-        # Of what is not durable yet, the cursor knows nothing.
+        """Let all entries before a position be acknowledged and no others; no consumer has one in hand."""
+        # The cursor does not know entries that are not durable yet.
         known = {key for key, entry in self.entries.items() if key < first and entry.committed_at is not None}
-        # What is being replaced is no longer there for anybody, whatever comes in between.
+        # An entry that is being replaced is gone for all subscriptions, also if an event comes in between.
         under_way = {old: new for old, new in sub.replaced.items() if not self._is_committed(new)}
         known |= under_way.keys() & self.entries.keys()
         sub.hidden = {key for key in sub.hidden if not self._is_committed(key)}
@@ -395,7 +396,7 @@ class Oracle:
         return entry is None or entry.committed_at is not None
 
     def begin_with(self, sub: SubscriptionModel, acknowledged: set[Key]) -> None:
-        """Let exactly these be acknowledged; nothing is in anybody's hands."""
+        """Let exactly these be acknowledged; no consumer has an entry in hand."""
         sub.acknowledged = acknowledged
         sub.remaining_before = sub.remaining
         sub.remaining = {}
@@ -413,9 +414,9 @@ class Oracle:
                 sub.let_wait(self.entries[key])
 
     seeks_of: Callable[[SubscriptionModel], int]
-    """How often a subscription's cursor was sought; set by who has the cursors."""
+    """How often a subscription's cursor was sought; set by the simulation, which has the cursors."""
     attached: Callable[[SubscriptionModel], list[SimulatedConsumer]]
-    """Who is attached to it."""
+    """The consumers that are attached to it."""
     rate_of: Callable[[SubscriptionModel], float | None]
     """The rate with which its dispatcher sends, None without a limit."""
 
@@ -437,7 +438,7 @@ class Oracle:
         if seeks != sub.seeks_seen:
             sub.seeks_seen = seeks
             if sub.pending_seek is None:
-                self.complain(f"{sub.name}: nobody asked for a seek")
+                self.complain(f"{sub.name}: the cursor was sought without a request")
             else:
                 sub.before_seek = sub.acknowledged
                 self.begin_at(sub, sub.pending_seek)
@@ -464,7 +465,7 @@ class Oracle:
         sub.messages_held.pop(consumer, None)
 
     def released(self, sub: SubscriptionModel, keys: Iterable[Key], *, are_exempt: bool) -> None:
-        """Note that whoever has these entries in hand gave them back."""
+        """Note that the consumers that have these entries in hand gave them back."""
         # With them goes what was given to it and not sent yet: then more was sent than can be seen from outside.
         sub.newcomers.clear()
         for key in keys:
@@ -506,7 +507,7 @@ class Oracle:
     # Scheduled messages.
 
     def replaced(self, copies: Sequence[PublishedEntry], gone: Mapping[str, Collection[Key]], content: Content) -> None:
-        """Note that entries give way to copies for some subscriptions: nobody may have them, or get them any more."""
+        """Note that entries give way to copies for some subscriptions: no consumer may have them, or get them again."""
         for copy in copies:
             old = None if copy.copy_of is None else self.entries[copy.copy_of]
             if old is not None:
@@ -563,13 +564,13 @@ class Oracle:
         is_held = entry.key in smooth.held
         smooth.held.discard(entry.key)
         if self.rate_of(sub) is None:
-            # It is over when nothing waits any more. What was held from the first has been given then, at the rate.
+            # It is over when nothing waits any more. Entries held from the first have been given then, at the rate.
             if not smooth.held:
                 sub.smooth = None
             if not is_held:
                 return
         # A clock that is put forth grants more.
-        # A rate is granted in portions, and what two of them left over is kept where the same rate is asked for again.
+        # A rate is granted in portions, and the rest of two of them is kept where the same rate is asked for again.
         most = smooth.rate_per_second * (self._times.now_s() - smooth.since_s + 2 * _GRANT_S) + smooth.largest
         if smooth.sent > most and not self._has_clock_steps:
             self.complain(
@@ -580,7 +581,7 @@ class Oracle:
         smooth.largest = max(smooth.largest, entry.count)
 
     def mark_delete_moved(self, sub: SubscriptionModel, through: Key) -> None:
-        """Judge a move of the mark-delete position: somebody must have asked for it."""
+        """Judge a move of the mark-delete position: a client must have asked for it."""
         self.sync(sub)
         late = list(self._waiting_through(sub, through))
         late += [key for key in sub.in_hand if key <= through]
@@ -589,7 +590,7 @@ class Oracle:
         for key in late:
             entry = self.entries[key]
             if sub.expiring is None or max(entry.published_ms, entry.deliver_at_ms) > sub.expiring:
-                self.complain(f"{sub.name}: {key} counts as acknowledged, and nobody acknowledged it")
+                self.complain(f"{sub.name}: {key} counts as acknowledged, without an acknowledgement")
         self.acknowledged(sub, late)
 
     def _waiting_through(self, sub: SubscriptionModel, through: Key) -> list[Key]:
@@ -612,10 +613,10 @@ class Oracle:
             self.complain(f"{sub.name}: {key} was sent, and is not what was published")
             return
         if consumer not in sub.consumers:
-            self.complain(f"{sub.name}: {key} was sent to {consumer.name}, who is not attached")
+            self.complain(f"{sub.name}: {key} was sent to {consumer.name}, which is not attached")
             return
         if consumer.messages_asked - consumer.messages_got <= 0:
-            self.complain(f"{sub.name}: {key} was sent to {consumer.name}, who had no permits")
+            self.complain(f"{sub.name}: {key} was sent to {consumer.name}, which had no permits")
         consumer.messages_got += entry.count
         if key in sub.acknowledged:
             self.complain(f"{sub.name}: {key} was sent to {consumer.name} and is acknowledged (item 9)")
@@ -625,7 +626,7 @@ class Oracle:
         self._judge_pause(sub, entry)
         self._judge_hands(sub, entry, consumer)
         if self._unacked_max and not sub.is_single and sub.messages_held.get(consumer, 0) >= self._unacked_max:
-            self.complain(f"{sub.name}: {key} was sent to {consumer.name}, who holds too many")
+            self.complain(f"{sub.name}: {key} was sent to {consumer.name}, which holds too many")
         left = sub.remaining.get(key, entry.everything)
         shown = bits_of(delivery.ack_set) if delivery.ack_set else entry.everything
         if shown != left:
@@ -735,24 +736,24 @@ class Oracle:
 
     def _judge_newcomer(self, sub: SubscriptionModel, entry: PublishedEntry, consumer: SimulatedConsumer) -> None:
         bound, awaited = sub.newcomers[consumer]
-        # What was trimmed is acknowledged by all.
+        # Trimmed entries are acknowledged by all subscriptions.
         left = next((key for key in awaited if key in self.entries and key not in sub.acknowledged), None)
         if left is None:
             del sub.newcomers[consumer]
         elif entry.key >= bound:
             self.complain(
-                f"{sub.name}: {entry.key} was sent to {consumer.name}, who joined before that was sent, and {left} is "
-                "not acknowledged"
+                f"{sub.name}: {entry.key} was sent to {consumer.name}, which joined before that was sent, and {left} "
+                "is not acknowledged"
             )
 
     def _due_at_s(self, entry: PublishedEntry) -> float:
         """Return when its time came, in seconds of the loop; the clock has not been put back or forth since then."""
         return self._times.now_s() - (self._times.now_ms() - entry.deliver_at_ms) / 1_000
 
-    # What is missing.
+    # Missing deliveries.
 
     def overdue(self, sub: SubscriptionModel, *, since_s: float) -> list[PublishedEntry]:
-        """Return what waits although it was deliverable for so long, oldest first."""
+        """Return waiting entries that were deliverable for so long, oldest first."""
         now_s, now_ms = self._times.now_s(), self._times.now_ms()
         found = []
         for keys in sub.immediate.values():
@@ -790,4 +791,4 @@ class Oracle:
 
 
 WAITS_FOR_OTHERS = (CLASSIC, LAST_SENT)
-"""Kinds in which a newcomer waits for what others hold, whatever its key."""
+"""Kinds in which a newcomer waits for the entries that others hold, of all keys."""

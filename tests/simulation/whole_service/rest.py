@@ -1,17 +1,17 @@
-"""Rest: faults are mended, consumers have permits, the clock runs on. What must have happened then, without a nudge.
+"""Rest: faults are mended, consumers have permits, the clock runs on; then the verdict, without a nudge.
 
-1. *silent*   everybody can be sent to and nobody says anything: what is due must be on its way by itself; sometimes
-              once more after some gave back all they have, while others can be sent everything
-2. *eager*    everybody acknowledges what it gets: all that is due is acknowledged, whatever it waited for
-3. *quiet*    sometimes: a few delayed messages, nobody who could take them, some of what is due goes another way, then
+1. *silent*   all consumers can be sent to and are silent: due entries must be on their way by themselves; sometimes
+              once more after some gave back all they have, while others can be sent all
+2. *eager*    all consumers acknowledge all entries that they get: all due entries are acknowledged then
+3. *quiet*    sometimes: a few delayed messages without a consumer for them, some due ones go another way, then
               permits, to one subscription after the other, and silence: nothing but the tracker can tell of the rest
 6. *to the end* (of the final rest) time runs until the last message is due: silent, then eager
 4. *paused*  sometimes: deliveries are held while messages fall due, and go on with so many a second
 5. *newcomer* sometimes: a consumer joins where newcomers wait for others, and the first message of all is delayed
 7. the counts are those of the oracle, nothing runs or is scheduled for ever, no snapshot is without an owner
 
-*Outage* rounds are the one exception to "faults are mended": after a start without the storage, what is published then
-must be on its way all the same.
+*Outage* rounds are the one exception to "faults are mended": after a start without the storage, messages
+that are published then must be on their way all the same.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ def _judge_silence(sim: "Simulation") -> None:
         # A slot that moved is sent to its new consumer once the old one has acknowledged.
         late = [entry for entry in late if not (sub.kind == DRAINING and sub.holders.get(sub.slot(entry)))]
         if late:
-            sim.complain(f"{sub.name}: {len(late)} entries are due and nobody is sent them, such as {late[0].key}")
+            sim.complain(f"{sub.name}: {len(late)} entries are due and no consumer is sent them, such as {late[0].key}")
 
 
 def _flows_without_acknowledgements(sim: "Simulation", sub: SubscriptionModel) -> bool:
@@ -124,7 +124,7 @@ def _flows_without_acknowledgements(sim: "Simulation", sub: SubscriptionModel) -
     if sub.kind in (CLASSIC, LAST_SENT) and len(sub.consumers) > 1:
         return False
     if sub.kind == DRAINING and dispatcher.parked_entries_max < 1_000:
-        # What waits for one slot may leave no room for others.
+        # Entries that wait for one slot may leave no room for others.
         return not any(sub.holders.get(slot) for slot in (*sub.immediate, *sub.delayed))
     return True
 
@@ -191,7 +191,7 @@ _UNSEALED_ROWS_MIN: Final = 1_000
 
 
 async def _play_quiet_round(sim: "Simulation") -> None:
-    """Let delayed messages come due while nobody can take them, and some of them go another way."""
+    """Let delayed messages come due while no consumer can take them, and some of them go another way."""
     sim.are_clients_eager = False
     subs = [sub for sub in sim.oracle.subs.values() if has_delays(sub.kind)]
     for sub in subs:
@@ -291,7 +291,7 @@ async def _play_pause(sim: "Simulation") -> None:
     sim.check()
     found = sim.subscription(sub)
     dispatcher = sim.dispatcher(sub)
-    # What a batch took beyond the rate is waited for, too.
+    # The time of messages that a batch took beyond the rate is waited for, too.
     pays_back = dispatcher is not None and dispatcher.core.gate.budget(sim.clock.now_ms()) <= 0
     if found is not None and found.pause != NOT_PAUSED and not pays_back and not sim.oracle.overdue(sub, since_s=0.0):
         sim.complain(f"{sub.name}: nothing waits any more, and it is still {found.pause}")
@@ -303,7 +303,7 @@ async def _play_pause(sim: "Simulation") -> None:
 
 
 async def play_outage_round(sim: "Simulation") -> None:
-    """A start while the storage is away: what is published then is sent in time, whatever has to be recovered."""
+    """Start while the storage is away: messages published then are sent in time, before buckets are recovered."""
     sim.is_resting = True
     subs = [sub for sub in sim.oracle.subs.values() if not sub.is_busy]
     for sub in subs:

@@ -1,6 +1,6 @@
-"""What users do to scheduled messages, as events: pause, resume, cancel by id, reschedule, deliver now.
+"""Requests about scheduled messages, as events: pause, resume, cancel by id, reschedule, deliver now.
 
-All but the HTTP requests is the broker's own (`broker.scheduled`). The oracle learns what took effect where it takes
+All but the HTTP requests is the broker's own (`broker.scheduled`). The oracle learns of a change where it takes
 effect: at the log, which is asked to replace entries, and at the subscription, which is asked to cancel some.
 """
 
@@ -48,9 +48,9 @@ async def hold(sim: "Simulation", sub: SubscriptionModel) -> None:
         return
     sim.did("pause")
     sim.note(f"{sub.name} is paused")
-    # A consumer that comes before it is durable is still sent something.
+    # A consumer that comes before it is durable is still sent messages.
     if await _set_pause(sim, sub, found, PauseState(paused_since_ms=sim.clock.now_ms())):
-        # What has been given to consumers is not taken back, though it is not sent yet.
+        # Entries given to consumers are not taken back, though they are not sent yet.
         sim.oracle.paused(sub, sim.unsent(sub))
 
 

@@ -3,7 +3,7 @@
     result = Simulation(seed=7).run()
     assert result.complaints == []
 
-Everything comes from the seed, time is virtual and there are no threads, so a run repeats itself exactly; `digest`
+All choices come from the seed, time is virtual and there are no threads, so a run repeats itself exactly; `digest`
 tells.
 """
 
@@ -46,7 +46,7 @@ from tracker.shared.shared_view import SharedIndexView
 from tracker.stats import BucketOperation
 
 ADMINISTRATION_S: Final = 2.0
-"""How long a request of an administrator or a client may take, whatever the snapshot storage does."""
+"""How long a request of an administrator or a client may take, in every state of the snapshot storage."""
 
 COMPLAINTS_MAX: Final = 5
 
@@ -67,11 +67,11 @@ class Result:
     digest: str
     trace: list[str] = field(repr=False)
     met: Met = field(repr=False)
-    """What had an effect, and which bounds were met (`coverage.py`)."""
+    """Events that had an effect, and bounds that were met (`coverage.py`)."""
 
 
 class FailedError(Exception):
-    """Something was complained about; the run ends."""
+    """The run has a complaint, and ends."""
 
 
 class Simulation:
@@ -115,7 +115,7 @@ class Simulation:
         self.storage_state = "works"
         """works, hangs, is down."""
         self.has_bad_snapshots = self.variant.storage == "lying"
-        """Whether some can no longer be read whatever is mended."""
+        """Whether some can no longer be read, also after all faults are mended."""
         self.is_active = True
         self.tick_time_ms = self.variant.config.tracker.tick_time_ms
         self.policies_under_way = 0
@@ -234,7 +234,7 @@ class Simulation:
         else:
             await asyncio.sleep(self.chance.random() * 2)
 
-    # What events need.
+    # For events.
 
     def note(self, text: str) -> None:
         """Write a line of the trace."""
@@ -251,11 +251,11 @@ class Simulation:
         self.note(f"COMPLAINT {text}")
 
     def disturb_order(self, seconds: float) -> None:
-        """Let the order of time be nobody's promise for a while."""
+        """Let the order of time not be promised for a while."""
         self.oracle.order_since = max(self.oracle.order_since, self.clock.now_s() + seconds)
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let something go on beside the events."""
+        """Let work go on beside the events."""
         task = self.life.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -263,7 +263,7 @@ class Simulation:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        # What was complained about is found by the next step.
+        # The next step finds a complaint.
         if error is not None and not isinstance(error, FailedError):
             self.complain(f"{type(error).__name__}: {error}")
 
@@ -282,7 +282,7 @@ class Simulation:
             raise
         except asyncio.CancelledError:
             if not self.life.is_dead:
-                self.complain(f"{what} was cancelled by nobody")
+                self.complain(f"{what} was cancelled without a request")
             raise
         except Exception as error:
             if self.clock.now_s() < begin + seconds:
@@ -319,7 +319,7 @@ class Simulation:
 
     def _attached(self, sub: SubscriptionModel) -> list[SimulatedConsumer]:
         found = self.subscription(sub)
-        return [] if found is None else found.consumers  # type: ignore[return-value]  # nobody else subscribes
+        return [] if found is None else found.consumers  # type: ignore[return-value]  # no other client subscribes
 
     def _rate_of(self, sub: SubscriptionModel) -> float | None:
         dispatcher = self.dispatcher(sub)
@@ -488,7 +488,7 @@ class Simulation:
 
     def _check_counts(self, sub: SubscriptionModel, dispatcher: Dispatcher) -> None:
         """Compare the stats of the consumers with what they asked for, got and acknowledged."""
-        # What has expired is forgotten in portions.
+        # Expired entries are forgotten in portions.
         is_expiring = isinstance(dispatcher.core, MultipleConsumersCore) and bool(dispatcher.core.expired)
         for consumer in sub.consumers:
             stats = dispatcher.consumer_stats(consumer)
@@ -513,7 +513,7 @@ class Simulation:
     def _check_memory(self, sub: SubscriptionModel, dispatcher: Dispatcher) -> None:
         """Compare what is in memory with what the configuration allows (invariant 6)."""
         limits, tracker_limits = self.variant.config.dispatcher, self.variant.config.tracker
-        # What a lost snapshot held is read again, and held where it is due.
+        # Messages of a lost snapshot are read again, and held where they are due.
         if isinstance(dispatcher.core, Intake) and not self.has_bad_snapshots:
             held = len(dispatcher.core.held_due)
             # A read, and what the tracker refuses of another one.
@@ -527,7 +527,7 @@ class Simulation:
             if not loaded or sub.buckets_of is not dispatcher.tracker:
                 sub.buckets_of, sub.buckets_before = dispatcher.tracker, stats.bucket_total - made
             segments = max(stats.bucket_total, sub.buckets_before + made) + _SEGMENTS_BEYOND_MAX
-            # Due rows that a poll merged and did not give count as loaded ones, whatever bucket they come from.
+            # Due rows that a poll merged and did not give count as loaded ones, of every bucket.
             surplus = 4 * max(limits.read_batch_entries_max, tracker_limits.loaded_row_count_max)
             beyond = segments * tracker_limits.segment_row_count_max + surplus
             # One load may be as large as the limit, and one more while hand-out waits for it.
@@ -603,7 +603,7 @@ class Simulation:
             sub.remaining[key] = left & entry.everything
 
     def _adopt(self, sub: SubscriptionModel, unsure: set[Key], lost: set[Key]) -> None:
-        """Take what the cursor has for acknowledged, if it can be so; `unsure` was durable, and nobody was told."""
+        """Take the acknowledged entries of the cursor, if they can be; `unsure` was durable, without a receipt."""
         cursor = self.cursor(sub)
         durable = {key for key in self.oracle.entries if cursor.is_acknowledged(*key)}
         possible = set(sub.acknowledged)
@@ -619,7 +619,7 @@ class Simulation:
             }
         possible |= {key for key in unsure if key <= sub.passed}
         if not durable <= possible:
-            self.complain(f"{sub.name}: acknowledged after a restart, and by nobody: {sorted(durable - possible)[:5]}")
+            self.complain(f"{sub.name}: acknowledged after a restart alone: {sorted(durable - possible)[:5]}")
         if self._is_closed_in_order and sub.acknowledged - durable:
             gone = sorted(sub.acknowledged - durable)[:5]
             self.complain(f"{sub.name}: acknowledgements did not survive a stop in order: {gone}")
@@ -661,7 +661,7 @@ class Simulation:
 
     @property
     def uncommitted(self) -> dict[Key, PublishedEntry]:
-        """What was appended in this life and is not durable yet."""
+        """Entries that were appended in this life and are not durable yet."""
         return self.life.uncommitted
 
     def publish(self, *, key_hash: int, deliver_at_ms: int, count: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""What a seed chooses before anything happens: kinds of subscriptions, limits, and how storage and log behave.
+"""The choices of a seed before the first event: kinds of subscriptions, limits, and how storage and log behave.
 
 Limits are small, so that portions are met and bounds are reached in nearly every run; each seed has only some of the
 events and faults, in weights of its own (swarm testing), so that runs differ in kind and not only in order.
@@ -67,7 +67,7 @@ def policy(kind: str) -> KeySharedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Everything about a run that does not change."""
+    """The settings of a run, which do not change."""
 
     kinds: tuple[str, ...]
     """Of the subscriptions, in the order of their creation."""
@@ -90,7 +90,7 @@ class Variant:
     """Thousands of entries at once."""
     has_clock_steps: bool
     is_stingy: bool
-    """Consumers ask for few messages, so that much is due while nobody can take it."""
+    """Consumers ask for few messages, so that many are due while no consumer can take them."""
 
     @property
     def name(self) -> str:
@@ -133,7 +133,7 @@ class Variant:
 
 
 def variant_of(seed: int, name: str | None = None) -> Variant:
-    """Return the variant of a seed; `name` asks for kinds and tracker (`kind+kind/tracker`) whatever the seed says."""
+    """Return the variant of a seed; `name` asks for others of its kinds and tracker (`kind+kind/tracker`)."""
     chance = Random(f"variant {seed}")
     kinds, tracker = _named(chance, name)
     keys = tuple(chance.randrange(2**31) for _ in range(chance.choice([1, 2, 4, 12, 60])))
@@ -173,7 +173,7 @@ def _named(chance: Random, name: str | None) -> tuple[tuple[str, ...], str]:
     tracker = chance.choices(list(TRACKERS), list(TRACKERS.values()))[0]
     count = chance.choice([2, 3]) if tracker == "shared_index" else chance.choice([1, 1, 1, 2])
     kinds = tuple(chance.choices(list(KINDS), list(KINDS.values()), k=count))
-    # What a subscription heeds of the order is the broker's setting, so there is one such setting a run.
+    # The order that a subscription heeds is the broker's setting, so there is one such setting a run.
     modes = [kind for kind in kinds if kind in (LAST_SENT, CLASSIC)]
     if modes:
         kinds = tuple(modes[0] if kind in (DRAINING, LAST_SENT, CLASSIC) else kind for kind in kinds)
