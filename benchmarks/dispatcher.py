@@ -18,17 +18,17 @@ import numpy as np
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action, Deliver
-from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
-from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.draining_hashes import DrainingHashesTracker
+from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.items import Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import ReadRequest
+from dispatcher.core.selectors.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
+from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
 _NOW_MS = 1_800_000_000_000

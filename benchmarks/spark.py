@@ -39,11 +39,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from managed_ledger import keys
-from managed_ledger.cursor_records import encode_position, encode_properties
-from managed_ledger.database import RocksDatabase
-from managed_ledger.headers import ROW
-from managed_ledger.keys import Family
+from managed_ledger.cursors.cursor_records import encode_position, encode_properties
+from managed_ledger.disk import keys
+from managed_ledger.disk.database import RocksDatabase
+from managed_ledger.disk.keys import Family
+from managed_ledger.entries.headers import ROW
 from managed_ledger.ledgers import Ledger, LedgerTotals
 from managed_ledger.position import Position
 from pipeline.index.cursor_log import CursorLog

@@ -21,7 +21,7 @@ from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.consumer import ConsumerHandle
-from dispatcher.core.ack_sets import AckSet
+from dispatcher.core.acknowledgements.ack_sets import AckSet
 from dispatcher.core.actions import Action, Deliver, DropUnsent, ForgetDelayed, NotifyActive, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate

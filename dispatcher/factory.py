@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from dispatcher.config import DispatcherConfig, SubscriptionType
+from dispatcher.core.fences.recently_joined import SubscriptionView
 from dispatcher.core.key_shared import KeySharedCore
-from dispatcher.core.recently_joined import SubscriptionView
 from dispatcher.core.shared import SharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore

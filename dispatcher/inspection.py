@@ -4,11 +4,11 @@ import numpy as np
 
 from dispatcher.config import SubscriptionType
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.draining_hashes import DrainingHashesTracker
+from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
+from dispatcher.core.fences.recently_joined import LastSentPositionFence, RecentlyJoinedFence
 from dispatcher.core.items import key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from dispatcher.core.recently_joined import LastSentPositionFence, RecentlyJoinedFence
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.reader import ReadsUnderWay

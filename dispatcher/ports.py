@@ -6,10 +6,10 @@ from typing import Protocol
 from pyroaring import BitMap
 
 from dispatcher.core.read_plan import LedgerEnd
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
-from managed_ledger.selection import HeadersRead
+from managed_ledger.reading.selection import HeadersRead
 from managed_ledger.value_types import Int64Array
 from tracker.delayed_delivery_tracker import TrackedCursor
 

@@ -21,7 +21,7 @@ from dispatcher.core.items import Key, by_ledger
 from dispatcher.core.read_plan import ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log, LogAndCursor, SubscriptionCursor
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff

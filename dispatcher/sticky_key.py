@@ -9,7 +9,7 @@ import base64
 import binascii
 
 from dispatcher.slots import sticky_hash
-from managed_ledger.message_metadata import text_bytes
+from managed_ledger.entries.message_metadata import text_bytes
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 
 

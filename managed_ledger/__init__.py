@@ -1,6 +1,15 @@
 """The log: ledgers of entries on RocksDB, and per subscription a cursor. Everything else is derived from it.
 
-Start at `ledger_store.LedgerStore`. `rocksdb_store/` is the one adapter of RocksDB, which the snapshots use too;
-`repair/` verifies a damaged log and writes what is whole of it to a new one. This package imports nothing here, so that
-modules that need only `managed_ledger.position` do not load RocksDB.
+Start at `ledger_store.LedgerStore`, which opens topics (`managed_ledger.py`). The sub-rooms, of which each may import
+those below it:
+
+- `repair`: verifies a damaged log and writes what is whole of it to a new one.
+- `cursors`: the acknowledgements of subscriptions, and their records.
+- `writing`: appends, and the group commit of all topics.
+- `reading`: reads of headers and payloads, through the cache.
+- `disk`: the folder, its keys, and the second copies.
+- `entries`: headers, blocks and metadata, as bytes and columns.
+- `rocksdb_store`: the one adapter of RocksDB, which the snapshots use too.
+
+This package imports nothing here, so that modules that need only `managed_ledger.position` do not load RocksDB.
 """

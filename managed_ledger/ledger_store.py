@@ -21,22 +21,23 @@ from types import MappingProxyType
 
 from pyroaring import BitMap
 
-from managed_ledger import cursor_records, keys, meta_copies
-from managed_ledger.committer import Committer
 from managed_ledger.completion import completed
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor import Cursor
-from managed_ledger.cursor_records import StoredCursor
-from managed_ledger.database import Batch, RocksDatabase, WritableDatabase
+from managed_ledger.cursors import cursor_records
+from managed_ledger.cursors.cursor import Cursor
+from managed_ledger.cursors.cursor_records import StoredCursor
+from managed_ledger.disk import keys, meta_copies
+from managed_ledger.disk.database import Batch, RocksDatabase, WritableDatabase
+from managed_ledger.disk.keys import Family
+from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError, StoreCorruptedError
-from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledger, Ledgers
-from managed_ledger.log_reader import LogReader
 from managed_ledger.managed_ledger import ManagedLedger, StoreServices
 from managed_ledger.named_locks import NamedLocks
-from managed_ledger.reopening import ReopeningDatabase
-from managed_ledger.shared_calls import SharedCalls
+from managed_ledger.reading.log_reader import LogReader
+from managed_ledger.reading.shared_calls import SharedCalls
 from managed_ledger.value_types import Clock
+from managed_ledger.writing.committer import Committer
 
 logger = logging.getLogger(__name__)
 

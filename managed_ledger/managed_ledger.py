@@ -15,15 +15,15 @@ from types import MappingProxyType
 
 from pyroaring import BitMap
 
-from managed_ledger import keys, retention
-from managed_ledger.append_stats import AppendStats
-from managed_ledger.appender import Appender, AppenderHooks
-from managed_ledger.committer import Committer
+from managed_ledger import retention
 from managed_ledger.completion import completed
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor import Cursor
-from managed_ledger.cursor_records import StoredCursor
-from managed_ledger.database import Batch
+from managed_ledger.cursors.cursor import Cursor
+from managed_ledger.cursors.cursor_records import StoredCursor
+from managed_ledger.disk import keys
+from managed_ledger.disk.database import Batch
+from managed_ledger.disk.keys import Family
+from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.errors import (
     AppendRefusedError,
     CursorExistsError,
@@ -32,14 +32,15 @@ from managed_ledger.errors import (
     LedgerWriteError,
     ManagedLedgerClosedError,
 )
-from managed_ledger.headers import NOT_DELAYED
-from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledgers
-from managed_ledger.log_reader import LogReader
 from managed_ledger.position import Position
-from managed_ledger.readable_log import ReadableLog
+from managed_ledger.reading.log_reader import LogReader
+from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.value_types import Clock
+from managed_ledger.writing.append_stats import AppendStats
+from managed_ledger.writing.appender import Appender, AppenderHooks
+from managed_ledger.writing.committer import Committer
 
 _OWNER = struct.Struct("<Q")
 
@@ -114,7 +115,7 @@ class ManagedLedger(ReadableLog):
             deliver_at_ms: When it may be delivered.
             sticky_hash: The hash of its key.
             message_count: How many messages it holds.
-            flags: The flags of its header (`managed_ledger.headers`).
+            flags: The flags of its header (`managed_ledger.entries.headers`).
 
         Raises:
             AppendRefusedError: The disk has too little room; nothing was appended.

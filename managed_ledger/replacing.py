@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
-from managed_ledger.cursor import Cursor
-from managed_ledger.database import Batch
+from managed_ledger.cursors.cursor import Cursor
+from managed_ledger.disk.database import Batch
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.position import Position
 

@@ -20,7 +20,7 @@ from command_line.endings import EXIT_CODE_WRONG, help_end, say
 from command_line.options import dry_run_option, move_options
 from command_line.output import counted, json_option, print_json, size
 from command_line.progress import Steps, bytes_bar
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.cli.common import master_option, new_session
 from pipeline.index.index_copy import CopyWorkers
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment

@@ -16,7 +16,7 @@ from broker.server.snapshot_storages import patient_storage_of
 from command_line.endings import help_end
 from command_line.options import yes_option
 from command_line.output import json_option, print_json
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError

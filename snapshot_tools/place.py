@@ -13,7 +13,7 @@ from urllib.parse import urlencode, urlsplit
 
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import patient_storage_of, snapshots_folder
-from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.names import find_cursor, find_topic
 from snapshot_storage.copying import pieces_of
 from snapshot_storage.encoding.codec import SegmentMetadata, decode_metadata

@@ -12,8 +12,8 @@ from broker.admin.exposition import Labels
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
-from managed_ledger.append_stats import AppendWindow
 from managed_ledger.durations import DurationHistogram
+from managed_ledger.writing.append_stats import AppendWindow
 from tracker.stats import TrackerCounters, TrackerStats
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from command_line.output import iso
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.stats import ConsumerStats, KeyStatus, NewcomerStats, SubscriptionStats
-from managed_ledger.cursor import Cursor
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.position import Position
 from managed_ledger.value_types import Json
 

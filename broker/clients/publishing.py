@@ -19,10 +19,10 @@ from broker.clients.refusal_log import RefusalLog
 from broker.protocol import commands, frames
 from broker.topics.topic import Topic
 from dispatcher.sticky_key import sticky_key_hash
+from managed_ledger.entries.headers import NOT_DELAYED
+from managed_ledger.entries.message_metadata import header_flags
 from managed_ledger.errors import AppendRefusedError
-from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.message_metadata import header_flags
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,13 @@ from google.protobuf.message import DecodeError
 
 from broker.protocol.errors import ProtocolError
 from dispatcher.sticky_key import key_of
-from managed_ledger.message_metadata import MAGIC, MessageMetadataError, metadata_bytes, metadata_end, parse_metadata
+from managed_ledger.entries.message_metadata import (
+    MAGIC,
+    MessageMetadataError,
+    metadata_bytes,
+    metadata_end,
+    parse_metadata,
+)
 from managed_ledger.pb.pulsar_metadata_pb2 import NONE, ZLIB, CompressionType, MessageMetadata, SingleMessageMetadata
 
 _U32: Final = Struct(">I")

@@ -23,7 +23,13 @@ from google.protobuf.message import DecodeError, Message
 
 from broker.protocol.errors import FrameTooLargeError, ProtocolError
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from managed_ledger.message_metadata import CHECKSUM_END, MAGIC, METADATA_START, MessageMetadataError, parse_metadata
+from managed_ledger.entries.message_metadata import (
+    CHECKSUM_END,
+    MAGIC,
+    METADATA_START,
+    MessageMetadataError,
+    parse_metadata,
+)
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 MESSAGE_SIZE_MAX_DEFAULT: Final = 5 * 1024 * 1024

@@ -13,7 +13,7 @@ from broker.scheduled.ledger_schedule import LedgerSchedule, extended
 from broker.server.slices import Turns
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
-from managed_ledger.readable_log import ReadableLog
+from managed_ledger.reading.readable_log import ReadableLog
 
 CATALOG_BYTES_MAX: Final = 256 * 1024 * 1024
 """Room for some 16 million delayed entries."""

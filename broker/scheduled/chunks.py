@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 from broker.protocol.entries import metadata_of
 from broker.protocol.errors import ProtocolError
 from broker.scheduled.messages import PAGE_BYTES_MAX, fitting
-from managed_ledger.headers import EntryHeaders
-from managed_ledger.message_metadata import MessageMetadataError, metadata_bytes
+from managed_ledger.entries.headers import EntryHeaders
+from managed_ledger.entries.message_metadata import MessageMetadataError, metadata_bytes
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from managed_ledger.readable_log import ReadableLog
+from managed_ledger.reading.readable_log import ReadableLog
 
 _COUNT_TAG: Final = MessageMetadata(num_chunks_from_msg=1).SerializePartialToString()[:-1]
 """The bytes in front of the number of chunks; nearly no other metadata has them, and a search is cheap."""

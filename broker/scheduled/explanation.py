@@ -20,7 +20,7 @@ from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
 from command_line.output import iso
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Json
 

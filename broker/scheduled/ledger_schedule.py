@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.value_types import Int64Array, Mask
 
 ROW_BYTES = 16

@@ -15,7 +15,7 @@ from broker.scheduled.messages import MessageId, columns_of
 from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered, rows_at, rows_of_headers
 from broker.scheduled.topic_schedule import BatchLeft, RowsFound, TopicSchedule
 from broker.server.slices import Turns
-from managed_ledger.headers import NO_CHUNK, EntryHeader, EntryHeaders
+from managed_ledger.entries.headers import NO_CHUNK, EntryHeader, EntryHeaders
 from managed_ledger.position import Position
 
 _FEW_ROWS: Final = 32

@@ -18,11 +18,11 @@ from broker.scheduled.selection import Rows
 from broker.server.slices import Turns
 from broker.topics.cancelled_parts import has_index
 from command_line.output import iso_or_none
-from dispatcher.core.ack_sets import AckSet
+from dispatcher.core.acknowledgements.ack_sets import AckSet
 from dispatcher.sticky_key import key_of
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
-from managed_ledger.readable_log import ReadableLog
+from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.value_types import Json, Mask
 
 READ_ENTRIES: Final = 1_024

@@ -24,11 +24,11 @@ from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from dispatcher.core.ack_sets import unacknowledged
+from dispatcher.core.acknowledgements.ack_sets import unacknowledged
 from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed
-from managed_ledger.cursor import Cursor
-from managed_ledger.headers import NO_CHUNK
+from managed_ledger.cursors.cursor import Cursor
+from managed_ledger.entries.headers import NO_CHUNK
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.value_types import Clock, Int64Array

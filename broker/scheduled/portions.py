@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from broker.scheduled.chunks import Chunk, ChunkedMessage, chunk_of
 from broker.scheduled.messages import columns_of, fitting
 from broker.scheduled.selection import Rows
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
-from managed_ledger.readable_log import ReadableLog
+from managed_ledger.reading.readable_log import ReadableLog
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
-from managed_ledger.headers import EntryHeader, EntryHeaders
+from managed_ledger.entries.headers import EntryHeader, EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array, Mask
 from tracker.columns.row_order import RowKey

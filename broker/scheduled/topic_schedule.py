@@ -27,8 +27,8 @@ from broker.scheduled.selection import (
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
-from dispatcher.core.ack_sets import AckSet, unacknowledged
-from managed_ledger.headers import NOT_DELAYED
+from dispatcher.core.acknowledgements.ack_sets import AckSet, unacknowledged
+from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Clock, Int64Array
 

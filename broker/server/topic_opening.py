@@ -18,7 +18,7 @@ from broker.topics.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.factory import make_dispatcher
-from managed_ledger.cursor import Cursor
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.value_types import Clock

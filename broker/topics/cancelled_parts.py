@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from dispatcher.core.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
+from dispatcher.core.acknowledgements.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
 from dispatcher.core.items import Key
 
 PARTS_PROPERTY: Final = "#postdate.cancelled-in-batches"

@@ -25,7 +25,7 @@ from typing import Any
 
 from broker.errors import SnapshotsLeftError
 from broker.topics.topic_index import INDEX_CURSOR_NAME, subscription_cursors
-from managed_ledger.cursor import Cursor
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from snapshot_storage.errors import SnapshotStorageError

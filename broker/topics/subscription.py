@@ -29,13 +29,13 @@ from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter
 from broker.topics.snapshot_sweep import Spawn
 from dispatcher.config import SubscriptionType
-from dispatcher.core.ack_sets import AckSet
+from dispatcher.core.acknowledgements.ack_sets import AckSet
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import ConsumerBusyError, DispatcherClosedError, RangeConflictError
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
-from managed_ledger.cursor import Cursor
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position

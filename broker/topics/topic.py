@@ -31,7 +31,7 @@ from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.lateness import LatenessHistogram
-from managed_ledger.cursor import Cursor
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from broker.errors import SubscriptionNotFoundError
-from managed_ledger.cursor import Cursor
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Item, Key
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dispatcher.consumer import KeySharedPolicy
+from dispatcher.core.acknowledgements.pending_acks import PendingAcksMap
 from dispatcher.core.items import COUNT, Item
-from dispatcher.core.pending_acks import PendingAcksMap
 
 UNLIMITED = 2**62
 

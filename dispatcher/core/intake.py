@@ -8,7 +8,8 @@ That wait is bounded: by `DispatcherConfig.order_wait_ms_max`, for a range still
 too, and for held rows by their number.
 
 Whether an entry is acknowledged is asked in one place, `_not_acknowledged`: when an entry is taken in, and when a held
-one is admitted. From then on an acknowledgement finds the entry where it waits (`waiting.py`) or at its consumer.
+one is admitted. From then on an acknowledgement finds the entry where it waits (`queues/waiting.py`), or at its
+consumer.
 """
 
 from abc import abstractmethod
@@ -21,15 +22,15 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
-from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
+from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.consumers import UNLIMITED
-from dispatcher.core.held_headers import HeldHeaders
 from dispatcher.core.items import Key, by_ledger
+from dispatcher.core.queues.held_headers import HeldHeaders
+from dispatcher.core.queues.waiting import WaitingEntries
 from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
-from dispatcher.core.waiting import WaitingEntries
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Int64Array
 from tracker.columns.row_order import NEVER, first_key_at, key_of

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 
 Item = tuple[int, int, int, int, int, int]
 ORDER, LEDGER, ENTRY, COUNT, BYTES, SLOT = range(6)

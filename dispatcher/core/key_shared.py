@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
-from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
+from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action
-from dispatcher.core.assignment import NO_OWNER, Assignment
-from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
-from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.earlier import earlier
-from dispatcher.core.fence import NoFence, OrderFence
+from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
+from dispatcher.core.fences.fence import NoFence, OrderFence
+from dispatcher.core.fences.recently_joined import LastSentPositionFence, ReadPositionFence, SubscriptionView
 from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows, push_all
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from dispatcher.core.recently_joined import LastSentPositionFence, ReadPositionFence, SubscriptionView
-from dispatcher.core.selector import StickyKeyConsumerSelector
-from dispatcher.core.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
+from dispatcher.core.selectors.assignment import NO_OWNER, Assignment
+from dispatcher.core.selectors.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
+from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
+from dispatcher.core.selectors.selector import StickyKeyConsumerSelector
+from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.errors import ConsumerBusyError
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from dispatcher.config import DispatcherConfig
-from dispatcher.core.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
-from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
+from dispatcher.core.acknowledgements.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
+from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action, Deliver, ForgetDelayed
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.earlier import earlier

@@ -12,7 +12,7 @@ from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import COUNT, Item, make_items
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 
 _ONLY_SLOT = 0
 

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from dispatcher.config import DispatcherConfig
-from dispatcher.core.ack_sets import AckSet, intersection, unacknowledged
-from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
+from dispatcher.core.acknowledgements.ack_sets import AckSet, intersection, unacknowledged
+from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, make_items
@@ -22,7 +22,7 @@ from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.slots import sticky_hash
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 
 _RING_POINTS_PER_CONSUMER: Final = 100

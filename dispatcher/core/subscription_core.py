@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from dispatcher.core.ack_sets import AckSet
+from dispatcher.core.acknowledgements.ack_sets import AckSet
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, key_of
 from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array
 

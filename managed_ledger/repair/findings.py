@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
-from managed_ledger import cursor_records, keys, meta_copies
-from managed_ledger.keys import Family
+from managed_ledger.cursors import cursor_records
+from managed_ledger.disk import keys, meta_copies
+from managed_ledger.disk.keys import Family
 from managed_ledger.ledgers import Ledger
 from managed_ledger.position import Position
 from managed_ledger.repair.survey import StoredBlock, Survey

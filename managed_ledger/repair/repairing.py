@@ -13,7 +13,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from managed_ledger.database import RocksDatabase
+from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.errors import LedgerError, StoreFullError
 from managed_ledger.repair.findings import Findings, find
 from managed_ledger.repair.rewriting import check_rewritten, exchange, locked, rewrite

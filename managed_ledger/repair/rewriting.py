@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from managed_ledger import keys, meta_copies
-from managed_ledger.blocks import HEADER_BLOCK_ROWS, encode_payloads, payload_at
-from managed_ledger.cursor_records import encode_base
-from managed_ledger.database import RocksDatabase
+from managed_ledger.cursors.cursor_records import encode_base
+from managed_ledger.disk import keys, meta_copies
+from managed_ledger.disk.database import RocksDatabase
+from managed_ledger.disk.keys import Family
+from managed_ledger.disk.log_marker import has_log
+from managed_ledger.entries.blocks import HEADER_BLOCK_ROWS, encode_payloads, payload_at
+from managed_ledger.entries.headers import LOST, NOT_DELAYED, PACK_ROW, ROW, ROW_BYTES
 from managed_ledger.errors import StoreCorruptedError, StoreLockedError, StoreUnavailableError
-from managed_ledger.headers import LOST, NOT_DELAYED, PACK_ROW, ROW, ROW_BYTES
-from managed_ledger.keys import Family
-from managed_ledger.log_marker import has_log
 from managed_ledger.repair.findings import Findings, LedgerFinding, covered
 from managed_ledger.repair.survey import EntryFormat, StoredBlock, Survey
 from managed_ledger.rocksdb_store.store import StoreBatch

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from managed_ledger import keys
-from managed_ledger.blocks import payload_at, payload_count
-from managed_ledger.headers import ROW_BYTES
-from managed_ledger.keys import Family
-from managed_ledger.log_marker import MARKER_FILE, read_marker
+from managed_ledger.disk import keys
+from managed_ledger.disk.keys import Family
+from managed_ledger.disk.log_marker import MARKER_FILE, read_marker
+from managed_ledger.entries.blocks import payload_at, payload_count
+from managed_ledger.entries.headers import ROW_BYTES
 from managed_ledger.repair.manifest import FileList
 from managed_ledger.repair.tables import DELETION, RANGE_DELETION, SINGLE_DELETION, Block, TableRow, read_table
 from managed_ledger.repair.wal import DELETE, DELETE_RANGE, WriteAheadLog, read_log, records

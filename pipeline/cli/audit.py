@@ -9,7 +9,7 @@ import click
 from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.output import iso, print_json
 from command_line.progress import Steps
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.cli.common import job_options, new_session
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from command_line.endings import EXIT_CODE_DONE, EXIT_CODE_WRONG, help_end
 from command_line.options import yes_option
 from command_line.output import json_option, print_json
 from command_line.progress import Steps
+from managed_ledger.disk.log_marker import has_log
 from managed_ledger.errors import StoreUnavailableError
-from managed_ledger.log_marker import has_log
 from pipeline.cli.common import refusing
 
 if TYPE_CHECKING:

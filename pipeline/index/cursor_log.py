@@ -2,7 +2,7 @@
 
 All properties of all cursors change in one synced write, so after a crash the old index is there, or the new one.
 Acknowledgements for many of them are one synced write as well, in the journal records that a live cursor writes.
-Properties alone, also beside a service, are `managed_ledger.cursor_properties`' business, which writes them here too.
+`managed_ledger.cursors.cursor_properties` reads and writes properties alone, also beside a service, and here too.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,11 +12,11 @@ from typing import Self
 
 from pyroaring import BitMap
 
-from managed_ledger import keys
-from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
-from managed_ledger.cursor_records import StoredCursor, encode_base, encode_journal
+from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.cursors.cursor_records import StoredCursor, encode_base, encode_journal
+from managed_ledger.disk import keys
+from managed_ledger.disk.keys import Family
 from managed_ledger.errors import CursorNotFoundError
-from managed_ledger.keys import Family
 from managed_ledger.names import find_cursor, find_topic
 from managed_ledger.position import Position
 from pipeline.index.selection import select

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from pipeline.index.selection import Selection
 from snapshot_storage.copying import found_copy
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError

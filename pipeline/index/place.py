@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-from managed_ledger.cursor_properties import CursorPropertiesFolder
+from managed_ledger.cursors.cursor_properties import CursorPropertiesFolder
 from managed_ledger.errors import StoreUnavailableError
 from pipeline.index.selection import select
 from pipeline.index.staging import staging_root

@@ -7,7 +7,7 @@ Only the property that names such a snapshot can say which cursor owned it.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 

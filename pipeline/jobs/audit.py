@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.position import Position
 from managed_ledger.value_types import OnStage, OnStep
 from pipeline.index.cursor_log import CursorLog, acknowledged_of

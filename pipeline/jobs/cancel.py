@@ -24,7 +24,7 @@ from uuid import uuid4
 from pyroaring import BitMap
 from pyspark.sql import DataFrame, SparkSession
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.names import match_topic
 from managed_ledger.value_types import OnStage, OnStep
 from pipeline.index.cursor_log import CursorLog, is_index_cursor

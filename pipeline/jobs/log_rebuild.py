@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.value_types import OnStage, OnStep
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.place import cursor_folder, open_index, own_index, staging_place

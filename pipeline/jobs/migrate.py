@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from managed_ledger.cursor_properties import CursorPropertiesFolder
+from managed_ledger.cursors.cursor_properties import CursorPropertiesFolder
 from pipeline.index.index_copy import Copied, CopyResult, OnCopied, SnapshotToCopy, copy_index, find_or_copy
 from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_indexes
 from pipeline.index.selection import Selection

@@ -6,8 +6,8 @@ The header is made as the service makes it when it takes the entry in.
 import google_crc32c
 
 from dispatcher.sticky_key import sticky_key_hash
-from managed_ledger.headers import NOT_DELAYED, PACK_ROW
-from managed_ledger.message_metadata import (
+from managed_ledger.entries.headers import NOT_DELAYED, PACK_ROW
+from managed_ledger.entries.message_metadata import (
     CHECKSUM_END,
     MAGIC,
     MessageMetadataError,

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 HEADER_SCHEMA = pa.schema(

@@ -1,8 +1,8 @@
 """A managed-ledger folder as a job sees it: topics, ledgers, cursors, and headers by ledger; read-only.
 
 Any number of processes may read a folder, also one that a service has open: each sees it as it was when it looked.
-RocksDB itself is known to `managed_ledger.database`. Headers are a column family of their own; payloads are read where
-`entries` is asked for, and nowhere else.
+RocksDB itself is known to `managed_ledger.disk.database`. Headers are a column family of their own; payloads are read
+where `entries` is asked for, and nowhere else.
 
 Here are no threads and no event loop, so a task of Spark reads with one seek and a walk over blocks.
 """
@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from managed_ledger import cursor_records, keys
-from managed_ledger.blocks import payload_at, payload_count
-from managed_ledger.cursor_records import StoredCursor
-from managed_ledger.database import Database, RocksDatabase
+from managed_ledger.cursors import cursor_records
+from managed_ledger.cursors.cursor_records import StoredCursor
+from managed_ledger.disk import keys
+from managed_ledger.disk.database import Database, RocksDatabase
+from managed_ledger.disk.keys import Family
+from managed_ledger.entries.blocks import payload_at, payload_count
+from managed_ledger.entries.headers import EntryHeaders, Rows, decode_rows
 from managed_ledger.errors import StoreCorruptedError
-from managed_ledger.headers import EntryHeaders, Rows, decode_rows
-from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledger
 from managed_ledger.value_types import Int64Array
 from pipeline.logs.header_log import HeaderRange, LedgerExtent, header_batch

@@ -7,7 +7,7 @@ delay. Pure.
 from dataclasses import dataclass
 
 from dispatcher.sticky_key import key_of
-from managed_ledger.message_metadata import MessageMetadataError, metadata_bytes, parse_metadata, text_bytes
+from managed_ledger.entries.message_metadata import MessageMetadataError, metadata_bytes, parse_metadata, text_bytes
 
 
 @dataclass(frozen=True, slots=True)

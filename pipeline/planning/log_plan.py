@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.logs.header_log import LedgerExtent, split_ranges
 from pipeline.planning.buckets import LedgerCount, LedgerPiece, PlannedBucket, plan_buckets
 from pipeline.planning.rules import RebuildRules

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.batch_mark import BatchMark
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.place import cursor_folder, open_index, staging_place

@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.position import Position
 from pipeline.logs.header_log import HeaderLog, HeaderRange
 from pipeline.tasks.row_checks import Acknowledged, split_rows

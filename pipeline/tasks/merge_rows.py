@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.readable import own_metadata
 from pipeline.index.staging import StagedSnapshot, StagingWriter
 from pipeline.planning.rules import RebuildRules

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.position import BEFORE_EVERYTHING, Position
 from pipeline.logs.header_log import MISSING
 from snapshot_storage.encoding.columns import DelayedIndexes

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
-from managed_ledger.readable_log import ReadableLog
-from managed_ledger.selection import Skip
+from managed_ledger.reading.readable_log import ReadableLog
+from managed_ledger.reading.selection import Skip
 
 
 class EntriesRead(NamedTuple):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.staging import StagingFolder, StagingWriter
 from pipeline.logs.header_log import HeaderRange, LedgerExtent
 from pipeline.planning.log_plan import plan_counts, plan_tasks

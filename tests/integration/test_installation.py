@@ -39,7 +39,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "demo": ("demo",),
     "dispatcher": ("dispatcher",),
     "managed_ledger": ("rocksdb",),
-    "managed_ledger.message_metadata": (),
+    "managed_ledger.entries.message_metadata": (),
     "managed_ledger.pb": (),
     "managed_ledger.position": (),
     "managed_ledger.repair": ("service", "spark"),

@@ -155,21 +155,21 @@ DISPATCHER: Final = [
     ),
     Mutant(
         "drains-for-one",
-        "dispatcher/core/draining_hashes.py",
+        "dispatcher/core/fences/draining_hashes.py",
         '        self._columns["references"][row] -= count\n',
         '        self._columns["references"][row] -= 1\n',
         "off by some: a draining slot counts one reference less for several entries",
     ),
     Mutant(
         "drains-although-back",
-        "dispatcher/core/draining_hashes.py",
+        "dispatcher/core/fences/draining_hashes.py",
         "        if self.slots and is_own.any():",
         "        if False:",
         "a slot that moved back to its holder drains for ever",
     ),
     Mutant(
         "moved-and-not-drained",
-        "dispatcher/core/draining_hashes.py",
+        "dispatcher/core/fences/draining_hashes.py",
         "        self.add_entries(holders[is_new], held[is_new], references[is_new], now_ms=now_ms)",
         "        is_new[:1] = False\n"
         "        self.add_entries(holders[is_new], held[is_new], references[is_new], now_ms=now_ms)",
@@ -177,21 +177,21 @@ DISPATCHER: Final = [
     ),
     Mutant(
         "newcomer-gets-the-bound",
-        "dispatcher/core/recently_joined.py",
+        "dispatcher/core/fences/recently_joined.py",
         "return (item[LEDGER], item[ENTRY]) >= bound",
         "return (item[LEDGER], item[ENTRY]) > bound",
         "off by one: a newcomer is given the entry at its bound",
     ),
     Mutant(
         "parked-behind-a-discarded-head",
-        "dispatcher/core/waiting.py",
+        "dispatcher/core/queues/waiting.py",
         "        self._bury(heap)\n        self._refill(slot)\n        return slot if heap",
         "        self._bury(heap)\n        return slot if heap",
         "what is parked behind an acknowledged head is not brought to the front",
     ),
     Mutant(
         "parked-behind-a-given-head",
-        "dispatcher/core/waiting.py",
+        "dispatcher/core/queues/waiting.py",
         "        if slot in self.parked.first:\n            self._refill(slot)\n        elif not heap:",
         "        if not heap:",
         "what is parked behind a given head is not brought to the front",
@@ -407,7 +407,7 @@ TRACKER: Final = [
 ITEMS: Final = [
     Mutant(
         "item-1",
-        "dispatcher/core/waiting.py",
+        "dispatcher/core/queues/waiting.py",
         "        return slot in self.heaps and slot not in self.returning.slot_counts",
         "        return len(self) > 0",
         "Shared counts what is still on its way back, and takes from a heap that is not there",
@@ -470,14 +470,14 @@ ITEMS: Final = [
     ),
     Mutant(
         "item-5",
-        "dispatcher/core/recently_joined.py",
+        "dispatcher/core/fences/recently_joined.py",
         "        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])\n"
         "        return self._drop_acknowledged()\n",
         "        return super()._first_awaited(consumers)\n",
         "a newcomer of the classic mode waits for everything before its bound, delayed messages too",
         (
             Edit(
-                "dispatcher/core/recently_joined.py",
+                "dispatcher/core/fences/recently_joined.py",
                 "        del position\n"
                 "        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)\n",
                 "        return super().note_unacknowledged_from(position, waiting)\n",
@@ -486,14 +486,14 @@ ITEMS: Final = [
     ),
     Mutant(
         "item-5-room",
-        "dispatcher/core/recently_joined.py",
+        "dispatcher/core/fences/recently_joined.py",
         "        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])\n"
         "        return self._drop_acknowledged()\n",
         "        return super()._first_awaited(consumers)\n",
         "the same, where what waits for a newcomer leaves no room for the older due message that would let it go",
         (
             Edit(
-                "dispatcher/core/recently_joined.py",
+                "dispatcher/core/fences/recently_joined.py",
                 "        del position\n"
                 "        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)\n",
                 "        return super().note_unacknowledged_from(position, waiting)\n",
@@ -553,7 +553,7 @@ FOUND: Final = [
     ),
     Mutant(
         "trimmed-and-not-acknowledged",
-        "managed_ledger/cursor_state.py",
+        "managed_ledger/cursors/cursor_state.py",
         "            return bitmap.copy()\n        if ledger_id == self.mark_delete.ledger_id:\n",
         "            return bitmap.copy()\n        if False:\n",
         "of the trimmed ledger at whose end the cursor stands, nothing counts as acknowledged",

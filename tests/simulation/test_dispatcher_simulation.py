@@ -19,7 +19,7 @@ import pytest
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.entries.headers import NOT_DELAYED
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeEntry, FakeLog, FakeLogCursor, FakeTracker
 from tests.helpers.fakes.virtual_time import now_ms, run
 

@@ -15,7 +15,7 @@ import pytest
 
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

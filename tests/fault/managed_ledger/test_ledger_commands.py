@@ -19,7 +19,7 @@ from tests.helpers.damaged_logs import content_of, fill, fill_in_a_burst, flip, 
 _HOLD = """
 import sys
 from pathlib import Path
-from managed_ledger.database import RocksDatabase
+from managed_ledger.disk.database import RocksDatabase
 database = RocksDatabase.open(Path(sys.argv[1]), write_buffer_bytes=2**20)
 print("open", flush=True)
 sys.stdin.read()
@@ -140,7 +140,7 @@ _START = """
 import asyncio, sys
 from pathlib import Path
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.database import RocksDatabase
+from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.ledger_store import LedgerStore
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.publishing import each_of, publish
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root

@@ -9,7 +9,7 @@ from dispatcher.core.items import ENTRY
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.read_plan import ReadRequest
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
 

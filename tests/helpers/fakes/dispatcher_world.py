@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from dispatcher import Delivery, KeySharedPolicy
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
-from managed_ledger.selection import HeadersRead
+from managed_ledger.reading.selection import HeadersRead
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.fakes.virtual_time import now_ms
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker

@@ -1,6 +1,6 @@
 """Helpers for tests of the log: a database in memory that can lose power or refuse, and short ways to open one.
 
-The fake keeps the promises of `managed_ledger.database.Database` and no more: writes that were not synced are
+The fake keeps the promises of `managed_ledger.disk.database.Database` and no more: writes that were not synced are
 lost by `after_power_loss`, a batch is applied whole or not at all. It counts the operations that went through it.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from managed_ledger import meta_copies
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.database import RocksDatabase, WritableDatabase
+from managed_ledger.disk import meta_copies
+from managed_ledger.disk.database import RocksDatabase, WritableDatabase
+from managed_ledger.disk.keys import Family
 from managed_ledger.errors import StoreUnavailableError
-from managed_ledger.keys import Family
 from managed_ledger.ledger_store import COMPACT_AGAIN_SECONDS, LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position

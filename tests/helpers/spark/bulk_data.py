@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
 from pipeline.index.cursor_log import CursorLog
 from pipeline.planning.rules import RebuildRules

@@ -8,7 +8,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.staging import StagedSnapshot
 from pipeline.jobs import log_rebuild
 from pipeline.jobs.log_rebuild import rebuild_log

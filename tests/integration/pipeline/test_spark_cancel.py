@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls
 
 from dispatcher.slots import sticky_hash
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker.configuration.config import BrokerConfig
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.index_copy import Copied, CopyWorkers
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.migrate import SparkCopies

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.jobs import log_rebuild
 from pipeline.jobs.log_rebuild import rebuild_log
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log

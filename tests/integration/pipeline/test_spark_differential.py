@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rocksdict import Options, Rdict
 
 from broker.topics.topic_index import INDEX_CURSOR_NAME
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.cli.common import cause_of
 from pipeline.index import publishing
 from pipeline.index.cursor_log import CursorLog

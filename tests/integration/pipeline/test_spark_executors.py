@@ -12,7 +12,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.jobs.log_rebuild import rebuild_log
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log
 

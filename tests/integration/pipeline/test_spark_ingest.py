@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from pipeline.jobs.ingest import IngestedBatch, ingest

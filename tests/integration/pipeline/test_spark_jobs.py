@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.cursor_log import CursorLog
 from pipeline.jobs.audit import audit, repair, write_positions
 from pipeline.jobs.forecast import MINUTE_MS, forecast, write_forecast

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index import publishing
 from pipeline.index.staging import StagedSnapshot
 from pipeline.jobs import merge as merge_module

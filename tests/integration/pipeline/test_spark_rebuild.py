@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker.topics.topic_index import INDEX_CURSOR_NAME
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from pipeline.jobs.audit import audit

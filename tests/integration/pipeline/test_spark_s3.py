@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from broker.cli.service_commands import postdate as main
-from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.index_copy import Copied
 from pipeline.index.place import open_index, own_index

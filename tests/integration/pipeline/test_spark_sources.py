@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
 from pipeline.jobs.audit import audit
 from pipeline.jobs.log_rebuild import rebuild_log

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log
 from tests.helpers.spark.spark_session import require_java

@@ -19,7 +19,7 @@ from broker.protocol.entries import messages_of
 from broker.protocol.frames import FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from dispatcher.slots import sticky_hash
-from managed_ledger.headers import NO_CHUNK, NOT_DELAYED, PACK_ROW
+from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, PACK_ROW
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from pipeline.logs.entry_format import PulsarEntries
 from pipeline.logs.message_metadata import MetadataFilter

@@ -18,7 +18,7 @@ from broker.scheduled.selection import (
     rows_of,
     times_of,
 )
-from managed_ledger.headers import NOT_DELAYED, PACK_ROW, EntryHeaders, decode_rows
+from managed_ledger.entries.headers import NOT_DELAYED, PACK_ROW, EntryHeaders, decode_rows
 from tracker.columns.row_order import RowKey
 
 TIMES = st.one_of(st.just(NOT_DELAYED), st.integers(0, 30))

@@ -15,17 +15,17 @@ from pyroaring import BitMap
 
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver, ForgetDelayed, TrackDelayed
-from dispatcher.core.assignment import NO_OWNER
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.draining_hashes import DrainingHashesTracker
+from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
+from dispatcher.core.fences.recently_joined import RecentlyJoinedFence
 from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import LedgerEnd, ReadRequest
-from dispatcher.core.recently_joined import RecentlyJoinedFence
+from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
 _ENTRIES_PER_LEDGER = 6

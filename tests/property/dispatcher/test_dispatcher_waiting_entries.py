@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dispatcher.core.items import ITEM_ROW, SLOT, Item, key_of
-from dispatcher.core.waiting import WaitingEntries
+from dispatcher.core.queues.waiting import WaitingEntries
 
 _SLOTS = st.integers(1, 4)
 

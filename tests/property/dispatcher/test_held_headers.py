@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from dispatcher.core.held_headers import HeldHeaders
-from managed_ledger.headers import EntryHeaders
+from dispatcher.core.queues.held_headers import HeldHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from tracker.columns.row_order import NEVER, RowKey
 
 TIMES = st.integers(0, 9)

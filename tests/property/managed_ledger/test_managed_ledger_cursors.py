@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from managed_ledger.cursor import Cursor
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger

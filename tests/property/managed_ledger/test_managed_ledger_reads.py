@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from managed_ledger.blocks import cut_payloads, encode_payloads, payload_at, payload_count
-from managed_ledger.headers import PACK_ROW
-from managed_ledger.keys import Family, block_key
-from managed_ledger.log_reader import LogReader, Need
+from managed_ledger.disk.keys import Family, block_key
+from managed_ledger.entries.blocks import cut_payloads, encode_payloads, payload_at, payload_count
+from managed_ledger.entries.headers import PACK_ROW
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
-from managed_ledger.shared_calls import SharedCalls
+from managed_ledger.reading.log_reader import LogReader, Need
+from managed_ledger.reading.shared_calls import SharedCalls
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, MemoryDatabase, open_store
 from tests.helpers.log_reading import read_entries
 

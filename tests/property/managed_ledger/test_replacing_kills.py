@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from managed_ledger.cursor import Cursor
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from random import Random
 
+from managed_ledger.disk.keys import Family
 from managed_ledger.errors import StoreUnavailableError
-from managed_ledger.keys import Family
 from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, MemoryRows
 
 
 class DiskHandle:
-    """One life's way to the disk (a `managed_ledger.database.Database`)."""
+    """One life's way to the disk (a `managed_ledger.disk.database.Database`)."""
 
     def __init__(self, disk: MemoryDatabase, chance: Random) -> None:
         self.read_failure_rate = 0.0

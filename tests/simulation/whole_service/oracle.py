@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from broker.topics.pause import NOT_PAUSED, PauseState
 from dispatcher.consumer import Delivery
-from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.value_types import Clock
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.variants import (

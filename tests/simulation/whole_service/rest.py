@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.topics.pause import NOT_PAUSED
 from dispatcher.core.intake import Intake
-from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.entries.headers import NOT_DELAYED
 from tests.simulation.whole_service import events
 from tests.simulation.whole_service.oracle import SubscriptionModel
 from tests.simulation.whole_service.scheduled import hold, let_go

@@ -25,7 +25,7 @@ from dispatcher.core.intake import Intake
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
-from managed_ledger.cursor import Cursor
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement

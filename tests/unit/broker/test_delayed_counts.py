@@ -18,7 +18,7 @@ from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
-from managed_ledger.selection import HeadersRead
+from managed_ledger.reading.selection import HeadersRead
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tracker.testing import FakeClock
 

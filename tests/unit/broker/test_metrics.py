@@ -15,7 +15,7 @@ from broker.server.event_loop import LoopTurns, TurnHistogram
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
-from managed_ledger.append_stats import AppendStats
+from managed_ledger.writing.append_stats import AppendStats
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tracker.stats import BucketOperation, TrackerStats
 

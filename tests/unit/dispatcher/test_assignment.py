@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.config import DispatcherConfig
-from dispatcher.core.assignment import NO_OWNER, TABLES_MAX, assigned
-from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.selectors.assignment import NO_OWNER, TABLES_MAX, assigned
+from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.slots import SLOTS_END
 
 _runs = st.lists(

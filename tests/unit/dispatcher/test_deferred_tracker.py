@@ -8,7 +8,7 @@ import pytest
 
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
-from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.position import Position
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dispatcher import DispatcherConfig
-from dispatcher.core import draining_hashes
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
+from dispatcher.core.fences import draining_hashes
 from dispatcher.core.key_shared import KeySharedCore
 from tests.helpers.fakes.core_feed import CoreFeed
 

@@ -13,9 +13,9 @@ from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.single_active import choose_active
 from dispatcher.errors import ConsumerAssignError, ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
-from managed_ledger.selection import HeadersRead
+from managed_ledger.reading.selection import HeadersRead
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog
 from tests.helpers.fakes.shell_world import ShellWorld, settle
 from tests.helpers.fakes.virtual_time import now_ms, run

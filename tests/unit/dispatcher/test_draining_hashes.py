@@ -3,7 +3,7 @@
 import asyncio
 
 from dispatcher import Dispatcher, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
-from dispatcher.core.draining_hashes import DrainingHashesTracker
+from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from tests.helpers.fakes.core_feed import CoreFeed

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dispatcher.core.assignment import Assignment
-from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
-from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
-from dispatcher.core.selector import StickyKeyConsumerSelector, runs
+from dispatcher.core.selectors.assignment import Assignment
+from dispatcher.core.selectors.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
+from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
+from dispatcher.core.selectors.selector import StickyKeyConsumerSelector, runs
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, FULL_RANGE, sticky_hash
 
 _FOLDER = Path(__file__).parents[2] / "golden" / "key_shared"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dispatcher.core.items import ITEM_ROW, Item
-from dispatcher.core.parked import ParkedEntries
+from dispatcher.core.queues.parked import ParkedEntries
 
 
 @pytest.mark.parametrize("never_was", [-1, 2**32, 2**63, 2**64 - 1])

@@ -9,12 +9,12 @@ from pyroaring import BitMap
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.fences.recently_joined import LastSentPositionFence, RecentlyJoinedFence
 from dispatcher.core.items import Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.read_plan import LedgerEnd
-from dispatcher.core.recently_joined import LastSentPositionFence, RecentlyJoinedFence
 from dispatcher.slots import sticky_hash
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
 _CONFIGS = {

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dispatcher.core.assignment import NO_OWNER
-from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
-from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
-from dispatcher.core.selector import StickyKeyConsumerSelector
-from dispatcher.core.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
+from dispatcher.core.selectors.assignment import NO_OWNER
+from dispatcher.core.selectors.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
+from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
+from dispatcher.core.selectors.selector import StickyKeyConsumerSelector
+from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.errors import ConsumerAssignError, RangeConflictError
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
-from managed_ledger.database import RocksDatabase
+from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError, StoreUnavailableError
 from managed_ledger.ledger_store import LedgerStore
 

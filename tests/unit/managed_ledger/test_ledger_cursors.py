@@ -6,7 +6,7 @@ import time
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.cursor import JOURNAL_RECORDS_MAX
+from managed_ledger.cursors.cursor import JOURNAL_RECORDS_MAX
 from managed_ledger.errors import (
     CursorClosedError,
     CursorExistsError,

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from managed_ledger import errors
-from managed_ledger.block_cache import BlockCache
-from managed_ledger.blocks import FreshPayloads, HeaderBlock, PayloadBlock
-from managed_ledger.committer import Committer
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.database import Batch, Database, RocksDatabase
+from managed_ledger.disk.database import Batch, Database, RocksDatabase
+from managed_ledger.disk.keys import Family, block_key, ledger_range
+from managed_ledger.entries.blocks import FreshPayloads, HeaderBlock, PayloadBlock
+from managed_ledger.entries.headers import ROW_BYTES, EntryHeaders
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
-from managed_ledger.headers import ROW_BYTES, EntryHeaders
-from managed_ledger.keys import Family, block_key, ledger_range
+from managed_ledger.reading.block_cache import BlockCache
+from managed_ledger.writing.committer import Committer
 from tests.helpers.fakes.life_loop import LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.helpers.fakes.virtual_time import SimulationLoop, run

@@ -6,9 +6,9 @@ from collections.abc import Coroutine
 import pytest
 from pyroaring import BitMap
 
+from managed_ledger.disk.keys import Family
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.errors import StoreCorruptedError
-from managed_ledger.headers import EntryHeaders
-from managed_ledger.keys import Family
 from managed_ledger.position import Position
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
 from tests.helpers.log_reading import read_entries

@@ -6,8 +6,8 @@ import threading
 import pytest
 from pyroaring import BitMap
 
+from managed_ledger.disk.keys import Family
 from managed_ledger.errors import LedgerWriteError, StoreCorruptedError, StoreFullError
-from managed_ledger.keys import Family
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries

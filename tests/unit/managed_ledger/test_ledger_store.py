@@ -12,15 +12,8 @@ from typing import Any
 import pytest
 
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.database import RocksDatabase
-from managed_ledger.errors import (
-    StoreCorruptedError,
-    StoreLockedError,
-    StoreUnavailableError,
-    StoreVersionError,
-)
-from managed_ledger.headers import ROW_BYTES
-from managed_ledger.keys import (
+from managed_ledger.disk.database import RocksDatabase
+from managed_ledger.disk.keys import (
     CURSOR_BASE,
     CURSOR_JOURNAL,
     CURSOR_MARK_DELETE,
@@ -29,10 +22,17 @@ from managed_ledger.keys import (
     Family,
     cursor_state_key,
 )
+from managed_ledger.disk.log_marker import MARKER_FILE
+from managed_ledger.disk.reopening import ReopeningDatabase
+from managed_ledger.entries.headers import ROW_BYTES
+from managed_ledger.errors import (
+    StoreCorruptedError,
+    StoreLockedError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.log_marker import MARKER_FILE
 from managed_ledger.position import Position
-from managed_ledger.reopening import ReopeningDatabase
 from tests.helpers.fakes.managed_ledger_fakes import (
     CountingDatabase,
     LedgerClock,
@@ -157,7 +157,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreLockedError, match="Stop that one, or choose another folder"):
             await _open(tmp_path)
         program = (
-            "import sys; from pathlib import Path; from managed_ledger.database import RocksDatabase\n"
+            "import sys; from pathlib import Path; from managed_ledger.disk.database import RocksDatabase\n"
             "try: RocksDatabase.open(Path(sys.argv[1]), write_buffer_bytes=1 << 20)\n"
             "except Exception as error: print(type(error).__name__)"
         )

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from managed_ledger import meta_copies
-from managed_ledger.keys import COPIES_KEY, Family
+from managed_ledger.disk import meta_copies
+from managed_ledger.disk.keys import COPIES_KEY, Family
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
 
 

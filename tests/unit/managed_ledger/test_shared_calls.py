@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from managed_ledger.shared_calls import READS_A_CALL_MAX, SharedCalls
+from managed_ledger.reading.shared_calls import READS_A_CALL_MAX, SharedCalls
 
 
 class HeldExecutor(Executor):

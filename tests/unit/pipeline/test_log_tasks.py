@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.position import Position
 from pipeline.index.staging import StagingWriter
 from pipeline.logs.header_log import MISSING, LedgerExtent

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.staging import StagingFolder, StagingWriter
 from pipeline.jobs.merge import plan_merges
 from pipeline.planning.rules import RebuildRules

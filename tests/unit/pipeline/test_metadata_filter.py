@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from managed_ledger.message_metadata import MAGIC
+from managed_ledger.entries.message_metadata import MAGIC
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from pipeline.logs.message_metadata import MetadataFilter
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from broker.configuration.config import BrokerConfig
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.index_copy import is_named

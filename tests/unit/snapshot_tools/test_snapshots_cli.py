@@ -20,7 +20,7 @@ from broker.cli.service_commands import postdate as main
 from broker.configuration.config import BrokerConfig, load_config
 from broker.server import snapshot_storages as snapshots
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes

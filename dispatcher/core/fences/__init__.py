@@ -1,0 +1,1 @@
+"""The entries that a consumer may get after a change of members: by draining slots, or by a position."""

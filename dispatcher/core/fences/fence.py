@@ -1,0 +1,93 @@
+"""The entries that each consumer may get after a membership change: one interface for three ways to keep a key's order.
+
+    draining hashes      (PIP-379, the default)  a slot waits while its old consumer holds entries of it
+    last sent position   (PIP-282)               a newcomer gets nothing beyond what was sent when it joined
+    read position        (before both, classic)  a newcomer gets nothing beyond what was read when it joined
+
+The core asks a fence before it gives an entry, and tells it what may let something go; the fence answers with the slots
+to look at again. While `is_active` is false nothing is asked, so a fence costs nothing until a consumer joins or
+leaves. The order within a slot is not a fence's business: nothing of a slot overtakes what waits before it in any case.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.items import Item, Key
+from dispatcher.core.selectors.assignment import Assignment
+from managed_ledger.position import Position
+
+Consumers = Mapping[int, ConsumerState]
+"""The registered consumers by index."""
+
+
+class OrderFence(ABC):
+    """Holds back entries that would break the order of a key."""
+
+    @property
+    @abstractmethod
+    def is_active(self) -> bool:
+        """Whether anything can be held back now."""
+
+    watches_mark_delete: ClassVar[bool] = False
+    """Whether `note_unacknowledged_from` is of interest."""
+
+    is_by_position: ClassVar[bool] = False
+    """Whether waiting entries of a slot go by position alone, and not by delivery time."""
+
+    @abstractmethod
+    def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
+        """Return whether the owner of its slot must not get an entry now; `is_fresh` if it never waited."""
+
+    def note_blocked(self, slot: int, entries: int) -> None:
+        """Count entries that had to wait."""
+
+    @abstractmethod
+    def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
+        """Note a consumer that came. `consumers` has it already; everything before `read_position` was read."""
+
+    def settle(self, consumers: Consumers, before: Assignment, after: Assignment, now_ms: int) -> None:
+        """Note a new assignment."""
+
+    @abstractmethod
+    def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
+        """Note a consumer that goes, before `settle`; return those of the waiting slots that may go on."""
+
+    def note_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
+        """Note that a consumer holds so many entries of each slot less; return the slots that may go on by that."""
+        return []
+
+    def note_taken_back(self, positions: Collection[Key]) -> None:
+        """Note that entries which were given wait again."""
+
+    def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
+        """Note that everything before a position is acknowledged; return the slots that may go on, as `leaves`."""
+        return []
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything but the consumers that are there."""
+
+    def check(self, consumers: Consumers, owners: Assignment) -> None:
+        """Check what the fence promises; for tests."""
+
+
+class NoFence(OrderFence):
+    """Holds nothing back: for sticky ranges, and where the order was given up."""
+
+    @property
+    def is_active(self) -> bool:
+        return False
+
+    def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
+        return False
+
+    def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
+        """Remember nothing: no consumer is fenced."""
+
+    def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
+        return []
+
+    def clear(self) -> None:
+        """There is nothing to forget."""

@@ -1,0 +1,1 @@
+"""Entries of a core that no consumer has: waiting by slot, parked far back, coming back, or held by time."""

@@ -1,0 +1,117 @@
+"""Headers of delayed entries that were due when they were read from the log, held until their turn by time.
+
+After an outage the log holds many of them, in log order, mixed with what the tracker brings back. They must leave in
+order of time, so they are collected here while the log is read up, and leave smallest first, however many there are.
+Headers lie in sorted runs; a new run is merged into its predecessor while that is not at least twice as large (the
+logarithmic method), so adding costs O(log n) a header over time and taking looks at the head of O(log n) runs.
+
+The order is the tracker's (`tracker.columns.row_order`), the queue is not its `RowQueue`. That has rows of three
+numbers, which are handed out at their time and never asked for by position. Here are whole headers of entries that the
+dispatcher has read: their slots and sizes go with them, each position can be asked for, and headers that the cursor
+has passed are let go.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from pyroaring import BitMap
+
+from dispatcher.core.items import Key, by_ledger
+from managed_ledger.entries.headers import EntryHeaders
+from snapshot_storage.encoding.columns import order_of_rows
+from tracker.columns.row_order import RowKey, row_count_through
+
+
+class HeldHeaders:
+    """Headers ordered by delivery time, then position."""
+
+    def __init__(self) -> None:
+        self._runs: list[EntryHeaders] = []
+        self._entries_in: dict[int, BitMap] = {}
+        """The same rows by position: entry ids by ledger."""
+
+    def __len__(self) -> int:
+        return sum(len(run) for run in self._runs)
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def first_deliver_at_ms(self) -> int | None:
+        """The earliest delivery time."""
+        return min((int(run.deliver_at_ms[0]) for run in self._runs), default=None)
+
+    def add(self, headers: EntryHeaders) -> None:
+        """Add headers in any order."""
+        if not len(headers):
+            return
+        for ledger_id, entry_ids in by_ledger(headers.ledger_ids, headers.entry_ids):
+            self._entries_in.setdefault(ledger_id, BitMap()).update(entry_ids)
+        run = _sorted(headers)
+        while self._runs and len(self._runs[-1]) < 2 * len(run):
+            run = _sorted(EntryHeaders.concatenate([self._runs.pop(), run]))
+        self._runs.append(run)
+
+    def take(self, entries_max: int, through: RowKey) -> EntryHeaders:
+        """Take the earliest headers that are not behind a key, at most so many."""
+        found = self._take_first(entries_max, through) if len(self._runs) == 1 else self._take(entries_max, through)
+        for ledger_id, entry_ids in by_ledger(found.ledger_ids, found.entry_ids):
+            self._entries_in[ledger_id] -= entry_ids
+            if not self._entries_in[ledger_id]:
+                del self._entries_in[ledger_id]
+        return found
+
+    def _take_first(self, entries_max: int, through: RowKey) -> EntryHeaders:
+        (run,) = self._runs
+        end = min(row_count_through(run, through), entries_max)
+        self._runs = [run.take(slice(end, None))] if end < len(run) else []
+        return run if end == len(run) else run.take(slice(0, end))
+
+    def _take(self, entries_max: int, through: RowKey) -> EntryHeaders:
+        ends = [min(row_count_through(run, through), entries_max) for run in self._runs]
+        headers = EntryHeaders.concatenate([run.take(slice(0, end)) for run, end in zip(self._runs, ends, strict=True)])
+        order = order_of_rows(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
+        order = np.arange(len(headers))[:entries_max] if order is None else order[:entries_max]
+        taken = np.bincount(np.repeat(np.arange(len(ends)), ends)[order], minlength=len(ends)).tolist()
+        self._runs = [
+            run.take(slice(count, None)) for run, count in zip(self._runs, taken, strict=True) if count < len(run)
+        ]
+        return headers.take(order)
+
+    def discard_through(self, last: Key) -> None:
+        """Forget headers up to and including a position."""
+        ledger_id, entry_id = last
+        kept = []
+        for run in self._runs:
+            is_above = (run.ledger_ids > ledger_id) | ((run.ledger_ids == ledger_id) & (run.entry_ids > entry_id))
+            if is_above.any():
+                kept.append(run.take(np.flatnonzero(is_above)))
+        self._runs = kept
+        for passed in [passed for passed in self._entries_in if passed < ledger_id]:
+            del self._entries_in[passed]
+        if ledger_id in self._entries_in:
+            self._entries_in[ledger_id].remove_range(0, entry_id + 1)
+
+    def __contains__(self, position: Key) -> bool:
+        return position[1] in self._entries_in.get(position[0], ())
+
+    def count_without(self, excluded_in: Callable[[int], BitMap]) -> int:
+        """Return how many headers there are but for those of a bitmap per ledger."""
+        return sum(
+            len(entry_ids) - entry_ids.intersection_cardinality(excluded_in(ledger_id))
+            for ledger_id, entry_ids in self._entries_in.items()
+        )
+
+    def headers(self) -> EntryHeaders:
+        """Return all headers, in no order."""
+        return EntryHeaders.concatenate(self._runs)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._runs = []
+        self._entries_in = {}
+
+
+def _sorted(headers: EntryHeaders) -> EntryHeaders:
+    order = order_of_rows(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
+    return headers if order is None else headers.take(order)

@@ -1,0 +1,315 @@
+"""The folder of the log: one RocksDB store whose loss of anything is noticed, and how much room its disk has.
+
+RocksDB alone does not notice that its list of files or its newest write-ahead log is gone. A marker file beside it says
+that there must be a log, a marker key inside, and the sequence number that must at least have been reached. The
+committer has it renewed a second after a synced write at the latest (`mark_synced`). So what can vanish without a word
+is what was written in that second: a tail of the last log that is cut off looks like a crash. The other traps are in
+`rocksdb_store`.
+
+Any number of processes may read a folder that another one has open: `open_read_only` shows it as it is then.
+
+Every error that leaves is one of ours. Synchronous: callers choose the thread. Calls may come from several threads.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from managed_ledger.disk.keys import FORMAT_KEY, Family
+from managed_ledger.disk.log_marker import FORMAT_VERSION, MARKER_FILE, read_marker, write_marker
+from managed_ledger.disk.rocksdb_edge import checked, damage_advice, log_settings
+from managed_ledger.errors import (
+    LedgerError,
+    StoreCorruptedError,
+    StoreFullError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from managed_ledger.rocksdb_store.disk_room import Room, is_out_of_room, measure_room, room_to_open_bytes, try_room
+from managed_ledger.rocksdb_store.opening import OpenFolder, looked_at_again, open_to_read, open_to_write
+from managed_ledger.rocksdb_store.store import RocksDBStore, StoreBatch
+
+logger = logging.getLogger(__name__)
+
+_READING_BUFFER_BYTES = 32 * 2**20
+"""For a reader, which writes nothing."""
+ROOM_SECONDS = 0.1
+"""Age at which the room of the disk is looked at again."""
+ROOM_BYTES = 2**20
+"""Written bytes after which it is looked at before."""
+
+
+class Batch(Protocol):
+    """Changes that become visible and durable together."""
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        """Set a key."""
+
+    def delete(self, family: Family, key: bytes) -> None:
+        """Remove a key."""
+
+    def delete_range(self, family: Family, start: bytes, end: bytes) -> None:
+        """Remove every key of `[start, end)` that is there before this call."""
+
+
+class Database(Protocol):
+    """The log's interface to a key-value store; tests wrap it to count and to fail."""
+
+    def new_batch(self) -> Batch:
+        """An empty batch."""
+
+    def write(self, batch: Any, *, sync: bool) -> None:
+        """Apply a batch once; with `sync` it is on disk on return."""
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """The value of a key."""
+
+    def rows(self, family: Family) -> Any:
+        """Context manager of a `RowIterator`; leaving it reports damage met on the way."""
+
+    def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of `[start, end)` in order."""
+
+    def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        """Give back the space of deleted entries of a range."""
+
+    def close(self) -> None:
+        """Make everything durable and release the folder, also where the former fails."""
+
+
+class WritableDatabase(Database, Protocol):
+    """More of the interface, for a database that takes writes for as long as the service runs."""
+
+    def mend(self) -> None:
+        """After a write that failed, make it possible that the next one does not.
+
+        Returns in bounded time, whether that succeeded or not, and is called in the thread that writes.
+        """
+
+    def mark_synced(self) -> None:
+        """Write down how far the last synced write came, so that its loss is noticed; called in the thread that writes.
+
+        Raises nothing: an old mark only asks for less.
+        """
+
+    def room(self, *, was_short: bool) -> Room | None:
+        """The room for more entries; None where the system does not tell. Called in the thread that writes."""
+
+
+class RocksDatabase(RocksDBStore):
+    """The log's database in RocksDB; `open` makes one."""
+
+    def __init__(
+        self, opened: OpenFolder, monotonic: Callable[[], float] = time.monotonic, *, is_compacting: bool = True
+    ) -> None:
+        super().__init__(opened)
+        self._monotonic = monotonic
+        self._synced_sequence = self._marked_sequence = 0
+        self._is_marking = True
+        self._room: Room | None = None
+        self._is_compacting = is_compacting
+        self._unmeasured_bytes, self._measured_at = 0, -math.inf
+
+    @classmethod
+    def open(
+        cls, path: Path, *, write_buffer_bytes: int, monotonic: Callable[[], float] = time.monotonic
+    ) -> "RocksDatabase":
+        """Open the folder, or create it, and check that it is whole.
+
+        Raises:
+            StoreLockedError: A process has it open.
+            StoreCorruptedError: It is damaged, or not a log of Postdate.
+            StoreVersionError: Its format is another.
+            StoreFullError: The disk has no room for what opening it writes; nothing has changed.
+            StoreUnavailableError: It cannot be read or written.
+        """
+        with checked(path, "open the log"):
+            path.mkdir(parents=True, exist_ok=True)
+            marker = _read_marker(path)
+            if marker is not None and not any(path.glob("*.log")):
+                raise StoreCorruptedError(damage_advice(path, "its write-ahead log (*.log) is missing"))
+            if marker is not None:
+                _check_room_to_open(path)
+            room = measure_room(path)
+        # Where the marker file says that there was a database, a new one must not take its place.
+        settings = log_settings(
+            room.write_buffer_bytes(write_buffer_bytes), creates=marker is None, is_compacting=room.can_compact()
+        )
+        self = cls(open_to_write(path, settings), monotonic, is_compacting=room.can_compact())
+        try:
+            with checked(path, "check the log"):
+                self._check(marker)
+        except LedgerError:
+            self.release()
+            raise
+        return self
+
+    @classmethod
+    def open_read_only(cls, path: Path, *, pause: Callable[[float], None] = time.sleep) -> "RocksDatabase":
+        """Open the folder to read its durable entries; it may be in use, and nothing in it changes.
+
+        The process that has it open may remove a file between two looks at it. So what seems damaged is looked at
+        again, a few times. Entries that are compacted away later can become unreadable: `StoreUnavailableError` says
+        so, and the database is to be opened again. Only `get`, `rows`, `scan` and `release` may be called.
+
+        Args:
+            path: The folder.
+            pause: Waits for so many seconds before the next look.
+
+        Raises:
+            StoreCorruptedError: It is damaged, or not a log of Postdate.
+            StoreVersionError: Its format is another.
+            StoreUnavailableError: It cannot be read, or changes all the time.
+        """
+
+        def is_worth_it(error: Exception) -> bool:
+            return isinstance(error, StoreCorruptedError | StoreUnavailableError) and (path / MARKER_FILE).exists()
+
+        return looked_at_again(lambda: cls._open_read_only_once(path), is_worth_it, pause=pause)
+
+    @classmethod
+    def _open_read_only_once(cls, path: Path) -> "RocksDatabase":
+        with checked(path, "read the log"):
+            marker = _read_marker(path)
+        if marker is None:
+            raise StoreUnavailableError(
+                f"There is no log in {path}: its file {MARKER_FILE} is missing. Name the folder of a log"
+            )
+        self = cls(open_to_read(path, log_settings(_READING_BUFFER_BYTES, creates=False, is_compacting=False)))
+        try:
+            self._check_read(marker)
+        except LedgerError:
+            self.release()
+            raise
+        return self
+
+    def write(self, batch: StoreBatch, *, sync: bool) -> None:
+        self._unmeasured_bytes += batch.size_bytes
+        super().write(batch, sync=sync)
+        if sync:
+            # Every write before it is on disk as well now.
+            self._synced_sequence = self.latest_sequence_number()
+
+    def mark_synced(self) -> None:
+        """Write the mark where the last synced write went beyond it; a disk that refuses leaves the old one."""
+        sequence = self._synced_sequence
+        if sequence <= self._marked_sequence:
+            return
+        try:
+            write_marker(self._path, sequence)
+        except OSError as error:
+            if self._is_marking:
+                logger.warning("The file %s in %s is not renewed: %s", MARKER_FILE, self._path, error)
+            self._is_marking = False
+        else:
+            self._marked_sequence, self._is_marking = sequence, True
+
+    def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        # The room is measured now: a trim may have made room since the last commit measured it.
+        room = self._room_now()
+        if (
+            room is not None
+            and not room.can_compact()
+            and self._rewritten_bytes(start, end) > room.compaction_bytes_max
+        ):
+            raise StoreFullError(f"Cannot compact the log in {self._path}: the kept part of its tables has no room")
+        self.compact_range(family, start, end)
+
+    def _rewritten_bytes(self, start: bytes, end: bytes) -> int:
+        """The most bytes that a compaction of a deleted range writes: tables that reach beyond it."""
+        return sum(
+            table.size_bytes
+            for table in self.tables()
+            if table.first_key < end <= table.last_key or table.first_key < start <= table.last_key
+        )
+
+    def measure_room(self, *, is_due: bool = False) -> Room | None:
+        """The room of the disk, None where the system does not tell; it is looked at when it is due or enough changed.
+
+        The room of compactions changes with it.
+        """
+        now = self._monotonic()
+        if is_due or self._unmeasured_bytes >= ROOM_BYTES or now - self._measured_at >= ROOM_SECONDS:
+            self._unmeasured_bytes, self._measured_at = 0, now
+            self._room = self._room_now()
+            if self._room is not None and self._room.can_compact() != self._is_compacting:
+                self._set_compacting(not self._is_compacting)
+        return self._room
+
+    def _room_now(self) -> Room | None:
+        try:
+            return measure_room(self._path)
+        except OSError:
+            return None
+
+    def _set_compacting(self, is_compacting: bool) -> None:
+        try:
+            self.set_compacting(is_compacting)
+        except StoreFullError as error:
+            # The options are a file as well. At worst a compaction fails for want of room, and the log is opened again.
+            logger.debug("%s", error)
+            return
+        self._is_compacting = is_compacting
+
+    def close(self) -> None:
+        try:
+            self.sync()
+            with checked(self._path, "close the log"):
+                write_marker(self._path, self.latest_sequence_number())
+        finally:
+            self.release()
+
+    def _check(self, marker: int | None) -> None:
+        found = self._check_read(marker)
+        if found is None:
+            batch = self.new_batch()
+            batch.put(Family.META, FORMAT_KEY, _format())
+            self.write(batch, sync=True)
+        # The marker is written last: a crash before it leaves a folder that is created anew.
+        self._synced_sequence = self._marked_sequence = self.latest_sequence_number()
+        write_marker(self._path, self._marked_sequence)
+
+    def _check_read(self, marker: int | None) -> bytes | None:
+        """Check what is there against the marker file; returns the format, None where the folder is new."""
+        found = self.get(Family.META, FORMAT_KEY)
+        if found is None and (marker is not None or self.latest_sequence_number() > 0):
+            raise StoreCorruptedError(damage_advice(self._path, "its marker key is missing, so entries may be as well"))
+        if found is not None and found != _format():
+            raise StoreVersionError(
+                f"The log in {self._path} has format {found!r}, this version reads {_format()!r}: "
+                "use the version that wrote it"
+            )
+        sequence = self.latest_sequence_number()
+        if marker is not None and sequence < marker:
+            raise StoreCorruptedError(
+                damage_advice(self._path, f"it ends at write {sequence}, but had reached {marker}")
+            )
+        return found
+
+
+def _check_room_to_open(path: Path) -> None:
+    """Refuse before RocksDB tries: each try leaves half a table, and so takes the room that an operator has made."""
+    wanted_bytes = room_to_open_bytes(path)
+    try:
+        try_room(path, wanted_bytes)
+    except OSError as error:
+        # RocksDB names other faults in its own words.
+        if is_out_of_room(error):
+            raise StoreFullError(
+                f"Cannot open the log in {path}: its disk needs {wanted_bytes / 2**20:.1f} MiB of free space, to make "
+                f"tables of the write-ahead log ({error.strerror}). Nothing is lost: make room and start it again"
+            ) from error
+
+
+def _format() -> bytes:
+    return b"postdate log %d" % FORMAT_VERSION
+
+
+def _read_marker(path: Path) -> int | None:
+    try:
+        return read_marker(path)
+    except ValueError as error:
+        raise StoreCorruptedError(damage_advice(path, f"its file {MARKER_FILE} is unreadable ({error})")) from error

@@ -1,0 +1,32 @@
+"""A second copy of every row of the family `meta`, in the family `cursors`: for `postdate ledger repair` alone.
+
+Names of topics and records of ledgers are a few KiB, mostly in one block of one table, and without them it is not known
+whose any entry is. Tables of another family are other files, so one damage never costs both. A commit that writes a row
+writes its copy in the same batch. Keys of cursors begin with an owner's number, which is never as large as the prefix.
+"""
+
+from managed_ledger.disk import keys
+from managed_ledger.disk.database import Database
+from managed_ledger.disk.keys import Family
+
+PREFIX = b"\xff"
+_KINDS = (b"c", b"h", b"l", b"m", b"r")
+"""Kinds of rows with copies: names of cursors, ledgers' lost entries, ledgers, names of topics, records."""
+
+
+def copy_key(key: bytes) -> bytes:
+    """Where the copy of a row of `meta` is, in `cursors`."""
+    return PREFIX + key
+
+
+def has_copy(key: bytes) -> bool:
+    """Whether a row of `meta` has a copy. Rows that every commit or every opening writes have none."""
+    return key[:1] in _KINDS and key not in (keys.FORMAT_KEY, keys.COUNTERS_KEY)
+
+
+def differing_copies(database: Database) -> dict[bytes, bytes | None]:
+    """Copies that are missing or wrong, with their right values: of a folder of an earlier version."""
+    rows = {copy_key(key): value for key, value in database.scan(Family.META, b"", PREFIX) if has_copy(key)}
+    copies = dict(database.scan(Family.CURSORS, PREFIX, PREFIX * 2))
+    changed: dict[bytes, bytes | None] = {key: value for key, value in rows.items() if copies.get(key) != value}
+    return changed | dict.fromkeys(copies.keys() - rows.keys())

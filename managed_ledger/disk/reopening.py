@@ -1,0 +1,187 @@
+"""A database that is opened again when RocksDB takes no more writes, while the service runs on.
+
+After some errors (a full disk, a disk that fails, a compaction that met damage) RocksDB refuses every write until it is
+opened anew, though what it has can still be read. So it stays open for readers until opening it has a chance: there is
+room for what opening writes. Then it is closed and opened between two commits, in the thread that writes. Readers wait
+meanwhile, some milliseconds up to the time that replaying the write-ahead log takes.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from managed_ledger.disk.database import Batch, RocksDatabase
+from managed_ledger.disk.keys import Family
+from managed_ledger.errors import LedgerError, StoreFullError, StoreUnavailableError
+from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES, Room, has_room_to_open
+from managed_ledger.rocksdb_store.store import RowIterator, StoreBatch
+
+logger = logging.getLogger(__name__)
+
+REOPEN_SECONDS = 5.0
+"""Pause between two tries: a disk that goes on refusing would have the log closed most of the time."""
+SMALL_COMMIT_BYTES = 2**16
+"""Commits of more are written only if they fit: acknowledgements and trims take less, and give room back."""
+FLUSH_BYTES_MIN = 2**20
+"""Write-ahead logs of so much are made tables when room is short, as it may be they that take it."""
+FLUSH_MARGIN_PARTS = 8
+"""Of a small disk's margin it is this part: entries in the logs take room that a compaction would not have."""
+
+
+class ReopeningDatabase:
+    """A database that is opened again after a failure, while its owner keeps this object."""
+
+    def __init__(
+        self,
+        path: Path,
+        open_folder: Callable[[], RocksDatabase],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the folder.
+
+        Raises:
+            LedgerError: As `RocksDatabase.open`.
+        """
+        self._path = path
+        self._open_folder = open_folder
+        self._monotonic = monotonic
+        self._database: RocksDatabase | None = open_folder()
+        self._gate = _Gate()
+        self._next_try_s = -math.inf
+        self._wanted_bytes = 0
+        """Room that the last large commit lacked."""
+
+    def new_batch(self) -> Batch:
+        return self._opened().new_batch()
+
+    def write(self, batch: StoreBatch, *, sync: bool) -> None:
+        if batch.size_bytes > SMALL_COMMIT_BYTES:
+            self._check_room(batch.size_bytes)
+        self._opened().write(batch, sync=sync)
+
+    def mark_synced(self) -> None:
+        # Without a database nothing is marked; opening it again does so.
+        if self._database is not None:
+            self._database.mark_synced()
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        with self._gate.passed():
+            return self._opened().get(family, key)
+
+    @contextmanager
+    def rows(self, family: Family) -> Iterator[RowIterator]:
+        with self._gate.passed(), self._opened().rows(family) as rows:
+            yield rows
+
+    def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        with self._gate.passed():
+            yield from self._opened().scan(family, start, end)
+
+    def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        with self._gate.passed():
+            self._opened().compact(family, start, end)
+
+    def room(self, *, was_short: bool) -> Room | None:
+        if self._database is None:
+            return None
+        if self._database.has_failed_behind:
+            # A flush or a compaction has failed, after which RocksDB writes no more tables.
+            self.mend()
+        room = self._measured_room()
+        if room is not None and room.is_short(was_short=was_short):
+            return self._flushed(room)
+        return room
+
+    def _check_room(self, commit_bytes: int) -> None:
+        """Refuse a commit that does not fit, before RocksDB finds out, which ends all writes."""
+        self._wanted_bytes = 0
+        room = self._measured_room(is_due=True)
+        if room is not None and not room.fits(commit_bytes):
+            room = self._flushed(room)
+        if room is not None and not room.fits(commit_bytes):
+            self._wanted_bytes = 2 * commit_bytes
+            raise StoreFullError(
+                f"Cannot write {commit_bytes / 2**20:.1f} MiB to the log in {self._path}: of the disk "
+                f"{room.free_bytes / 2**20:.1f} MiB are free, and {room.kept_bytes / 2**20:.1f} MiB must stay so"
+            )
+
+    def _flushed(self, room: Room) -> Room | None:
+        """The room once the log's memory was made tables, if that can help."""
+        least_bytes = min(FLUSH_BYTES_MIN, room.margin_bytes // FLUSH_MARGIN_PARTS)
+        if not least_bytes <= room.unflushed_bytes <= room.free_bytes - REOPEN_BYTES:
+            return room
+        try:
+            self._opened().flush()
+        except LedgerError as error:
+            logger.warning("Room is short, and the log's memory could not be made tables: %s", error)
+        return self._measured_room(is_due=True)
+
+    def _measured_room(self, *, is_due: bool = False) -> Room | None:
+        room = self._opened().measure_room(is_due=is_due)
+        return room and replace(room, wanted_bytes=self._wanted_bytes)
+
+    def mend(self) -> None:
+        if self._monotonic() < self._next_try_s or not has_room_to_open(self._path):
+            return
+        try:
+            with self._gate.closed():
+                self._reopen()
+        except LedgerError as error:
+            logger.warning("The log could not be opened again, which is tried every %g s: %s", REOPEN_SECONDS, error)
+        self._next_try_s = self._monotonic() + REOPEN_SECONDS
+
+    def close(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    def _reopen(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.release()
+        self._database = self._open_folder()
+        logger.info("The log in %s was opened again and takes writes", self._path)
+
+    def _opened(self) -> RocksDatabase:
+        if self._database is None:
+            raise StoreUnavailableError(f"The log in {self._path} is closed until it can be opened again")
+        return self._database
+
+
+class _Gate:
+    """A shared and exclusive lock: the exclusive holder waits for the shared ones inside and stops new ones."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._is_closed = False
+
+    @contextmanager
+    def passed(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_closed)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._inside)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_closed = False
+                self._changed.notify_all()

@@ -1,0 +1,72 @@
+"""The layout of an entry, and the one parser of what stands before its payload.
+
+    entry:  0x0e01 | CRC32C u32 | metadata size u32 | metadata (protobuf, Pulsar's `MessageMetadata`) | payload
+
+The log keeps entries as they came and opens none. The broker parses the metadata of each message that is published, the
+bulk jobs that of messages which they search or repair, both with the generated class: a walk in Python over the fields
+took four times as long. Bulk work over all messages reads headers, in columns, and needs no metadata. Pure.
+"""
+
+import struct
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from managed_ledger.entries.headers import NO_CHUNK
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+
+MAGIC: Final = b"\x0e\x01"
+CHECKSUM_END: Final = 6
+"""The end of magic and checksum; all bytes from here are covered by the checksum."""
+METADATA_START: Final = 10
+_METADATA_SIZE: Final = struct.Struct(">I")
+
+
+class MessageMetadataError(ValueError):
+    """An entry has no metadata that can be parsed."""
+
+
+def metadata_end(entry: bytes) -> int:
+    """Return where the payload of an entry begins, as its header says.
+
+    Raises:
+        MessageMetadataError: The entry has no metadata.
+    """
+    if not entry.startswith(MAGIC) or len(entry) < METADATA_START:
+        raise MessageMetadataError("an entry without metadata")
+    (size,) = _METADATA_SIZE.unpack_from(entry, METADATA_START - 4)
+    return METADATA_START + int(size)
+
+
+def metadata_bytes(entry: bytes) -> bytes:
+    r"""Return the metadata of an entry as it is stored.
+
+    >>> metadata_bytes(b"\x0e\x01" + b"sum!" + (3).to_bytes(4) + b"abc" + b"the payload")
+    b'abc'
+
+    Raises:
+        MessageMetadataError: The entry has no metadata.
+    """
+    return entry[METADATA_START : metadata_end(entry)]
+
+
+def parse_metadata(data: bytes) -> MessageMetadata:
+    """Parse the bytes of metadata; required fields may be missing.
+
+    Raises:
+        MessageMetadataError: The bytes are no metadata.
+    """
+    try:
+        return MessageMetadata.FromString(data)
+    except DecodeError as error:
+        raise MessageMetadataError(f"metadata that cannot be parsed: {error}") from error
+
+
+def text_bytes(text: str | bytes) -> bytes:
+    """Return the bytes of a text field: the parser gives bytes where a client sent no UTF-8."""
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def header_flags(metadata: MessageMetadata) -> int:
+    """Return the flags of the header of an entry with this metadata."""
+    return 0 if metadata.num_chunks_from_msg > 1 else NO_CHUNK

@@ -1,0 +1,227 @@
+"""Reads blocks of headers and payloads: from memory where they are, else from RocksDB in one hop to a thread.
+
+Entries in the cache are served without suspending the caller, so a consumer at the tail of the log never waits for a
+thread. Other entries are collected first, over all ledgers of a call, and read together.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from managed_ledger.disk import keys
+from managed_ledger.disk.database import Database
+from managed_ledger.disk.keys import Family
+from managed_ledger.entries.blocks import (
+    JOINED_ENTRIES_MAX,
+    JOINED_PAYLOAD_BYTES,
+    HeaderBlock,
+    PayloadBlock,
+    payload_count,
+    row_count,
+    rows_at,
+    stored_payloads,
+)
+from managed_ledger.entries.headers import Rows
+from managed_ledger.reading.block_cache import BlockCache, CachedBlock
+from managed_ledger.reading.shared_calls import SharedCalls
+from managed_ledger.rocksdb_store.store import RowIterator
+
+Block = TypeVar("Block", bound=CachedBlock)
+
+
+class Need(NamedTuple):
+    """Entries of one ledger that a reader asks for, ascending and without duplicates."""
+
+    ledger_id: int
+    entry_ids: NDArray[np.int64]
+
+
+class Kind(NamedTuple, Generic[Block]):
+    """A kind of stored blocks."""
+
+    family: Family
+    count: Callable[[bytes], int]
+    """The number of entries in a stored value."""
+    make: Callable[[int, Sequence[bytes]], Block]
+    """Makes one block, given its first entry, of stored values in a row."""
+
+
+HEADERS: Final = Kind(Family.HEADERS, row_count, lambda first, values: HeaderBlock(first, b"".join(values)))
+PAYLOADS: Final = Kind(Family.PAYLOADS, payload_count, stored_payloads)
+
+
+class LogReader:
+    """The caches of a store, and the reads of missing blocks; belongs to one event loop."""
+
+    def __init__(self, database: Database, calls: SharedCalls, cache_bytes_max: int) -> None:
+        self.headers: BlockCache[HeaderBlock] = BlockCache(cache_bytes_max // 4)
+        self.payloads: BlockCache[PayloadBlock] = BlockCache(cache_bytes_max - cache_bytes_max // 4)
+        self._database = database
+        self._calls = calls
+
+    async def read_rows(self, needs: Sequence[Need]) -> list[Rows | None]:
+        """Header rows, per need; None where the log does not have all of it."""
+        covered = await self._cover(self.headers, HEADERS, needs)
+        return [
+            None if blocks is None else rows_at(blocks, need.entry_ids)
+            for need, blocks in zip(needs, covered, strict=True)
+        ]
+
+    def cached_payloads(
+        self, ledger_ids: Sequence[int], entry_ids: Sequence[int]
+    ) -> tuple[list[bytes | None], list[int]]:
+        """Payloads that are in memory, in the order given, and the indices of the others."""
+        payloads: list[bytes | None] = []
+        missing = []
+        block: PayloadBlock | None = None
+        block_ledger_id = first = end = -1
+        for index, (ledger_id, entry_id) in enumerate(zip(ledger_ids, entry_ids, strict=True)):
+            if ledger_id != block_ledger_id or not first <= entry_id < end:
+                block = self.payloads.find(ledger_id, entry_id)
+                if block is None:
+                    block_ledger_id = -1
+                    payloads.append(None)
+                    missing.append(index)
+                    continue
+                block_ledger_id, first, end = ledger_id, block.first, block.end
+            assert block is not None
+            payloads.append(block.payload(entry_id))
+        return payloads, missing
+
+    async def read_payloads(self, needs: Sequence[Need]) -> list[dict[int, bytes] | None]:
+        """Payloads by entry id, per need; None where the log does not have all of it."""
+        covered = await self._cover(self.payloads, PAYLOADS, needs)
+        return [
+            None if blocks is None else _payloads_at(blocks, need.entry_ids.tolist())
+            for need, blocks in zip(needs, covered, strict=True)
+        ]
+
+    def drop_ledger(self, ledger_id: int) -> None:
+        """Forget a trimmed ledger."""
+        self.headers.drop_ledger(ledger_id)
+        self.payloads.drop_ledger(ledger_id)
+
+    async def _cover(
+        self, cache: BlockCache[Block], kind: Kind[Block], needs: Sequence[Need]
+    ) -> list[list[Block] | None]:
+        covered: list[list[Block] | None] = []
+        misses: list[Need] = []
+        missed: list[int] = []
+        for index, need in enumerate(needs):
+            blocks, missing = _cached(cache, need)
+            covered.append(blocks)
+            if len(missing):
+                missed.append(index)
+                misses.append(Need(need.ledger_id, missing))
+        if not misses:
+            return covered
+
+        read = await self._calls.run(partial(read_blocks, self._database, kind, misses))
+        # A scan of much more than the cache holds would only push out what others use.
+        keep = sum(block.cost for blocks in read for block in blocks or ()) <= cache.bytes_max // 4
+        for index, need, found in zip(missed, misses, read, strict=True):
+            if found is None:
+                covered[index] = None
+                continue
+            if keep:
+                for block in found:
+                    cache.add(need.ledger_id, block)
+            covered[index] = sorted([*(covered[index] or ()), *found], key=attrgetter("first"))
+        return covered
+
+
+def read_blocks(database: Database, kind: Kind[Block], needs: Iterable[Need]) -> list[list[Block] | None]:
+    """Blocks that cover the needs, ascending, per need; None where some of it is not there."""
+    with database.rows(kind.family) as rows:
+        return [_read_need(rows, kind, need) for need in needs]
+
+
+def _read_need(rows: RowIterator, kind: Kind[Block], need: Need) -> list[Block] | None:
+    """Go from value to value, neighbours by the next row, others by a seek; small neighbours become one block."""
+    found: list[Block] = []
+    values: list[bytes] = []
+    """Those of the block to come, whose first entry is `begin`; they end before `end`."""
+    begin = end = size = -1
+    ledger_id, entry_ids = need
+    index = 0
+    while index < len(entry_ids):
+        entry_id = int(entry_ids[index])
+        is_next = end == entry_id
+        if is_next:
+            rows.next()
+        if not is_next or not rows.valid():
+            rows.seek_for_prev(keys.block_key(ledger_id, entry_id))
+        if not rows.valid():
+            return None
+        block_ledger_id, first = keys.pair.unpack(rows.key())
+        value = rows.value()
+        count = kind.count(value)
+        if block_ledger_id != ledger_id or not first <= entry_id < first + count:
+            return None
+        size += len(value)
+        if first != end or first + count - begin > JOINED_ENTRIES_MAX or size > JOINED_PAYLOAD_BYTES:
+            if values:
+                found.append(kind.make(begin, values))
+            values, begin, size = [], first, len(value)
+        values.append(value)
+        end = first + count
+        index = _index_after(entry_ids, index, end)
+    if values:
+        found.append(kind.make(begin, values))
+    return found
+
+
+def _index_after(entry_ids: NDArray[np.int64], index: int, end: int) -> int:
+    """Index of the first entry at or behind `end`, from an index before it.
+
+    >>> _index_after(np.array([3, 4, 5, 9]), 0, 5), _index_after(np.array([3, 4, 5, 9]), 1, 9)
+    (2, 3)
+    """
+    # Usually there is no gap, and the distance of the ids is that of the places.
+    straight = index + end - int(entry_ids[index])
+    if straight >= len(entry_ids):
+        straight = len(entry_ids)
+        if entry_ids[-1] < end:
+            return straight
+    elif entry_ids[straight] == end:
+        return straight
+    return index + int(np.searchsorted(entry_ids[index:], end))
+
+
+def _cached(cache: BlockCache[Block], need: Need) -> tuple[list[Block], NDArray[np.int64]]:
+    """Return the entries of a need that are in memory, and the ids of those that are not."""
+    ledger_id, entry_ids = need
+    found: list[Block] = []
+    missing: list[NDArray[np.int64]] = []
+    index = 0
+    while index < len(entry_ids):
+        entry_id = int(entry_ids[index])
+        block = cache.find(ledger_id, entry_id)
+        if block is not None:
+            found.append(block)
+            index = _index_after(entry_ids, index, block.end)
+            continue
+        following = cache.next_first(ledger_id, entry_id)
+        start = index
+        index = len(entry_ids) if following is None else _index_after(entry_ids, index, following)
+        missing.append(entry_ids[start:index])
+    return found, np.concatenate(missing) if missing else _NOTHING
+
+
+def _payloads_at(blocks: Sequence[PayloadBlock], entry_ids: Iterable[int]) -> dict[int, bytes]:
+    """Payloads of ascending entries in ascending blocks that cover them."""
+    payloads: dict[int, bytes] = {}
+    following = iter(blocks)
+    block = next(following)
+    for entry_id in entry_ids:
+        while entry_id >= block.end:
+            block = next(following)
+        payloads[entry_id] = block.payload(entry_id)
+    return payloads
+
+
+_NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)

@@ -1,0 +1,206 @@
+"""The reading half of a managed ledger: where its entries are, and discontinuous reads of headers and payloads.
+
+Only durable entries are visible here. A read names where to begin and what to leave out, or a set of positions; what
+was trimmed meanwhile is left out, and what a repair found lost; other missing entries are an error. Nothing here
+changes the log.
+"""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from managed_ledger.entries.headers import EntryHeader, EntryHeaders, Rows, header_in
+from managed_ledger.errors import StoreCorruptedError
+from managed_ledger.ledgers import LedgerInfo, Ledgers
+from managed_ledger.position import Position
+from managed_ledger.reading.finding import find_published
+from managed_ledger.reading.log_reader import LogReader, Need
+from managed_ledger.reading.selection import HeadersRead, Skip, select
+
+Ids = Sequence[int] | NDArray[np.int64]
+
+
+class ReadableLog:
+    """Ledgers of one topic, and how to read them."""
+
+    def __init__(self, name: str, ledgers: Ledgers, reader: LogReader) -> None:
+        self.name = name
+        self._ledgers = ledgers
+        self._reader = reader
+
+    @property
+    def last_confirmed_position(self) -> Position:
+        """The last durable entry; entry -1 of the first ledger where there is none."""
+        return self._ledgers.last_confirmed
+
+    @property
+    def first_position(self) -> Position:
+        """The first entry still kept, or the next one to come."""
+        return self._ledgers.normalized(Position(self._ledgers.first.ledger_id, 0))
+
+    @property
+    def entries_total(self) -> int:
+        """Durable entries that are kept."""
+        return self._ledgers.end_ordinal - self._ledgers.first.ordinal
+
+    @property
+    def size_bytes(self) -> int:
+        """Payload bytes of durable entries that are kept."""
+        return sum(ledger.durable.bytes for ledger in self._ledgers)
+
+    def bytes_behind(self, position: Position) -> int:
+        """Return about how many payload bytes of durable entries lie behind a position."""
+        total = 0
+        for ledger in self._ledgers:
+            if ledger.ledger_id > position.ledger_id:
+                total += ledger.durable.bytes
+            elif ledger.ledger_id == position.ledger_id and ledger.entries:
+                total += ledger.durable.bytes * (ledger.entries - position.entry_id - 1) // ledger.entries
+        return total
+
+    def last_due_ms_behind(self, position: Position) -> int | None:
+        """Return a time from which on no entry of the ledgers from a position on is to come; None without entries."""
+        return max(
+            (
+                ledger.durable.due_ms_max
+                for ledger in self._ledgers
+                if ledger.ledger_id >= position.ledger_id and ledger.entries
+            ),
+            default=None,
+        )
+
+    def ledgers(self) -> list[LedgerInfo]:
+        """All ledgers kept, the open one last."""
+        return [ledger.info() for ledger in self._ledgers]
+
+    async def read_headers(
+        self, first: Position, *, entries_max: int, skip: Skip | None = None, through: Position | None = None
+    ) -> HeadersRead:
+        """Headers from `first` on, itself included, without positions that `skip` names for a ledger.
+
+        Stops after `entries_max` entries, behind `through`, or at the last durable entry. Does not suspend when
+        everything needed is in memory.
+        """
+        needs, next_position = select(self._ledgers, first, entries_max=entries_max, skip=skip, through=through)
+        found = await self._read_rows(needs)
+        if not found:
+            return HeadersRead(EntryHeaders.empty(), next_position)
+        counts = [len(need.entry_ids) for need, _ in found]
+        headers = EntryHeaders.from_rows(
+            np.repeat([need.ledger_id for need, _ in found], counts),
+            np.concatenate([need.entry_ids for need, _ in found]),
+            np.concatenate([rows for _, rows in found]),
+        )
+        return HeadersRead(headers, next_position)
+
+    async def read_headers_at(self, ledger_ids: Ids, entry_ids: Ids) -> EntryHeaders:
+        """Headers of these positions in the order given; unknown or trimmed positions are left out."""
+        ledger_column, entry_column = np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64)
+        needs = self._needs_at(ledger_column, entry_column)
+        asked_by = {need.ledger_id: indices for need, indices in needs}
+        found = await self._read_rows([need for need, _ in needs])
+        if not found:
+            return EntryHeaders.empty()
+        indices = np.concatenate([asked_by[need.ledger_id] for need, _ in found])
+        rows = np.concatenate(
+            [rows[np.searchsorted(need.entry_ids, entry_column[asked_by[need.ledger_id]])] for need, rows in found]
+        )
+        order = np.argsort(indices)
+        kept = indices[order]
+        return EntryHeaders.from_rows(ledger_column[kept], entry_column[kept], rows[order])
+
+    async def read_each_header(self, positions: Collection[Position]) -> dict[Position, EntryHeader]:
+        """Headers by position; unknown, lost and trimmed ones are left out.
+
+        For one entry in memory this takes a tenth of `read_headers_at`, and does not suspend.
+        """
+        found: dict[Position, EntryHeader] = {}
+        missing: list[Position] = []
+        for at in positions:
+            ledger = self._ledgers.get(at.ledger_id)
+            if ledger is None or not 0 <= at.entry_id < ledger.entries or (ledger.lost and at.entry_id in ledger.lost):
+                continue
+            block = self._reader.headers.find(at.ledger_id, at.entry_id)
+            if block is None:
+                missing.append(at)
+            else:
+                found[at] = header_in(block.rows, at.entry_id - block.first)
+        if missing:
+            ids = np.array(missing, np.int64)
+            for need, rows in await self._read_rows([need for need, _ in self._needs_at(ids[:, 0], ids[:, 1])]):
+                stored = rows.tobytes()
+                for row, entry_id in enumerate(need.entry_ids.tolist()):
+                    found[Position(need.ledger_id, entry_id)] = header_in(stored, row)
+        return found
+
+    async def read_payloads(self, ledger_ids: Ids, entry_ids: Ids) -> list[bytes | None]:
+        """Payloads of these positions in the order given; None for unknown or trimmed positions."""
+        ledger_column, entry_column = np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64)
+        payloads, missing = self._reader.cached_payloads(ledger_column.tolist(), entry_column.tolist())
+        if not missing:
+            return payloads
+        at = np.array(missing, dtype=np.intp)
+        needs = self._needs_at(ledger_column[at], entry_column[at])
+        read = await self._reader.read_payloads([need for need, _ in needs])
+        for (need, rows), found in zip(needs, read, strict=True):
+            if found is None:
+                self._check_trimmed(need)
+                continue
+            for index in at[rows].tolist():
+                payloads[index] = found[int(entry_column[index])]
+        return payloads
+
+    async def find_position_at_or_after_publish_time(self, publish_time_ms: int) -> Position:
+        """The first entry published at or after a time, or the next one to come."""
+        return await find_published(self._ledgers, self.read_headers, publish_time_ms)
+
+    async def _read_rows(self, needs: Sequence[Need]) -> list[tuple[Need, Rows]]:
+        """Return the needs with their header rows, without ledgers that were trimmed meanwhile."""
+        found = []
+        for need, rows in zip(needs, await self._reader.read_rows(needs), strict=True):
+            if rows is None:
+                self._check_trimmed(need)
+            else:
+                found.append((need, rows))
+        return found
+
+    def _needs_at(
+        self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]
+    ) -> list[tuple[Need, NDArray[np.intp]]]:
+        """Return the reads for these positions, per ledger, and the positions of each."""
+        needs = []
+        for ledger_id in _distinct(ledger_ids).tolist():
+            ledger = self._ledgers.get(ledger_id)
+            if ledger is None:
+                continue
+            known = (ledger_ids == ledger_id) & (entry_ids >= 0) & (entry_ids < ledger.entries)
+            if ledger.lost:
+                known &= ~np.isin(entry_ids, np.frombuffer(ledger.lost.to_array(), dtype=np.uint32))
+            rows = np.flatnonzero(known)
+            if len(rows):
+                needs.append((Need(ledger_id, _distinct(entry_ids[rows])), rows))
+        return needs
+
+    def _check_trimmed(self, need: Need) -> None:
+        """Check that unreadable entries were trimmed meanwhile; else the log has lost them."""
+        if need.ledger_id in self._ledgers:
+            raise StoreCorruptedError(
+                f"{self.name}: ledger {need.ledger_id} lacks entries between {need.entry_ids[0]} and "
+                f"{need.entry_ids[-1]} that its record counts. Restore the folder from a copy"
+            )
+
+
+def _distinct(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the ids without repetitions, ascending; mostly they are in order, or there is one ledger.
+
+    >>> _distinct(np.array([7, 7, 7])).tolist(), _distinct(np.array([1, 2, 5])).tolist()
+    ([7], [1, 2, 5])
+    >>> _distinct(np.array([5, 1, 5])).tolist(), _distinct(np.array([], np.int64)).tolist()
+    ([1, 5], [])
+    """
+    if (ids[1:] > ids[:-1]).all():
+        return ids
+    if (ids[1:] == ids[:-1]).all():
+        return ids[:1]
+    return np.unique(ids)

@@ -1,0 +1,1 @@
+"""Appends and group commits: one synced write for everything that topics and cursors have pending."""
