@@ -473,7 +473,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _leave(self) -> None:
         if self._handling is not None:
-            # What was received before the end is handled, acknowledgements above all.
+            # Frames received before the end are handled, acknowledgements above all.
             await self._handling
         await self._requests.finished()
         async for producer, topic in in_slices(list(self.producers.values())):
