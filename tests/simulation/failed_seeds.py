@@ -64,5 +64,6 @@ FAILED_SEEDS: list[FailedSeed] = [
         1467248109, "the simulation itself took delays for switched off where a crash had cut the request short"
     ),
     FailedSeed(1467248192, "a message that was read while delays were switched off was forgotten and never sent"),
+    FailedSeed(2209033330, "the simulation itself forgot a cancellation that was under way when the type changed"),
     FailedSeed(1467248242, "the simulation itself asked a subscription that is being made what it has acknowledged"),
 ]

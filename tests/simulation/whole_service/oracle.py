@@ -154,6 +154,8 @@ class SubscriptionModel:
         self.consumers: list[SimulatedConsumer] = []
         self.seeks_seen = 0
         self.pending_seek: Key | None = None
+        self.cancelling: set[tuple[Key, int]] = set()
+        """Messages of batches whose cancellation is on its way to the cursor."""
         self.before_seek: set[Key] | None = None
         """Entries that were acknowledged before a seek that is not answered yet."""
         self.stored: set[Key] = set()

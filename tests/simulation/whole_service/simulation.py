@@ -361,7 +361,12 @@ class Simulation:
             for position, place, _ in parts:
                 if not found.cursor.is_acknowledged(*position):
                     self.oracle.cancelled_part(sub, tuple(position), place)
-            return await cancel_parts(parts)
+            under_way = {(tuple(position), place) for position, place, _ in parts}
+            sub.cancelling |= under_way
+            try:
+                return await cancel_parts(parts)
+            finally:
+                sub.cancelling -= under_way
 
         found.cancel, found.cancel_parts = on_cancel, on_cancel_parts  # type: ignore[method-assign]
 
