@@ -11,18 +11,18 @@ def state_of(core: TrackerCore) -> TrackerState:
 
 def cached_bucket_count(core: TrackerCore) -> int:
     """Return of how many buckets the positions in unloaded segments are cached."""
-    return sum(bucket.cached is not None for bucket in core._state.cache.buckets.values())
+    return sum(bucket.cached is not None for bucket in state_of(core).cache.buckets.values())
 
 
 def remembered_ledger_count(core: TrackerCore) -> int:
     """Return how many ledgers are in ranges that overlap, so that what is handed out of them is remembered."""
-    positions = core._state.positions
+    positions = state_of(core).positions
     return len(positions._overlapping) + len(positions._handed_out)
 
 
 def evict_positions(core: TrackerCore) -> None:
     """Let the core forget all cached positions at once, as if they had not been looked at for long."""
-    cache = core._state.cache
+    cache = state_of(core).cache
     for serial, bucket in list(cache.buckets.items()):
         if not cache.keeps_all and not bucket.needs_positions:
             bucket.cached = None

@@ -16,6 +16,7 @@ from pipeline.logs.entry_format import PulsarEntries
 from tests.helpers.fakes.life_loop import LifeLoop, LoopExecutor
 from tests.helpers.fakes.virtual_time import SimulationLoop
 from tests.helpers.log_reading import read_entries
+from tests.helpers.storages.rocksdict_edge import flush_to_tables
 
 TOPICS = ("persistent://public/default/orders", "persistent://public/default/ü", "persistent://a/b/c")
 ENTRIES = 240
@@ -77,7 +78,7 @@ async def fill(folder: Path) -> None:
             cursor.acknowledge([ledger.first_position.ledger_id] * len(ACKNOWLEDGED), ACKNOWLEDGED)
             await cursor.flush()
         if start == 0:
-            opened[0]._database.flush()
+            flush_to_tables(opened[0])
     # As a process that is killed: the log stays.
     shutil.copytree(folder, folder.with_name(folder.name + "-killed"))
     await store.close()

@@ -26,7 +26,6 @@ from snapshot_storage.errors import (
     SnapshotCorruptedError,
     SnapshotStorageError,
     StorageAccessError,
-    StorageCorruptedError,
     StorageLockedError,
     StorageUnavailableError,
 )
@@ -35,6 +34,7 @@ from snapshot_storage.rocksdb.folder import RocksDBFolder
 from snapshot_storage.rocksdb.put_aside import put_aside, put_aside_folders, remove_put_aside
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.damaged_logs import flip_type
+from tests.helpers.storages.rocksdict_edge import replace_rocksdict
 
 MEMORY = RocksDBMemory()
 Entries = dict[int, list[bytes]]
@@ -361,19 +361,26 @@ def test_damage_that_a_compaction_meets_puts_the_folder_aside_and_writes_go_on(
     assert [str(aside) in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [True]
 
 
+class _DamagedScans:
+    """A database whose rows cannot be read one after the other."""
+
+    def __init__(self, database: object) -> None:
+        self._database = database
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._database, name)
+
+    def iter(self, *_: object) -> object:
+        raise Exception("Corruption: block checksum mismatch")
+
+
 def test_a_list_that_meets_damage_puts_the_folder_aside(tmp_path: Path) -> None:
     """Without a list no one can say what there is; the trackers build the index again."""
     path = tmp_path / "snapshots"
 
     async def scenario() -> None:
         async with RocksDBBucketSnapshotStorage(path) as storage:
-            opened = storage._open
-            assert opened is not None
-
-            def damaged(*_: object) -> None:
-                raise StorageCorruptedError(str(path), "Corruption: block checksum mismatch")
-
-            opened.snapshots._store.scan = damaged  # type: ignore[method-assign, assignment]
+            replace_rocksdict(storage, _DamagedScans)
             with pytest.raises(StorageUnavailableError, match="was opened again; try again"):
                 await storage.list_bucket_snapshots("t", "c")
             assert await storage.list_bucket_snapshots("t", "c") == []

@@ -7,18 +7,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from managed_ledger.rocksdb_store.failures import translated
-from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY
 from snapshot_storage.errors import StorageAccessError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.folder import RocksDBFolder
-from snapshot_storage.rocksdb.layout import UNFINISHED
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import first_bucket_id
+from tests.helpers.storages.rocksdict_edge import replace_rocksdict
+from tests.helpers.storages.snapshot_backends import RocksDBBackend
 
 DAMAGE = "Corruption: block checksum mismatch"
 FULL = "IO error: No space left on device"
@@ -70,8 +71,18 @@ class _Storage(RocksDBBucketSnapshotStorage):
             self.failing_openings -= 1
             raise StorageUnavailableError("No space left on device")
         folder = super()._open_snapshots()
-        folder._store._database = _FailingWrites(folder._store._database, self._writes)
+        replace_rocksdict(folder, lambda database: _FailingWrites(database, self._writes))
         return folder
+
+
+async def _until_it_can_begin(storage: RocksDBBucketSnapshotStorage) -> None:
+    """Wait until the storage is opened again, as nothing else waits for that."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with suppress(StorageUnavailableError):
+                begun = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
+                return await begun.abort()
+            await asyncio.sleep(0)
 
 
 async def _create(storage: RocksDBBucketSnapshotStorage, segments: list[bytes] | None = None) -> int:
@@ -143,8 +154,7 @@ def test_a_writer_makes_it_open_again_too(tmp_path: Path) -> None:
             now_s[0] += 60
             with pytest.raises(StorageUnavailableError, match="try again"):
                 storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
-            assert storage._behind is not None
-            await storage._behind
+            await _until_it_can_begin(storage)
             with pytest.raises(StorageUnavailableError, match="opened again"):
                 await lost.commit(b"metadata")
             await lost.abort()
@@ -253,13 +263,11 @@ def test_a_failed_create_leaves_nothing(tmp_path: Path) -> None:
     """Of a large snapshot some batches are written before the one that fails: they stayed until a restart."""
 
     async def scenario() -> None:
-        async with _Storage(tmp_path, writes=[None, FULL]) as storage:
-            opened = storage._open
-            assert opened is not None
+        async with _Storage(tmp_path / "snapshots", writes=[None, FULL]) as storage:
             with pytest.raises(StorageUnavailableError, match="No space left"):
                 await _create(storage, [bytes(2**20)] * 5)
-            assert storage._open is opened
-            assert list(opened.snapshots._store.scan(DEFAULT_FAMILY, *UNFINISHED)) == []
+            assert storage.openings == 1
+            assert RocksDBBackend(tmp_path).ids() == set()
 
     asyncio.run(scenario())
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
-from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -54,6 +53,26 @@ def _start_writer(path: Path) -> subprocess.Popen[str]:
 
 async def _create(storage: RocksDBBucketSnapshotStorage, segments: list[bytes]) -> int:
     return await storage.create_bucket_snapshot(b"metadata", segments, bucket_key="k", topic_name="t", cursor_name="c")
+
+
+def _opened(path: Path) -> Rdict:
+    return Rdict(str(path), Options(raw_mode=True))
+
+
+def _rows(path: Path) -> dict[bytes, bytes]:
+    """Return all that a folder has, read without the storage."""
+    database = _opened(path)
+    rows = dict(database.items())
+    database.close()
+    return rows
+
+
+def _damage_headers(path: Path, *, but: set[int]) -> None:
+    database = _opened(path)
+    for key, value in list(database.items()):
+        if key[:1] == b"h" and int.from_bytes(key[1:9]) not in but:
+            database[key] = value[:-1] + bytes([value[-1] ^ 1])
+    database.close()
 
 
 def _write(path: Path, segments: list[bytes]) -> int:
@@ -122,13 +141,15 @@ def test_a_deleted_snapshot_leaves_no_key_and_its_neighbours_whole(tmp_path: Pat
     segments = [b"%d" % number for number in range(segment_count)]
     names = {"bucket_key": "k", "topic_name": "t", "cursor_name": "c"}
     before, deleted, after = (folder.create(b"metadata", segments, **names) for _ in range(3))
-    folder._store.flush()
+    # Closing writes what is in memory to a table.
+    folder.close()
+    folder = RocksDBFolder.open(tmp_path, memory=RocksDBMemory(), is_read_only=False)
 
     folder.delete(deleted)
 
-    folder._store.flush()
-    keys = [key for key, _ in folder._store.scan(DEFAULT_FAMILY, b"", b"\xff")]
-    assert not [key for key in keys if deleted.to_bytes(8) in key]
+    folder.close()
+    assert not [key for key in _rows(tmp_path) if deleted.to_bytes(8) in key]
+    folder = RocksDBFolder.open(tmp_path, memory=RocksDBMemory(), is_read_only=True)
     for bucket_id in (before, after):
         assert folder.read_metadata(bucket_id) == b"metadata"
         if segment_count:
@@ -143,12 +164,14 @@ def test_small_snapshots_that_come_and_go_leave_no_deleted_ranges_in_tables(tmp_
 
     for _ in range(50):
         folder.delete(folder.create(b"metadata", [b"segment"] * 3, **names))
-    folder._store.flush()
+    folder.close()
 
-    properties = folder._store._database.property_value("rocksdb.aggregated-table-properties")
+    database = _opened(tmp_path)
+    properties = database.property_value("rocksdb.aggregated-table-properties")
+    database.close()
+    assert properties is not None
     assert "# deletions=" in properties
     assert "# range deletions=0;" in properties
-    folder.close()
 
 
 def test_a_reader_that_meets_a_change_of_files_looks_again(tmp_path: Path) -> None:
@@ -187,8 +210,8 @@ def test_rocksdb_without_room_is_refused(bytes_: int) -> None:
         RocksDBMemory(block_cache_bytes=bytes_)
 
 
-def test_a_list_of_one_topic_reads_no_other_header(tmp_path: Path) -> None:
-    """Nor one of another cursor, nor after the folder was opened again."""
+def test_a_list_of_one_topic_reads_no_other_header(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor one of another cursor, nor after the folder was opened again: all others are damaged, and none is met."""
 
     async def scenario() -> None:
         async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
@@ -197,20 +220,18 @@ def test_a_list_of_one_topic_reads_no_other_header(tmp_path: Path) -> None:
                     await storage.create_bucket_snapshot(
                         b"", [], bucket_key="k", topic_name=f"t{topic}", cursor_name=f"c{cursor}"
                     )
-        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
-            assert storage._open is not None
-            store = storage._open.snapshots._store
-            read: list[bytes] = []
-            get = store.get
-
-            def counted(family: str, key: bytes) -> bytes | None:
-                read.append(key)
-                return get(family, key)
-
-            store.get = counted  # type: ignore[method-assign]
-            assert len(await storage.list_bucket_snapshots("t7")) == len(read) == 5
-            read.clear()
-            assert len(await storage.list_bucket_snapshots("t7", "c3")) == len(read) == 1
+            of_topic = {info.bucket_id for info in await storage.list_bucket_snapshots("t7")}
+            of_cursor = {info.bucket_id for info in await storage.list_bucket_snapshots("t7", "c3")}
+        for topic_name, cursor_name, expected in (("t7", None, of_topic), ("t7", "c3", of_cursor)):
+            _damage_headers(tmp_path, but=expected)
+            caplog.clear()
+            async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+                infos = await storage.list_bucket_snapshots(topic_name, cursor_name)
+                assert {info.bucket_id for info in infos} == expected
+                assert caplog.messages == []
+                await storage.list_bucket_snapshots()
+                assert "left out of a list of snapshots" in caplog.text
+        assert (len(of_topic), len(of_cursor)) == (5, 1)
 
     asyncio.run(scenario())
 

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from snapshot_storage.s3.layout import Serials, bucket_id_for
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.s3.writing import S3Writing
 from snapshot_storage.storage import BucketSnapshotStorage
+from tests.helpers.storages.boto_edge import boto_client
 from tests.helpers.storages.s3_servers import (
     BUCKET,
     KMS_KEY_ID,
@@ -64,8 +66,8 @@ class _CountingSerials(Serials):
         return self._count
 
 
-def _writing(server: S3Server, prefix: str, *, kind: type[S3Client] = S3Client) -> S3Writing:
-    return S3Writing(kind(server.config(prefix)), prefix, _CountingSerials(), _NAMES, lambda _id, _head: None)
+def _writing(server: S3Server, prefix: str, *, connect: Callable[[S3Config], S3Client] = S3Client) -> S3Writing:
+    return S3Writing(connect(server.config(prefix)), prefix, _CountingSerials(), _NAMES, lambda _id, _head: None)
 
 
 def test_two_writers_never_share_an_id(s3_server: S3Server) -> None:
@@ -121,8 +123,7 @@ def test_the_answer_of_a_commit_that_was_lost_costs_no_other_writer(s3_server: S
     """Of two that chose the same id: the one whose answer was lost removes what is its own, and only that."""
     for is_lost_before, segments in ((True, [b"small"]), (False, [b"small"]), (True, _LARGE), (False, _LARGE)):
         backend = S3Backend(s3_server)
-        unlucky = _writing(s3_server, backend.prefix, kind=_LosingAnswers)
-        unlucky._client.is_lost_before = is_lost_before  # type: ignore[attr-defined]
+        unlucky = _writing(s3_server, backend.prefix, connect=partial(_LosingAnswers, is_lost_before=is_lost_before))
         other = _writing(s3_server, backend.prefix)
         unlucky.add(segments)
         if is_lost_before:
@@ -143,7 +144,9 @@ def test_the_answer_of_a_commit_that_was_lost_costs_no_other_writer(s3_server: S
 class _LosingAnswers(S3Client):
     """Gets no answer when an object becomes visible, before it does or after."""
 
-    is_lost_before = False
+    def __init__(self, config: S3Config, *, is_lost_before: bool) -> None:
+        super().__init__(config)
+        self.is_lost_before = is_lost_before
 
     def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
         return self._lose(
@@ -164,8 +167,9 @@ class _LosingAnswers(S3Client):
 def test_a_write_that_was_refused_for_now_leaves_nothing_to_remove(moto: S3Server) -> None:
     """503 SlowDown is an answer: the write had no effect, so an abort asks nothing and deletes nothing."""
     backend = S3Backend(moto)
-    writing = _writing(moto, backend.prefix)
-    events = writing._client._client.meta.events
+    client = S3Client(moto.config(backend.prefix))
+    writing = _writing(moto, backend.prefix, connect=lambda _: client)
+    events = boto_client(client).meta.events
     sent: list[str] = []
 
     def refuse(request: Any, **_: object) -> AWSResponse:
@@ -219,7 +223,7 @@ def test_an_upload_whose_beginning_was_not_answered_is_removed_at_a_later_start(
             super().begin_upload(key, nonce=nonce)
             raise StorageUnavailableError("no answer came")
 
-    writing = _writing(s3_server, backend.prefix, kind=Client)
+    writing = _writing(s3_server, backend.prefix, connect=Client)
     with pytest.raises(StorageUnavailableError, match="no answer came"):
         writing.add(_LARGE)
     writing.abort()
@@ -356,7 +360,7 @@ def test_what_is_to_be_encrypted_reaches_the_server_so(
                 asked.append(tuple(one.decode() if isinstance(one, bytes) else one for one in found))
 
             for operation in ("PutObject", "CreateMultipartUpload"):
-                storage._open.snapshots._client._client.meta.events.register(f"before-send.s3.{operation}", note)  # type: ignore[union-attr]
+                boto_client(storage).meta.events.register(f"before-send.s3.{operation}", note)
             ids = [await _create(storage), await _create(storage, _LARGE)]
             assert await storage.get_bucket_snapshot_segment(ids[1], 1, 9) == _LARGE
             return ids
@@ -442,15 +446,14 @@ def test_any_damage_to_an_object_is_corruption(moto: S3Server) -> None:
         key = backend.keys()[bucket_id]
         whole = moto.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
         starts = [len(whole) - 14, len(whole) - 6, len(whole) - 3]
-        async with backend.storage() as storage:
+        # No head of the object is kept: it would hide the damage from the next round.
+        async with backend.storage(table_cache_bytes=0) as storage:
             for offset in range(len(whole)):
                 flipped = bytearray(whole)
                 flipped[offset] ^= 1 << offset % 8
                 moto.client.put_object(Bucket=BUCKET, Key=key, Body=bytes(flipped))
                 entry = max((k for k, start in enumerate(starts) if start <= offset), default=None)
                 assert await _damage_seen(storage, bucket_id) == {(bucket_id, entry)}
-                # The head of the object, kept by this process, must not hide the damage from the next round.
-                storage._open.snapshots._heads.drop(bucket_id)  # type: ignore[union-attr]
             for damaged in (b"", whole[:10], whole[:-1], whole + b"\0"):
                 moto.client.put_object(Bucket=BUCKET, Key=key, Body=damaged)
                 assert await _damage_seen(storage, bucket_id) == {(bucket_id, None)}
@@ -458,6 +461,8 @@ def test_any_damage_to_an_object_is_corruption(moto: S3Server) -> None:
                     await storage.get_bucket_snapshot_length(bucket_id)
             moto.client.put_object(Bucket=BUCKET, Key=key, Body=whole)
             assert (await storage.read_bucket_snapshot_head(bucket_id)).metadata == b"metadata"
+        async with backend.storage() as storage:
+            await storage.read_bucket_snapshot_head(bucket_id)
             # Damaged since its head was read.
             moto.client.put_object(Bucket=BUCKET, Key=key, Body=whole[:-1])
             with pytest.raises(SnapshotCorruptedError, match="entry 2 of"):
@@ -478,14 +483,13 @@ def test_a_flipped_bit_on_the_disk_of_the_server_is_corruption(s3_servers: objec
         file = server.file_of(backend.keys()[bucket_id])
         whole = file.read_bytes()
         starts = [len(whole) - 14, len(whole) - 6, len(whole) - 3]
-        async with backend.storage() as storage:
+        async with backend.storage(table_cache_bytes=0) as storage:
             for offset in range(len(whole)):
                 flipped = bytearray(whole)
                 flipped[offset] ^= 1 << offset % 8
                 file.write_bytes(flipped)
                 entry = max((k for k, start in enumerate(starts) if start <= offset), default=None)
                 assert await _damage_seen(storage, bucket_id) == {(bucket_id, entry)}
-                storage._open.snapshots._heads.drop(bucket_id)  # type: ignore[union-attr]
         file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
         async with backend.storage() as storage:
             assert [type(error) for error in await storage.find_damage()] == [SnapshotCorruptedError]
@@ -545,6 +549,10 @@ def test_a_list_is_read_page_by_page(s3_server: S3Server) -> None:
         assert list(client.list(f"{backend.prefix}/", count_max=count_max)) == keys
 
 
+def _count_calls(storage: S3BucketSnapshotStorage, calls: list[str]) -> None:
+    boto_client(storage).meta.events.register("before-send.s3.*", lambda **_: calls.append("call"))
+
+
 def test_each_read_is_one_call(moto: S3Server) -> None:
     """A head; a segment whose head was read; a create; a list of what is known. Of an unread one it is two."""
     backend = S3Backend(moto)
@@ -555,24 +563,19 @@ def test_each_read_is_one_call(moto: S3Server) -> None:
         await getattr(storage, call)(*arguments)
         return len(calls)
 
-    def count(storage: S3BucketSnapshotStorage) -> None:
-        assert storage._open is not None
-        events = storage._open.snapshots._client._client.meta.events
-        events.register("before-send.s3.*", lambda **_: calls.append("call"))
-
     async def scenario() -> None:
         async with backend.storage() as storage:
-            count(storage)
+            _count_calls(storage, calls)
             bucket_id = await _create(storage, [b"x" * 100_000] * 3)
             assert len(calls) == 1
             assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 2, 2) == 1
             large = await _create(storage, [b"%d" % k * 100 for k in range(20_000)])
         async with backend.storage() as storage:
-            count(storage)
+            _count_calls(storage, calls)
             assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 2, 2) == 2
             assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 3, 3) == 1
         async with backend.storage() as storage:
-            count(storage)
+            _count_calls(storage, calls)
             assert await counted(storage, "read_bucket_snapshot_head", bucket_id) == 1
             assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 1, 3) == 1
             # Where each of 20,000 segments lies does not fit into what is read first.
@@ -593,13 +596,14 @@ def test_what_is_remembered_of_objects_is_bounded(moto: S3Server) -> None:
             ids = [await _create(storage, [b"%d" % k for k in range(100)]) for _ in range(10)]
             for bucket_id in ids * 2:
                 assert await storage.get_bucket_snapshot_segment(bucket_id, 7, 8) == [b"6", b"7"]
-            assert storage._open is not None
-            heads = storage._open.snapshots._heads
-            assert len(heads._values) == 2
-            assert 0 < heads._bytes <= 3_000
-            for bucket_id in ids:
-                await storage.delete_bucket_snapshot(bucket_id)
-            assert heads._bytes == len(heads._values) == 0
+            calls: list[str] = []
+            _count_calls(storage, calls)
+            costs = []
+            for bucket_id in reversed(ids):
+                calls.clear()
+                await storage.get_bucket_snapshot_segment(bucket_id, 7, 8)
+                costs.append(len(calls))
+            assert costs == [1] * 2 + [2] * 8
 
     asyncio.run(scenario())
 
@@ -636,7 +640,7 @@ def test_no_secret_is_logged(moto: S3Server, caplog: pytest.LogCaptureFixture) -
         async with backend.storage(session_token="lent-for-a-time") as storage:
             bucket_id = await _create(storage, _LARGE)
             await storage.read_bucket_snapshot_head(bucket_id)
-            said.append(repr(storage._config))
+            said.append(repr(moto.config(backend.prefix, session_token="lent-for-a-time")))
         with pytest.raises(SnapshotStorageError) as caught:
             await backend.storage(bucket="no-such-bucket").start()
         said.append(f"{caught.value!r} {caught.value.__cause__!r}")

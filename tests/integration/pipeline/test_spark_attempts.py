@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -9,15 +10,12 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index.staging import StagedSnapshot
-from pipeline.jobs import log_rebuild
 from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.sources import index_writer
 from pipeline.sources.index_writer import WRITTEN_COLUMNS, IndexWriter
-from pipeline.tasks.log_tasks import BucketTask
 from snapshot_storage.encoding.codec import decode_segments
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log
+from tests.helpers.spark.wrapped_tasks import Work, wrap_tasks
 
 pytestmark = [
     pytest.mark.java,
@@ -39,15 +37,17 @@ def test_a_rebuild_outlives_tasks_that_fail_once(
 ) -> None:
     """After they staged their buckets: byte for byte what the live tracker would have sealed, and nothing beside it."""
     headers = write_log(tmp_path, {"a": some_times(1, 700)})["a"]
-    original = log_rebuild._build
 
-    def build_and_fail_first(buckets: list[BucketTask], **arguments: object) -> list[StagedSnapshot]:
-        staged = original(buckets, **arguments)  # type: ignore[arg-type]
-        if TaskContext.get().attemptNumber() == 0:
-            raise RuntimeError("the first attempt fails")
-        return staged
+    def fail_first(work: Work) -> Work:
+        def build(task: object) -> object:
+            staged = work(task)
+            if TaskContext.get().attemptNumber() == 0:
+                raise RuntimeError("the first attempt fails")
+            return staged
 
-    monkeypatch.setattr(log_rebuild, "_build", build_and_fail_first)
+        return build
+
+    wrap_tasks(monkeypatch, fail_first)
     report = rebuild_log(spark, str(tmp_path), rules=RULES)
 
     assert stored(tmp_path, SUB) == live(headers)
@@ -85,8 +85,10 @@ def test_of_two_attempts_that_both_write_one_counts(tmp_path: Path, monkeypatch:
     columns = [list(column) for column in zip(*_ROWS, strict=True)]
     batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns], list(WRITTEN_COLUMNS))
     writer = IndexWriter(str(tmp_path), {}, WRITTEN_COLUMNS, overwrite=True)
-    attempts = iter(["0-1", "0-2"])
-    monkeypatch.setattr(index_writer, "attempt_name", lambda: next(attempts))
+    attempts = iter([1, 2])
+    monkeypatch.setattr(
+        TaskContext, "get", lambda: SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: next(attempts))
+    )
 
     slow = writer.write(iter([batch.slice(0, 20)]))
     fast = writer.write(iter([batch]))

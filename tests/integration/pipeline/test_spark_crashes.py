@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.jobs import log_rebuild
 from pipeline.jobs.log_rebuild import rebuild_log
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log
+from tests.helpers.spark.wrapped_tasks import wrap_tasks
 
 pytestmark = [
     pytest.mark.java,
@@ -70,11 +70,12 @@ def test_killed_workers_leave_the_old_index(
     rebuild_log(spark, str(tmp_path), rules=RULES)
     old = stored(tmp_path, SUB)
 
-    def build_and_die(_buckets: list[object], *, staging: Path, **_arguments: object) -> None:
+    def build_and_die(_task: object) -> None:
+        (staging,) = tmp_path.glob("*.staging/*")
         (staging / "task-0-0.snapshots").write_bytes(b"half of a snapshot")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(log_rebuild, "_build", build_and_die)
+    wrap_tasks(monkeypatch, lambda _work: build_and_die)
     with pytest.raises(Exception, match="Python worker exited unexpectedly"):
         rebuild_log(spark, str(tmp_path), rules=RULES)
 

@@ -11,15 +11,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index import publishing
-from pipeline.index.staging import StagedSnapshot
-from pipeline.jobs import merge as merge_module
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.merge import merge
 from pipeline.spark.tasks import attempt_name
-from pipeline.tasks.merge_rows import MergeTask
 from snapshot_storage.encoding.codec import decode_segments
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.spark.bulk_data import RULES, bucket_ids, some_times, stored, write_log
+from tests.helpers.spark.wrapped_tasks import Work, wrap_tasks
 
 pytestmark = [
     pytest.mark.java,
@@ -124,7 +122,7 @@ def test_what_ends_before_the_old_buckets_are_deleted_has_merged(
     write_log(tmp_path, {"a": some_times(1, 500)})
     rebuild_log(spark, str(tmp_path), rules=SMALL)
     before = _rows(tmp_path, SUB)
-    monkeypatch.setattr(publishing, "_delete", end)
+    monkeypatch.setattr(RocksDBBucketSnapshotStorage, "delete_bucket_snapshot", end)
 
     with pytest.raises(KeyboardInterrupt):
         merge(spark, str(tmp_path), bucket_count_max=3, rules=SMALL)
@@ -138,17 +136,20 @@ def test_a_task_that_dies_is_tried_again(spark: SparkSession, tmp_path: Path, mo
     write_log(tmp_path / "data", {"a": some_times(1, 500)})
     rebuild_log(spark, str(tmp_path / "data"), rules=SMALL)
     before = _rows(tmp_path / "data", SUB)
-    attempts, original = tmp_path / "attempts", merge_module._merge
+    attempts = tmp_path / "attempts"
     attempts.mkdir()
 
-    def merge_and_die_first(task: MergeTask, **arguments: object) -> list[StagedSnapshot]:
-        staged = original(task, **arguments)  # type: ignore[arg-type]
-        (attempts / attempt_name()).touch()
-        if len(list(attempts.glob(f"{attempt_name().partition('-')[0]}-*"))) == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return staged
+    def die_first(work: Work) -> Work:
+        def merge_one(task: object) -> object:
+            staged = work(task)
+            (attempts / attempt_name()).touch()
+            if len(list(attempts.glob(f"{attempt_name().partition('-')[0]}-*"))) == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return staged
 
-    monkeypatch.setattr(merge_module, "_merge", merge_and_die_first)
+        return merge_one
+
+    wrap_tasks(monkeypatch, die_first)
     report = merge(spark, str(tmp_path / "data"), bucket_count_max=3, rules=SMALL)
 
     assert len(list(attempts.iterdir())) >= 2 * report.published.created_count > 0

@@ -41,6 +41,7 @@ from tests.helpers.fakes.managed_ledger_fakes import (
     open_store,
 )
 from tests.helpers.log_reading import read_entries
+from tests.helpers.storages.rocksdict_edge import replace_rocksdict
 
 
 async def _open(path: Path, **limits: int) -> LedgerStore:
@@ -480,7 +481,7 @@ class _Recorded:
 def test_a_synced_write_is_synced_before_it_returns_and_by_a_call_of_its_own(tmp_path: Path) -> None:
     """The event loop stood still while the disk synced; and no marker may promise what is not synced."""
     database = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20)
-    recorded = database._database = _Recorded(database._database)  # type: ignore[assignment]
+    recorded = replace_rocksdict(database, _Recorded)
     marker = (tmp_path / MARKER_FILE).read_text()
 
     def write(*, sync: bool) -> list[str]:
