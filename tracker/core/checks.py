@@ -7,6 +7,7 @@ from pyroaring import BitMap
 from tracker.columns.row_order import NEVER, is_heap
 from tracker.core.actions import Action, Event
 from tracker.core.bucket import BucketState
+from tracker.core.position_cache import EVICTION_STEP_MS, READ_AHEAD_STEP_MS
 from tracker.core.questions import first_ms_through
 from tracker.core.sources import MUTABLE
 from tracker.core.state import NO_LEDGER, TrackerState
@@ -125,7 +126,11 @@ def _check_calls(state: TrackerState, calls: list[Action | Event] | None) -> Non
 
 def _check_timers(state: TrackerState) -> None:
     """Assert that each kind of wanted work has a timer, or waits for an answer or a poll that will set one."""
-    is_set = {why: state.timers.when(why) < NEVER for why in Why}
+    until_ms = dict.fromkeys(Why, NEVER - 1)
+    # These are looked at every so often, by the clock that the state has seen last.
+    until_ms[Why.EVICTION] = state.now_ms + EVICTION_STEP_MS
+    until_ms[Why.READ_AHEAD] = state.now_ms + READ_AHEAD_STEP_MS
+    is_set = {why: state.timers.when(why) <= until_ms[why] for why in Why}
     cache, calls, orphans = state.cache, state.calls, state.orphans
     buckets = list(state.buckets.values())
     wanted = {
@@ -146,6 +151,8 @@ def _check_timers(state: TrackerState) -> None:
         and any(one.has_unloaded and not one.is_known and not cache.is_wanted(one.serial) for one in buckets),
     }
     assert [why.name for why, is_wanted in wanted.items() if is_wanted and not is_set[why]] == [], "no timer is set"
+    late_ms = state.timers.when(Why.LATE_ORPHANS)
+    assert late_ms == NEVER or late_ms <= state.now_ms + state.config.operation_timeout_ms, "LATE_ORPHANS comes late"
 
 
 def _has_merge_to_begin(state: TrackerState) -> bool:

@@ -206,10 +206,9 @@ class CallQueue:
         self._buckets.pop(serial, None)
 
     def again(self, bucket: Bucket) -> None:
-        """Try a bucket's call again, when its back-off is over."""
+        """Try a bucket's call again, when its back-off is over; that it was answered has set the timer."""
         if bucket.serial in self._buckets:
             heapq.heappush(self._waiting, (bucket.work_attempts.at_ms, bucket.serial))
-            self._timers.wake(self._why)
 
     def forget_waits(self) -> None:
         """Let all go on at once."""

@@ -110,13 +110,12 @@ class LoadQueue:
             self.forget(serial)
 
     def forget_waits(self) -> None:
-        """Let those that wait for another try go on."""
+        """Let those that wait for another try go on; the circuit breaker's wait is over, too, and sets the timer."""
         waiting, self._waiting = self._waiting, []
         for _, serial in waiting:
             bucket = self._due.get(serial)
             if bucket is not None and bucket.load is None:
                 self._queue(bucket)
-        self._timers.wake(Why.LOADS)
 
     def note_started(self, bucket: Bucket) -> None:
         """Note that a load of a bucket is in flight."""
@@ -124,12 +123,11 @@ class LoadQueue:
         self._reserve(bucket.serial, bucket.load_row_count)
 
     def note_failed(self, bucket: Bucket) -> None:
-        """Note that a load of a bucket came back in vain; it is tried again."""
+        """Note that a load of a bucket came back in vain; it is tried again. That it came back has set the timer."""
         self._in_flight.pop(bucket.serial, None)
         if self._due.get(bucket.serial) is bucket:
             self._reserve(bucket.serial, 0)
             self._wait_or_queue(bucket)
-            self._timers.wake(Why.LOADS)
 
     def note_known(self, bucket: Bucket) -> None:
         """Note that a bucket's positions are known; it may have waited for nothing else."""

@@ -85,11 +85,6 @@ class PositionCache:
         """Whether a bucket's positions are still to be read."""
         return serial in self._wanted
 
-    @property
-    def has_wanted(self) -> bool:
-        """Whether any bucket's positions are still to be read."""
-        return bool(self._wanted)
-
     def want(self, bucket: Bucket) -> None:
         """Want a bucket's positions, which are not known."""
         if bucket.serial not in self._wanted:
@@ -135,17 +130,18 @@ class PositionCache:
             self._timers.wake(Why.EVICTION)
 
     def note_evicted(self, serial: int) -> None:
-        """Let go of a bucket whose positions are not cached any more."""
-        self.buckets.pop(serial, None)
+        """Let go of a bucket whose positions are not cached any more; another may wait for the room."""
+        if self.buckets.pop(serial, None) is not None and self._wanted:
+            self._timers.wake(Why.CACHE)
 
     def clear(self) -> None:
         """Want nothing, and hold nothing."""
         self._wanted, self._readable, self._in_flight, self.buckets = {}, {}, {}, {}
 
     def forget_waits(self) -> None:
-        """Look again at once: the clock was put back."""
+        """Look again at once: the clock was put back. Reads that wait go on with all other calls."""
         self._full_since_ms = None
-        for why in (Why.EVICTION, Why.CACHE, Why.READ_AHEAD):
+        for why in (Why.EVICTION, Why.READ_AHEAD):
             self._timers.wake(why)
 
     def has_room(self, size_bytes: int) -> bool:
@@ -199,10 +195,12 @@ class PositionCache:
         return True
 
     def note_failed(self, bucket: Bucket) -> None:
-        """Let a bucket that could not be read hold up no other one that waits for room."""
+        """Let a bucket that could not be read hold up no other one that waits for room.
+
+        That the read was answered has set the timer.
+        """
         if bucket.serial in self._granted:
             self._granted -= {bucket.serial}
-        self._timers.wake(Why.CACHE)
 
     @property
     def cached_for_ms(self) -> int:

@@ -109,9 +109,8 @@ def refuse(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
 
 
 def note_rows_gone(state: TrackerState) -> None:
-    """Look again at what waits until rows are handed out: some will never be."""
-    for why in (Why.EXHAUSTED, Why.LOADS):
-        state.timers.wake(why)
+    """Look again at the loads that wait until rows are handed out: some will never be."""
+    state.timers.wake(Why.LOADS)
 
 
 def _drop_refused(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:

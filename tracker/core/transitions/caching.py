@@ -155,8 +155,6 @@ def evict(state: TrackerState, now_ms: int) -> None:
         if bucket.cached is None:
             cache.note_evicted(serial)
             has_evicted = True
-    if has_evicted and cache.has_wanted:
-        state.timers.wake(Why.CACHE)
     if has_evicted and cache.reads_ahead:
         state.timers.at(Why.READ_AHEAD, now_ms + READ_AHEAD_STEP_MS)
     if cache.buckets and not cache.keeps_all:

@@ -31,7 +31,6 @@ def serve(state: TrackerState, bucket: Bucket) -> None:
     if others:
         note_overlap(state, (bucket, *others))
     state.ranges.add(bucket.serial, bucket.ledgers)
-    state.timers.wake(Why.MERGE)
 
 
 def move(state: TrackerState, bucket: Bucket, to: BucketState) -> None:
@@ -129,16 +128,14 @@ def drop_read(bucket: Bucket) -> None:
 
 
 def let_sources_go(state: TrackerState, target: Bucket) -> None:
-    """Let the sources of a merge go on by themselves."""
+    """Let the sources of a merge go on by themselves; the target's own move asks for another merge."""
     for serial in target.sources:
         source = state.buckets.get(serial)
         if source is not None:
             source.merging_into = None
             if source.is_fully_loaded:
                 state.timers.wake(Why.EXHAUSTED)
-    if target.sources:
-        target.sources = ()
-        state.timers.wake(Why.MERGE)
+    target.sources = ()
 
 
 def hold_first_segments(state: TrackerState, bucket: Bucket, segments: Sequence[bytes]) -> None:

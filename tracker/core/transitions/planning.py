@@ -52,7 +52,7 @@ def plan(state: TrackerState, now_ms: int) -> list[Action]:
         if not due:
             break
         for why in due:
-            actions += _look(state, why, now_ms)
+            actions += look(state, why, now_ms)
     return actions
 
 
@@ -82,11 +82,10 @@ def forget_failures(state: TrackerState) -> None:
 def set_lead(state: TrackerState, lead_ms: int) -> None:
     """Set how early rows count as due."""
     state.lead_ms = lead_ms
-    for why in (Why.EXHAUSTED, Why.LOADS, Why.ORDER_WAIT):
-        state.timers.wake(why)
+    state.timers.wake(Why.LOADS)
 
 
-def _look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
+def look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
     """Do what a reason asks for, and yield the actions that follow; a reason that has to wait sets its timer again."""
     calls = state.calls
     match why:
