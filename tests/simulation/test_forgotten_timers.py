@@ -65,6 +65,30 @@ def test_a_forgotten_timer_is_noticed(runner: asyncio.Runner) -> None:
     assert [call for call in sorted(lives) if not _is_noticed(runner, call, lives[call])] == []
 
 
+def test_positions_that_a_load_needs_are_read_though_there_is_no_room_for_rows(runner: asyncio.Runner) -> None:
+    """The bucket has rows without a bit, holds up hand-out, and was waited for in vain, for ever."""
+    life = restarted(runner, [[1_000, 1_000], [1_001, 1_001]], loaded_row_count_max=1)
+    life.reads_apart = True
+    life.look()
+    for _ in range(2):
+        answer_one(life, ReadMetadata)
+    life.now_ms += 1_001
+    life.look()
+    answer_one(life, LoadSegments, fails=True)
+    # The rows of the other bucket take the room.
+    answer_one(life, LoadSegments)
+    life.has_stale_rows = True
+    handed_out = 0
+
+    for _ in range(40):
+        life.answer_all()
+        life.look()
+        handed_out += len(life.core.pop_due(now_ms=life.now_ms, limit=10))
+        life.now_ms += 1
+
+    assert handed_out == 4
+
+
 def test_a_read_that_waits_for_room_starts_when_a_bucket_leaves_the_cache(runner: asyncio.Runner) -> None:
     """The bucket has been loaded whole. The read waited for two seconds more."""
     life = restarted(runner, [[1_000, 1_000], [9_000, 9_000]], loaded_row_count_max=1_000)

@@ -223,7 +223,11 @@ class LoadQueue:
 
     def may_start(self, bucket: Bucket, now_ms: int) -> bool:
         """Whether a load of a due bucket may start now, room or not; where it has only to wait, the timer is set."""
-        if bucket.load is not None or (bucket.needs_positions and bucket.cached is None):
+        if bucket.load is not None:
+            return False
+        if bucket.needs_positions and bucket.cached is None:
+            # Without room, no bucket is admitted: it is noted here that the positions are wanted.
+            self.unknown[bucket.serial] = bucket
             return False
         starts_at_ms = self._breaker.starts_at_ms(bucket.load_attempts)
         if now_ms < starts_at_ms < NEVER:
