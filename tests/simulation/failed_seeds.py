@@ -66,4 +66,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(1467248192, "a message that was read while delays were switched off was forgotten and never sent"),
     FailedSeed(2209033330, "the simulation itself forgot a cancellation that was under way when the type changed"),
     FailedSeed(1467248242, "the simulation itself asked a subscription that is being made what it has acknowledged"),
+    FailedSeed(2014724469, "the simulation itself judged a move of the mark-delete position of a deleted subscription"),
+    FailedSeed(2014724702, "the simulation itself took a copy for hidden from a subscription that is being made"),
 ]

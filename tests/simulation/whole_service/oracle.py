@@ -508,8 +508,17 @@ class Oracle:
 
     # Scheduled messages.
 
-    def replaced(self, copies: Sequence[PublishedEntry], gone: Mapping[str, Collection[Key]], content: Content) -> None:
-        """Note that entries give way to copies for some subscriptions: no consumer may have them, or get them again."""
+    def replaced(
+        self,
+        copies: Sequence[PublishedEntry],
+        gone: Mapping[str, Collection[Key]],
+        content: Content,
+        has_cursor: Callable[[SubscriptionModel], bool],
+    ) -> None:
+        """Note that entries give way to copies for some subscriptions: no consumer may have them, or get them again.
+
+        The copies are hidden from the others, but for a subscription that is being made.
+        """
         for copy in copies:
             old = None if copy.copy_of is None else self.entries[copy.copy_of]
             if old is not None:
@@ -520,7 +529,7 @@ class Oracle:
             for sub in self.subs.values():
                 if old is not None and old.key in gone.get(sub.name, ()):
                     self._gives_way(sub, old.key, copy.key)
-                else:
+                elif has_cursor(sub):
                     sub.hidden.add(copy.key)
                     sub.acknowledged.add(copy.key)
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 PATIENCE_S: Final = 20.0
 """How late anything may be after everything was mended: time limits, retries and the trackers' longest waits."""
 
+_ROUNDS_MAX: Final = 100
+"""Entries that are sent again and again would be sent for ever; a run with tiny limits takes some thirty rounds."""
+
 
 async def come_to_rest(sim: "Simulation", *, is_final: bool) -> None:
     """Come to rest, and judge what is there."""
@@ -130,7 +133,10 @@ def _flows_without_acknowledgements(sim: "Simulation", sub: SubscriptionModel) -
 
 
 async def _acknowledge_all(sim: "Simulation") -> None:
-    for _ in range(4):
+    """Acknowledge what is sent, for some seconds and then as long as more is sent."""
+    rounds, deliveries_before = 0, -1
+    while rounds < 4 or (sim.oracle.deliveries > deliveries_before and rounds < _ROUNDS_MAX):
+        rounds, deliveries_before = rounds + 1, sim.oracle.deliveries
         for sub in sim.oracle.subs.values():
             sim.oracle.sync(sub)
             for consumer in sim.open_consumers(sub):

@@ -412,7 +412,7 @@ class Simulation:
                 self.uncommitted[copy.key] = copy
                 copies.append(copy)
                 self.note(f"{copy.copy_of} gives way to {copy.key} for {[n for n in gone if copy.copy_of in gone[n]]}")
-            self.oracle.replaced(copies, gone, content_of)
+            self.oracle.replaced(copies, gone, content_of, lambda sub: _cursor_name(sub) in ledger.cursors)
             return replacement
 
         ledger.replace = on_replace  # type: ignore[method-assign]
@@ -421,7 +421,8 @@ class Simulation:
         sub.seeks_seen = self.cursor(sub).seeks
 
         def on_moved(position: Position) -> None:
-            if not self.life.is_dead:
+            # A move of messages that is under way acknowledges them also on a cursor that was just deleted.
+            if not self.life.is_dead and self.oracle.subs.get(sub.name) is sub:
                 # A seek to what is being trimmed ends behind it.
                 self._look_at_ledgers()
                 self.oracle.mark_delete_moved(sub, tuple(position))
