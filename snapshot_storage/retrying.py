@@ -8,8 +8,8 @@ server would end them. Calls that are repeated, a few times and ever later:
                                         a second snapshot; a caller that can tell (a copy compares) repeats all
 
 Only `StorageUnavailableError` is a reason. The last one comes out as it is, except for a read of one snapshot: a
-snapshot that could not be read so often is as good as damaged to a tool, which names it and does the rest. No message
-is lost by that, as a snapshot is derived from the log.
+snapshot that could not be read so often, or that is refused, is as good as damaged to a tool, which names it and does
+the rest. No message is lost by that, as a snapshot is derived from the log.
 """
 
 import asyncio
@@ -20,7 +20,12 @@ from random import Random
 from typing import TypeVar
 
 from snapshot_storage.backoff import backoff_ms
-from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError, StorageUnavailableError
+from snapshot_storage.errors import (
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageAccessError,
+    StorageUnavailableError,
+)
 from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
@@ -112,7 +117,7 @@ class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
     async def _read(self, bucket_id: int, read: Callable[[], Awaitable[_Result]], entry: int | None = None) -> _Result:
         try:
             return await self._retries.run(read)
-        except StorageUnavailableError as error:
+        except (StorageUnavailableError, StorageAccessError) as error:
             reason = f"it cannot be read: {error}"
             raise SnapshotCorruptedError(reason, bucket_id=bucket_id, entry=entry) from error
 

@@ -13,6 +13,7 @@ from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
     SnapshotStorageError,
+    StorageAccessError,
     StorageUnavailableError,
 )
 from snapshot_storage.s3.config import S3Config
@@ -29,8 +30,8 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
 
     Beyond what every storage promises: two writers never share an id, also on different machines. A call that fails
     with `StorageAccessError` goes on failing until an operator corrects credentials, rights, names or a clock. An
-    object that alone can never be read fails like in an outage, as some servers hide damage so: the caller names it,
-    and an operator drops it (`postdate snapshots drop`).
+    object that alone can never be read fails like in an outage, as some servers hide damage so, or is refused, as
+    archived ones are: the caller names it, and an operator drops it (`postdate snapshots drop`).
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
     ) -> tuple[list[BucketSnapshotInfo], list[SnapshotCorruptedError]]:
         """Return what the objects of a topic and cursor, and of some others, say of themselves; and what does not.
 
-        One that cannot be read now is left out as a damaged one is, as long as any can be.
+        One that cannot be read now, or is refused as an archived one is, is left out as a damaged one is, as long as
+        any can be read.
         """
         ids = await self._run("list snapshots", lambda snapshots: snapshots.ids(topic_name, cursor_name))
         found = await asyncio.gather(*map(self._info, ids), return_exceptions=True)
@@ -95,7 +97,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         for bucket_id, one in zip(ids, found, strict=True):
             if isinstance(one, SnapshotCorruptedError):
                 damage.append(one)
-            elif isinstance(one, StorageUnavailableError) and infos:
+            elif isinstance(one, StorageUnavailableError | StorageAccessError) and infos:
                 damage.append(SnapshotCorruptedError(f"it cannot be read: {one}", bucket_id=bucket_id))
             elif isinstance(one, BaseException):
                 raise one

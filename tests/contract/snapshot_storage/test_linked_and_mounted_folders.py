@@ -79,8 +79,9 @@ def test_behind_a_link_the_folder_is_renamed_and_the_link_stays(
 def test_a_mount_point_gives_its_files_to_a_folder_in_it(
     disk: Path, tmp_path: Path, is_linked: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The system does not rename it."""
+    """The system does not rename it. What the file system keeps at the top of a disk is not the service's."""
     names = _filled(disk)
+    (disk / "lost+found").mkdir(mode=0o700, exist_ok=True)
     path = tmp_path / "snapshots" if is_linked else disk
     if is_linked:
         path.symlink_to(disk)
@@ -90,6 +91,7 @@ def test_a_mount_point_gives_its_files_to_a_folder_in_it(
     assert path.is_symlink() == is_linked
     assert aside.parent == disk
     assert {file.name for file in aside.iterdir()} >= names
+    assert (disk / "lost+found").is_dir()
     assert "its files were put aside in" in caplog.text
     remove_put_aside(*put_aside_folders(path))
     assert not aside.exists()

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from snapshot_storage.errors import SnapshotCorruptedError, StorageUnavailableError
+from snapshot_storage.errors import SnapshotCorruptedError, StorageAccessError, StorageUnavailableError
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 from tests.helpers.storages.canned_s3 import CannedAnswer, canned_s3, refusal
-from tests.helpers.storages.s3_servers import MinioServer
+from tests.helpers.storages.s3_servers import BUCKET, MinioServer, MotoServer
 from tests.helpers.storages.snapshot_backends import S3Backend
 
 pytestmark = pytest.mark.slow
@@ -68,6 +68,33 @@ def test_a_flipped_bit_on_the_disk_of_minio_fails_its_own_reads(minio: MinioServ
                 await tool.get_bucket_snapshot_segment(rotten, last, last)
             assert (raised.value.bucket_id, raised.value.entry) == (rotten, last)
             await storage.delete_bucket_snapshot(rotten)
+            assert await storage.find_damage() == []
+
+    asyncio.run(scenario())
+
+
+def test_an_object_that_was_archived_fails_its_own_reads(s3_servers: Callable[[type], MotoServer]) -> None:
+    """A lifecycle rule moves it to a class whose objects the server refuses to read, with 403."""
+    server = s3_servers(MotoServer)
+    backend = S3Backend(server)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            sound, archived = await _create(storage, [b"one"]), await _create(storage, [b"two"])
+        key = backend.keys()[archived]
+        body = server.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        server.client.put_object(Bucket=BUCKET, Key=key, Body=body, StorageClass="GLACIER")
+        async with backend.storage() as storage:
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")] == [sound]
+            (damage,) = await storage.find_damage()
+            assert isinstance(damage, SnapshotCorruptedError)
+            assert damage.bucket_id == archived
+            with pytest.raises(StorageAccessError):
+                await storage.get_bucket_snapshot_segment(archived, 1, 1)
+            tool = RetryingBucketSnapshotStorage(storage, Retries(tries_max=3, min_ms=1, max_ms=32))
+            with pytest.raises(SnapshotCorruptedError, match="it cannot be read"):
+                await tool.get_bucket_snapshot_length(archived)
+            await storage.delete_bucket_snapshot(archived)
             assert await storage.find_damage() == []
 
     asyncio.run(scenario())
