@@ -120,6 +120,7 @@ class Subscription:
         self._new_dispatcher = new_dispatcher
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
+        self._parts_lock = asyncio.Lock()
         # Counters of consumers that have left; those of present consumers are in the dispatcher.
         self._messages_out_before = 0
         self._bytes_out_before = 0
@@ -396,6 +397,11 @@ class Subscription:
         Raises:
             LedgerWriteError: The acknowledgement could not be stored.
         """
+        # The next cancellation begins with what this one has stored: they are one property.
+        async with self._parts_lock:
+            return await self._cancel_parts(parts)
+
+    async def _cancel_parts(self, parts: Sequence[tuple[Position, int, int]]) -> set[tuple[Position, int]]:
         stored = parts_of(self.cursor.properties)
         stored = {at: words for at, words in stored.items() if not self.cursor.is_acknowledged(*at)}
         held = {} if self.dispatcher is None else self.dispatcher.core.ack_sets

@@ -68,4 +68,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(1467248242, "the simulation itself asked a subscription that is being made what it has acknowledged"),
     FailedSeed(2014724469, "the simulation itself judged a move of the mark-delete position of a deleted subscription"),
     FailedSeed(2014724702, "the simulation itself took a copy for hidden from a subscription that is being made"),
+    FailedSeed(2846499301, "of two cancellations at the same time out of batches the first was forgotten"),
+    FailedSeed(2846499362, "a newcomer's bound was behind entries of ledgers that were being written"),
 ]

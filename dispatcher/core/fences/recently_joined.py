@@ -207,7 +207,9 @@ class LastSentPositionFence(RecentlyJoinedFence):
             unsent = BitMap(range(max(begin, 0), extent.last_entry_id + 1)) - sent
             if unsent:
                 return Position(extent.ledger_id, unsent.min())
-            after = max(after, Position(extent.ledger_id, extent.last_entry_id + 1))
+            if extent.last_entry_id >= 0:
+                # A ledger without confirmed entries tells nothing: one before it may have some that are being written.
+                after = max(after, Position(extent.ledger_id, extent.last_entry_id + 1))
         return after
 
     def position_when_joining(self, consumer_index: int) -> Position | None:

@@ -15,6 +15,7 @@ from broker.scheduled.operations import Operations, Progress, Selector, early_ms
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.service import Service
+from broker.topics.cancelled_parts import parts_of
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic import Topic
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
@@ -142,6 +143,26 @@ def test_a_batch_counts_by_subscription_as_what_is_left_of_it_there(tmp_path: Pa
 
         assert done == 3
         assert (one.cancelled_total, other.cancelled_total) == (3, 3)
+        await service.close()
+
+    asyncio.run(story())
+
+
+def test_cancellations_at_the_same_time_forget_none_of_each_other(tmp_path: Path) -> None:
+    """They share one property of the cursor, whose write takes a while."""
+
+    async def story() -> None:
+        service = await open_service(tmp_path)
+        peer, topic = await batch_for_two(service)
+        peer.send_bytes(batch_frame(["d", "e", "f"], deliver_at_ms=NOW_MS + 60_000))
+        await until(lambda: topic.ledger.entries_total == 2)
+        second = topic.ledger.last_confirmed_position
+        first = Position(second.ledger_id, second.entry_id - 1)
+        one = topic.subscriptions["sub"]
+
+        await asyncio.gather(*(one.cancel_parts([(position, 1, 3)]) for position in (first, second)))
+
+        assert parts_of(one.cursor.properties) == {tuple(first): (0b101,), tuple(second): (0b101,)}
         await service.close()
 
     asyncio.run(story())

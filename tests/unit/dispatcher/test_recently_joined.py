@@ -214,6 +214,18 @@ def test_the_last_sent_position_follows_the_proposals_example() -> None:
     assert send(4) == ((3, 10), [])
 
 
+def test_ledgers_that_are_being_written_do_not_count_as_sent() -> None:
+    """Entries of several ledgers may be on their way to the disk: none is confirmed, and all are unsent."""
+    subscription = _Subscription(_CONFIGS["last sent position"], Position(1, 0), {1: 2, 2: 0, 3: 0, 4: 0})
+    consumer = subscription.join("c", 0)
+    fence = subscription.fence
+    assert isinstance(fence, LastSentPositionFence)
+
+    consumer.pending.items.update({(1, entry): (0, 1, entry, 1, 10, 5) for entry in (0, 1)})
+
+    assert fence.first_unsent(subscription.core.consumers) == Position(1, 2)
+
+
 @pytest.mark.parametrize("mode", _CONFIGS)
 def test_a_newcomer_goes_on_when_all_before_it_is_acknowledged(mode: str) -> None:
     config = _CONFIGS[mode]
