@@ -166,17 +166,29 @@ def payload_at(block: bytes, index: int) -> bytes:
 
 
 def rows_at(blocks: Sequence[HeaderBlock], entry_ids: NDArray[np.int64]) -> Rows:
-    """Header rows of ascending entries; `blocks` are those that cover them, ascending, and no others."""
+    """Header rows of ascending entries; `blocks` are those that cover them, ascending, and no others.
+
+    They may overlap: a stored block is read whole, also where the cache has some of it.
+    """
     assert blocks
     assert len(entry_ids)
 
-    rows = decode_rows(b"".join([block.rows for block in blocks]))
+    parts: list[bytes] = []
+    begins: list[int] = []
+    counts: list[int] = []
+    end = 0
+    for block in blocks:
+        begin = max(block.first, end)
+        if begin < block.end:
+            parts.append(block.rows[(begin - block.first) * ROW_BYTES :] if begin > block.first else block.rows)
+            begins.append(begin)
+            counts.append(block.end - begin)
+            end = block.end
+    rows = decode_rows(b"".join(parts))
     first, last = int(entry_ids[0]), int(entry_ids[-1])
     # Usually the entries have no gap. Then the blocks have none either, and the rows are one slice.
     if last - first + 1 == len(entry_ids):
-        return rows[first - blocks[0].first : last - blocks[0].first + 1]
-    firsts = np.array([block.first for block in blocks], dtype=np.int64)
-    counts = np.array([block.end - block.first for block in blocks], dtype=np.int64)
-    offsets = np.cumsum(counts) - counts
+        return rows[first - begins[0] : last - begins[0] + 1]
+    firsts, offsets = np.array(begins, dtype=np.int64), np.cumsum(counts) - counts
     covering = np.searchsorted(firsts, entry_ids, side="right") - 1
     return rows[entry_ids - firsts[covering] + offsets[covering]]

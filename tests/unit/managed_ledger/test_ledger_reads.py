@@ -1,13 +1,15 @@
 """Reading: reads at the tail need no database, trimmed entries are left out, and lost ones are an error."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
+import numpy as np
 import pytest
 from pyroaring import BitMap
 
 from managed_ledger.disk.keys import Family
-from managed_ledger.entries.headers import EntryHeaders
+from managed_ledger.entries.blocks import HeaderBlock, rows_at
+from managed_ledger.entries.headers import PACK_ROW, EntryHeaders
 from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.position import Position
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
@@ -174,3 +176,17 @@ def test_a_read_that_a_trim_overtakes_leaves_out_what_is_gone() -> None:
         await store.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("spans", [[(8, 23), (20, 24)], [(8, 24), (12, 14)], [(8, 12), (9, 12), (12, 24)], [(8, 24)]])
+@pytest.mark.parametrize("entry_ids", [range(9, 24), [9, 11, 13, 19, 22, 23], [23]])
+def test_blocks_that_overlap_give_each_entry_its_own_header(
+    spans: list[tuple[int, int]], entry_ids: Sequence[int]
+) -> None:
+    """The cache has some entries of a stored block, which is read whole where others of it are missing."""
+    rows = [PACK_ROW(entry_id, 0, 0, 0, 1, 0) for entry_id in range(24)]
+    blocks = [HeaderBlock(first, b"".join(rows[first:end])) for first, end in spans]
+
+    found = rows_at(blocks, np.array(entry_ids, dtype=np.int64))
+
+    assert found[:, 0].tolist() == list(entry_ids)
