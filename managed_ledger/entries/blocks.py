@@ -189,6 +189,7 @@ def rows_at(blocks: Sequence[HeaderBlock], entry_ids: NDArray[np.int64]) -> Rows
     # Usually the entries have no gap. Then the blocks have none either, and the rows are one slice.
     if last - first + 1 == len(entry_ids):
         return rows[first - begins[0] : last - begins[0] + 1]
-    firsts, offsets = np.array(begins, dtype=np.int64), np.cumsum(counts) - counts
+    firsts, sizes = np.array(begins, dtype=np.int64), np.array(counts, dtype=np.int64)
+    offsets = np.cumsum(sizes) - sizes
     covering = np.searchsorted(firsts, entry_ids, side="right") - 1
     return rows[entry_ids - firsts[covering] + offsets[covering]]
