@@ -197,7 +197,7 @@ def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -
         "postdate snapshots verify",
         "postdate snapshots verify --config config/broker.conf --topic orders",
         "postdate snapshots verify --data /var/lib/postdate || echo 'look at the table'",
-        wrong="something is wrong: a table says what",
+        wrong="a fault was found: a table names it",
     ),
 )
 @on_config

@@ -89,7 +89,7 @@ def repair(data: str, is_sure: bool, is_json: bool) -> None:
     if isinstance(outcome, Repaired):
         click.echo(f"{folder} is repaired: {done['kept_entries']:,} entries are kept, {done['lost_entries']:,} lost")
         if verdict.survey.is_end_missing:
-            click.echo("beside those, what was in the newest changes is lost: nothing is left that names it")
+            click.echo("beside those, the newest changes are lost: nothing is left that names them")
         click.echo(f"the damaged log is in {outcome.kept_folder}, what was lost in {outcome.report}")
 
 

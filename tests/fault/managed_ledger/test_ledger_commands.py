@@ -129,7 +129,7 @@ def test_a_log_without_its_only_write_ahead_file_is_named_and_repaired(tmp_path:
     assert verified.exit_code == 1
     assert "the write-ahead log: it is missing, with the newest changes" in verified.stdout
     assert repaired.exit_code == 0, repaired.output
-    assert "0 entries are kept, 0 lost\nbeside those, what was in the newest changes is lost" in repaired.stdout
+    assert "0 entries are kept, 0 lost\nbeside those, the newest changes are lost" in repaired.stdout
     (report,) = log.parent.glob("ledgers.damaged-*.json")
     assert json.loads(report.read_text())["newest_changes_missing"] > 100
     assert (again.exit_code, again.stdout) == (0, "nothing is damaged\n")
