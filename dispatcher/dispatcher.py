@@ -423,13 +423,6 @@ class Dispatcher:
             return []
         return self.core.selector.ranges_of(outbox.consumer)
 
-    def owns_slots(self, consumer: ConsumerHandle) -> bool:
-        """Return whether a consumer owns any slot; False unless Key_Shared."""
-        outbox = self._by_handle.get(id(consumer))
-        if outbox is None or not isinstance(self.core, KeySharedCore):
-            return False
-        return self.core.selector.owners.has(outbox.consumer.index)
-
     def newcomer_stats(self) -> NewcomerStats | None:
         """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
         return newcomer_stats(self.core) if isinstance(self.core, KeySharedCore) else None

@@ -24,11 +24,9 @@ def parts_of(properties: Mapping[str, str]) -> Parts:
     >>> parts_of(to_property({(3, 9): (5,)}))
     {(3, 9): (5,)}
     """
-    stored = properties.get(PARTS_PROPERTY)
-    if stored is None:
-        return {}
+    stored = json.loads(properties.get(PARTS_PROPERTY, "{}"))
     parts: Parts = {}
-    for text, words in json.loads(stored).items():
+    for text, words in stored.items():
         ledger_id, _, entry_id = text.partition(":")
         parts[int(ledger_id), int(entry_id)] = tuple(words)
     return parts

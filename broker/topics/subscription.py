@@ -183,7 +183,7 @@ class Subscription:
             self.consumers.append(consumer)
             # The first consumer may have brought another policy.
             self._restore_parts(parts_of(self.cursor.properties))
-            if subscription_type is SubscriptionType.KEY_SHARED and not self.dispatcher.owns_slots(consumer):
+            if subscription_type is SubscriptionType.KEY_SHARED and not self.dispatcher.key_hash_ranges(consumer):
                 logger.warning(
                     "consumer %s of %s / %s gets no key until others leave: all its points on the ring are taken; "
                     "raise subscriptionKeySharedConsistentHashingReplicaPoints",

@@ -54,20 +54,6 @@ class HeldHeaders:
 
     def take(self, entries_max: int, through: RowKey) -> EntryHeaders:
         """Take the earliest headers that are not behind a key, at most so many."""
-        found = self._take_first(entries_max, through) if len(self._runs) == 1 else self._take(entries_max, through)
-        for ledger_id, entry_ids in by_ledger(found.ledger_ids, found.entry_ids):
-            self._entries_in[ledger_id] -= entry_ids
-            if not self._entries_in[ledger_id]:
-                del self._entries_in[ledger_id]
-        return found
-
-    def _take_first(self, entries_max: int, through: RowKey) -> EntryHeaders:
-        (run,) = self._runs
-        end = min(row_count_through(run, through), entries_max)
-        self._runs = [run.take(slice(end, None))] if end < len(run) else []
-        return run if end == len(run) else run.take(slice(0, end))
-
-    def _take(self, entries_max: int, through: RowKey) -> EntryHeaders:
         ends = [min(row_count_through(run, through), entries_max) for run in self._runs]
         headers = EntryHeaders.concatenate([run.take(slice(0, end)) for run, end in zip(self._runs, ends, strict=True)])
         order = order_of_rows(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
@@ -76,7 +62,12 @@ class HeldHeaders:
         self._runs = [
             run.take(slice(count, None)) for run, count in zip(self._runs, taken, strict=True) if count < len(run)
         ]
-        return headers.take(order)
+        found = headers.take(order)
+        for ledger_id, entry_ids in by_ledger(found.ledger_ids, found.entry_ids):
+            self._entries_in[ledger_id] -= entry_ids
+            if not self._entries_in[ledger_id]:
+                del self._entries_in[ledger_id]
+        return found
 
     def discard_through(self, last: Key) -> None:
         """Forget headers up to and including a position."""
