@@ -163,7 +163,8 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self._end_for(error)
             return
-        if self._frames:
+        if self._handling is not None:
+            # It goes on with them, also where it has handled all others and only waits for its turn.
             self._frames += frames
             return
         self._frames = self._after_a_slice(frames)
