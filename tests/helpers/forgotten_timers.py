@@ -7,7 +7,6 @@ through, when a late snapshot is searched for), its timer is compared with the t
 
 import ast
 import copy
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.helpers.core_state import state_of
+from tests.helpers.frames import frame_below
 from tracker.core.actions import (
     LoadSegments,
 )
@@ -60,11 +60,8 @@ def timers_but(left_out: TimerCall | None, met: set[TimerCall]) -> Iterator[None
     wake, at = Timers.wake, Timers.at
 
     def is_left_out(why: Why) -> bool:
-        frame = inspect.currentframe()
-        assert frame is not None
         # The frame below is that of `Timers`' method, and the one below that has called it.
-        frame = frame.f_back.f_back  # type: ignore[union-attr]
-        assert frame is not None
+        frame = frame_below(2)
         call = TimerCall(frame.f_code.co_filename[prefix:], frame.f_lineno, why)
         met.add(call)
         return left_out is not None and left_out[:2] == call[:2] and left_out.why in (None, why)

@@ -6,7 +6,6 @@ methods of their own (`barriers`, `loads`, ...) change themselves, but only whil
 Changes within a container, and changes by code that no test reaches, are left out: `test_transitions` reads the source.
 """
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.helpers.frames import frame_below
 from tracker.core.attempts import Attempts
 from tracker.core.barriers import Barriers
 from tracker.core.bucket import Bucket
@@ -47,26 +47,15 @@ TIDIED_BY_QUESTIONS: Final = {(TrackedPositions, "_taken"), (TrackedPositions, "
 """The inside of a queue or a set may be put in order when it is looked at; its content stays the same."""
 
 
-def _writer() -> FrameType:
-    """Return the frame of the assignment that is being checked."""
-    frame = inspect.currentframe()
-    assert frame is not None
-    setter = frame.f_back
-    assert setter is not None
-    writer = setter.f_back
-    assert writer is not None
-    return writer
-
-
 def _check_record(self: Any, name: str, value: object) -> None:
-    frame, kind = _writer(), type(self)
+    frame, kind = frame_below(1), type(self)
     if not _is_making(frame.f_code, kind):
         _check_writer(frame, kind, name)
     object.__setattr__(self, name, value)
 
 
 def _check_part(self: Any, name: str, value: object) -> None:
-    frame, kind = _writer(), type(self)
+    frame, kind = frame_below(1), type(self)
     code = frame.f_code
     if not _is_making(code, kind):
         if not _is_method(code, kind):

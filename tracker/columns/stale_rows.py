@@ -8,6 +8,7 @@ Pure: functions over queues; the caller says which positions are tracked.
 """
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -31,7 +32,7 @@ def first_tracked_ms(queues: Iterable[RowQueue], through: RowKey, are_tracked: A
     """
     runs = [run for queue in queues for run in queue.runs_through(through.deliver_at_ms)]
     first_ms: int | None = None
-    for run in sorted(runs, key=_head_ms):
+    for run in sorted(runs, key=attrgetter("next_deliver_at_ms")):
         if first_ms is not None and run.next_deliver_at_ms >= first_ms:
             break
         end = run.end_through(through)
@@ -53,10 +54,6 @@ def drop_stale(queue: RowQueue, through: RowKey, are_tracked: AreTracked) -> boo
     if has_dropped:
         queue.drop_empty_runs()
     return has_dropped
-
-
-def _head_ms(run: SortedRun) -> int:
-    return run.next_deliver_at_ms
 
 
 def _first_tracked(run: SortedRun, end: int, are_tracked: AreTracked) -> int:
