@@ -258,7 +258,7 @@ class BucketSnapshotStorage(Opening):
 
         Raises:
             BucketNotFoundError: There is no such snapshot.
-            SnapshotCorruptedError: The header or the entry is damaged.
+            SnapshotCorruptedError: The entry is damaged, or the header where the storage needs it to find the entry.
         """
 
     @abstractmethod

@@ -143,6 +143,31 @@ class RocksDBStore:
                 yield rows.key(), rows.value()
                 rows.next()
 
+    def consecutive(self, family: str, keys: Iterator[bytes]) -> list[tuple[bytes, bytes]]:
+        """Rows of keys that follow one another, up to the first key that is not there.
+
+        PERFORMANCE: one call a row, where a scan takes four.
+        """
+        found: list[tuple[bytes, bytes]] = []
+        wanted = next(keys)
+        with self._translated("read"):
+            rows: Any = self._family(family).items(from_key=wanted)
+            try:
+                for row in rows:
+                    if row[0] != wanted:
+                        break
+                    found.append(row)
+                    wanted = next(keys, b"")
+                    if not wanted:
+                        return found
+            finally:
+                # As in `rows`, an iterator that lives would keep the folder locked.
+                del rows
+        # `items` ends at a damaged block as it does behind the last row: a scan raises there.
+        for _ in self.scan(family, wanted, wanted + b"\x00"):
+            pass
+        return found
+
     def flush(self) -> None:
         """Make tables of the entries in memory, so that the write-ahead logs can go."""
         with self._translated("flush"):

@@ -23,10 +23,10 @@ from snapshot_storage.errors import (
     StorageReadOnlyError,
     StorageUnavailableError,
 )
-from snapshot_storage.recently_used import RecentlyUsed
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.layout import (
     BUCKET_ID_RANGE,
+    ENTRY_MAX,
     HEADERS,
     NEXT_ID_KEY,
     UNFINISHED,
@@ -54,10 +54,6 @@ from snapshot_storage.storage import (
 
 logger = logging.getLogger(__name__)
 
-# Headers that were read are kept, so that a segment is one read. A header takes 300 bytes, with its objects 600.
-_HEADER_CACHE_BYTES: Final = 2**20
-_HEADER_BYTES: Final = 600
-
 DELETED_ONE_BY_ONE_MAX: Final = 100
 """A snapshot with fewer segments is deleted entry by entry, a larger one as one range.
 
@@ -76,7 +72,6 @@ class RocksDBFolder:
         self._path = opened.path
         self._store = opened.store
         self._is_read_only = is_read_only
-        self._known = RecentlyUsed[BucketSnapshotInfo](_HEADER_CACHE_BYTES, lambda _: _HEADER_BYTES)
         # Guards the next id, and with it the order of batches: the id that a batch stores never goes back.
         self._write_lock = threading.Lock()
         stored = self._store.get(DEFAULT_FAMILY, NEXT_ID_KEY)
@@ -213,55 +208,35 @@ class RocksDBFolder:
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return header and metadata; segments are another read, which costs little where it is wanted."""
-        info = self._known_info(bucket_id)
-        return BucketSnapshotHead(info, self._read_entries(info, METADATA_ENTRY, METADATA_ENTRY)[0], ())
+        return BucketSnapshotHead(self.info(bucket_id), self.read_metadata(bucket_id), ())
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""
-        return self._read_entries(self._known_info(bucket_id), METADATA_ENTRY, METADATA_ENTRY)[0]
+        return self._read_entries(bucket_id, METADATA_ENTRY, METADATA_ENTRY)[0]
 
     def read_segments(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
         """Return the segments of this range that exist."""
-        info = self._known_info(bucket_id)
-        last_entry = min(last_entry, info.segment_count)
-        if first_entry > last_entry:
-            # There is nothing to read, but the database is asked whether the snapshot still exists.
+        assert first_entry >= FIRST_SEGMENT_ENTRY
+        if first_entry > ENTRY_MAX:
+            # There is nothing to read, but the database is asked whether the snapshot exists.
             self.info(bucket_id)
             return []
-        assert first_entry >= FIRST_SEGMENT_ENTRY
-        return self._read_entries(info, first_entry, last_entry)
+        return self._read_entries(bucket_id, first_entry, min(last_entry, ENTRY_MAX))
 
-    def _read_entries(self, info: BucketSnapshotInfo, first_entry: int, last_entry: int) -> list[bytes]:
-        """Return entries that the header says are there."""
-        bucket_id = info.bucket_id
-        payloads: list[bytes] = []
+    def _read_entries(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
+        """Return the entries of this range that exist; the header is looked at only where one is missing."""
+        if bucket_id not in BUCKET_ID_RANGE:
+            raise BucketNotFoundError(bucket_id)
         try:
-            # Segments may be few rows each, and many.
-            expected = entry_keys(bucket_id, first_entry, last_entry)
-            for wanted, (key, stored) in zip(expected, self._stored_entries(expected), strict=False):
-                if key != wanted:
-                    break
-                payloads.append(checked_entry(key, stored))
+            stored = self._store.consecutive(DEFAULT_FAMILY, entry_keys(bucket_id, first_entry, last_entry))
         except StorageCorruptedError as error:
-            entry = first_entry + len(payloads)
-            raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=entry) from error
-
-        if len(payloads) != last_entry - first_entry + 1:
-            # The snapshot was deleted since its header was read, which `info` raises, or it is damaged.
-            self.info(bucket_id)
-            raise SnapshotCorruptedError("it is missing", bucket_id=bucket_id, entry=first_entry + len(payloads))
+            raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=first_entry) from error
+        payloads = [checked_entry(key, value) for key, value in stored]
+        missing = first_entry + len(payloads)
+        # The snapshot ends there, or it was deleted, which `info` raises, or it is damaged.
+        if missing <= last_entry and missing <= self.info(bucket_id).segment_count:
+            raise SnapshotCorruptedError("it is missing", bucket_id=bucket_id, entry=missing)
         return payloads
-
-    def _stored_entries(self, keys: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """Return what is stored from the first to the last of consecutive keys."""
-        if len(keys) > 1:
-            return self._store.scan(DEFAULT_FAMILY, keys[0], keys[-1] + b"\x00")
-        stored = self._store.get(DEFAULT_FAMILY, keys[0])
-        return [] if stored is None else [(keys[0], stored)]
-
-    def _known_info(self, bucket_id: int) -> BucketSnapshotInfo:
-        """Return what the header says, also one that was read before: reading entries finds out if it is gone."""
-        return self._known.get(bucket_id) or self.info(bucket_id)
 
     def info(self, bucket_id: int) -> BucketSnapshotInfo:
         """Return what the header says.
@@ -270,7 +245,6 @@ class RocksDBFolder:
             BucketNotFoundError: There is none.
             SnapshotCorruptedError: It cannot be read.
         """
-        self._known.drop(bucket_id)
         if bucket_id not in BUCKET_ID_RANGE:
             raise BucketNotFoundError(bucket_id)
         try:
@@ -279,9 +253,7 @@ class RocksDBFolder:
             raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id) from error
         if stored is None:
             raise BucketNotFoundError(bucket_id)
-        info = decode_header(bucket_id, stored)
-        self._known.put(bucket_id, info)
-        return info
+        return decode_header(bucket_id, stored)
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there; also one whose header is damaged."""
@@ -291,22 +263,19 @@ class RocksDBFolder:
         """Delete the snapshots that are there, in one synced write."""
         self._check_writable("delete a snapshot")
         batch = self.new_batch()
-        removed: list[int] = []
+        has_any = False
         for bucket_id in bucket_ids:
             info: BucketSnapshotInfo | None = None
             try:
-                # Known from a read before, mostly. Ids are never used twice, so it says which entries there may be.
-                info = self._known_info(bucket_id)
+                info = self.info(bucket_id)
             except BucketNotFoundError:
                 continue
             except SnapshotCorruptedError as error:
                 logger.warning("deleting a snapshot that is damaged: %s", error)
             self.put_removal(batch, bucket_id, info)
-            removed.append(bucket_id)
-        if removed:
+            has_any = True
+        if has_any:
             self.write(batch, is_synced=True)
-        for bucket_id in removed:
-            self._known.drop(bucket_id)
 
     def _remove(self, bucket_id: int, info: BucketSnapshotInfo | None = None) -> None:
         batch = self.new_batch()

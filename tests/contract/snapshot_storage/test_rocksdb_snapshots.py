@@ -266,8 +266,8 @@ def test_a_bit_that_changed_before_the_database_saw_it_is_corruption(tmp_path: P
 
     found: list[tuple[int | None, int | None]] = []
     asyncio.run(scenario())
-    # A head ends before a damaged segment, and not with an error.
-    times = {"h": 3, "e0": 2, "e1": 1, "e3": 1}[place]
+    # A head ends before a damaged segment, and not with an error. Entries are judged by their own checksums alone.
+    times = {"h": 1, "e0": 2, "e1": 1, "e3": 1}[place]
     assert found == [(bucket_id, entry)] * times
 
 
