@@ -16,8 +16,18 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.segment_table import SegmentTable
 
 
+class _Message:
+    """Is pickled as the arguments of its class: the way of frozen dataclasses takes several times as long."""
+
+    __slots__ = ()
+    __match_args__: tuple[str, ...]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), tuple([getattr(self, name) for name in self.__match_args__])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class PersistBucket:
+class PersistBucket(_Message):
     """Sort, cut and encode the rows, and store them as a snapshot."""
 
     serial: int
@@ -30,7 +40,7 @@ class PersistBucket:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MergeSource:
+class MergeSource(_Message):
     """One snapshot that goes into a merge."""
 
     bucket_id: int
@@ -40,7 +50,7 @@ class MergeSource:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MergeBuckets:
+class MergeBuckets(_Message):
     """Store one snapshot of the sources' rows that are still to be handed out, the first one of each position."""
 
     serial: int
@@ -59,7 +69,7 @@ class MergeBuckets:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PutProperty:
+class PutProperty(_Message):
     """Write a property of the cursor, durably."""
 
     serial: int
@@ -68,7 +78,7 @@ class PutProperty:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadMetadata:
+class ReadMetadata(_Message):
     """Read from a snapshot's metadata entry which segments it has; no bitmap is decoded."""
 
     serial: int
@@ -80,7 +90,7 @@ class ReadMetadata:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadPositions:
+class ReadPositions(_Message):
     """Read from a snapshot's metadata entry which positions its segments hold, from number `first_segment` on."""
 
     serial: int
@@ -89,7 +99,7 @@ class ReadPositions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoadSegments:
+class LoadSegments(_Message):
     """Read and decode a range of segments; the first one is number 1, both ends are included."""
 
     serial: int
@@ -103,7 +113,7 @@ class LoadSegments:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeleteSnapshot:
+class DeleteSnapshot(_Message):
     """Delete a snapshot; one that does not exist, or is another cursor's, counts as deleted."""
 
     serial: int
@@ -113,7 +123,7 @@ class DeleteSnapshot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RemoveProperty:
+class RemoveProperty(_Message):
     """Remove a property of the cursor, durably."""
 
     serial: int
@@ -121,7 +131,7 @@ class RemoveProperty:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ListSnapshots:
+class ListSnapshots(_Message):
     """List the ids of all snapshots of this topic and cursor."""
 
     serial: int
@@ -139,7 +149,7 @@ Action = StorageAction | PropertyAction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SnapshotCreated:
+class SnapshotCreated(_Message):
     """A snapshot is durable: the answer to `PersistBucket` and `MergeBuckets`."""
 
     serial: int
@@ -151,14 +161,14 @@ class SnapshotCreated:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PropertyPut:
+class PropertyPut(_Message):
     """A property is durable."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MetadataRead:
+class MetadataRead(_Message):
     """The segments of a snapshot, from its metadata."""
 
     serial: int
@@ -173,7 +183,7 @@ class MetadataRead:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SnapshotIsAlien:
+class SnapshotIsAlien(_Message):
     """The snapshot that a property names is another cursor's: the answer to `ReadMetadata`."""
 
     serial: int
@@ -181,7 +191,7 @@ class SnapshotIsAlien:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PositionsRead:
+class PositionsRead(_Message):
     """One bitmap per ledger, over the segments asked for."""
 
     serial: int
@@ -194,7 +204,7 @@ class PositionsRead:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SegmentsLoaded:
+class SegmentsLoaded(_Message):
     """The rows of a range of segments, in order."""
 
     serial: int
@@ -206,21 +216,21 @@ class SegmentsLoaded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SnapshotDeleted:
+class SnapshotDeleted(_Message):
     """A snapshot does not exist any more."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PropertyRemoved:
+class PropertyRemoved(_Message):
     """A property does not exist any more."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SnapshotsListed:
+class SnapshotsListed(_Message):
     """All snapshots of this topic and cursor, as they were at some moment since the action was issued."""
 
     serial: int
@@ -228,7 +238,7 @@ class SnapshotsListed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ActionFailed:
+class ActionFailed(_Message):
     """An action had no effect, or an unknown one.
 
     `is_lost` means that the snapshot is gone or unreadable for good; otherwise the action may succeed later.
