@@ -178,12 +178,23 @@ def _metadata_read(
         raise SnapshotCorruptedError("its segments overlap in time", bucket_id=read[0][0].bucket_id)
     tables = tables_of(columns, span_rows)
     positions = _positions_of_each([action.serial for action, _ in read], columns, bitmaps_max)
-    bitmap_ends = [columns.bitmaps_before(end) for end in ends.tolist()]
-    ledger_ids = [columns.ledger_ids[a:b] for a, b in zip([0, *bitmap_ends], bitmap_ends, strict=False)]
-    for (action, head), table, ids, known in zip(read, tables, ledger_ids, positions, strict=True):
-        ledgers = LedgerRange(int(ids.min()), int(ids.max())) if len(ids) else None
+    for (action, head), table, ledgers, known in zip(read, tables, _ledger_ranges(columns), positions, strict=True):
         kept = head.first_segments[: _kept_count(action, table, len(head.first_segments))]
         yield MetadataRead(action.serial, head.info.length_bytes, table, ledgers, kept, known)
+
+
+def _ledger_ranges(columns: MetadataColumns) -> list[LedgerRange | None]:
+    """Return from which to which ledger each snapshot has positions, None where it has none."""
+    ends = np.array([columns.bitmaps_before(end) for end in columns.snapshot_ends.tolist()], np.int64)
+    starts = np.append(0, ends[:-1])
+    has_any = ends > starts
+    ranges: list[LedgerRange | None] = [None] * len(ends)
+    if has_any.any():
+        firsts = np.minimum.reduceat(columns.ledger_ids, starts[has_any]).tolist()
+        lasts = np.maximum.reduceat(columns.ledger_ids, starts[has_any]).tolist()
+        for number, first, last in zip(np.flatnonzero(has_any).tolist(), firsts, lasts, strict=True):
+            ranges[number] = LedgerRange(first, last)
+    return ranges
 
 
 def _kept_count(action: ReadMetadata, table: SegmentTable, segment_count: int) -> int:
