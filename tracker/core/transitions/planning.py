@@ -38,7 +38,7 @@ _LOOKS_MAX: Final = 3
 
 
 def plan(state: TrackerState, now_ms: int) -> list[Action]:
-    """Return what is to be started now.
+    """Return the actions to start now.
 
     Runtime complexity: O(what has changed); O(1) when the time of nothing has come.
     """
@@ -57,7 +57,7 @@ def plan(state: TrackerState, now_ms: int) -> list[Action]:
 
 
 def note_time(state: TrackerState, now_ms: int) -> None:
-    """Note what time it is; when the clock was put back, what waits for a time it has left waits no longer."""
+    """Note the time; when the clock was put back, calls and loads that wait for a time ahead of it are made at once."""
     take_singles(state)
     if now_ms < state.now_ms:
         state.merging.attempts.at_ms = state.orphans.attempts.at_ms = -1
@@ -70,7 +70,7 @@ def note_time(state: TrackerState, now_ms: int) -> None:
 
 
 def forget_failures(state: TrackerState) -> None:
-    """Forget failures of calls that are wanted no more, up to the first that is.
+    """Forget failures of calls that no bucket wants any more, up to the first call that one does.
 
     Runtime complexity: O(1), amortised over the failures.
     """
@@ -86,7 +86,7 @@ def set_lead(state: TrackerState, lead_ms: int) -> None:
 
 
 def look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
-    """Do what a reason asks for, and yield the actions that follow; a reason that has to wait sets its timer again."""
+    """Handle a reason, and yield the actions that follow; a reason that has to wait sets its timer again."""
     calls = state.calls
     match why:
         case Why.RECOVERY:
@@ -147,7 +147,7 @@ def _action_of(state: TrackerState, bucket: Bucket, now_ms: int) -> Action:
         bucket.has_property = True
         return PutProperty(bucket.serial, bucket.key, bucket.bucket_id)
     if bucket.state is BucketState.DELETING:
-        # A snapshot that was not read yet may be another cursor's, even if the property names it.
+        # A snapshot whose metadata was not read may be another cursor's, even if the property names it.
         return DeleteSnapshot(
             bucket.serial, bucket.bucket_id, is_own=bucket.table is not None or not bucket.has_property
         )

@@ -1,8 +1,8 @@
-"""The table: what an answer does to a bucket, by the state that the bucket is in.
+"""The table: how an answer changes a bucket, by the state that the bucket is in.
 
-Every pair of an event and a state has an entry: a function, or why there is none. An event is an answer, or the failure
-of an action; the failures have the name of the action. The state GONE has no column: an answer to a bucket that is not
-there any more is late, and ignored.
+Every pair of an event and a state has an entry: a function, or the reason why there is none. An event is an answer, or
+the failure of an action; the failures have the name of the action. The state GONE has no column: an answer to a bucket
+that is not there any more is late, and ignored.
 
     EARLY   No state that leads here starts this call.
     DONE    An earlier state starts this call, and only its answer leads out of that state.
@@ -132,9 +132,9 @@ def handle(state: TrackerState, event: Event, now_ms: int) -> None:
 
 
 def _note_call(state: TrackerState, event: Event, now_ms: int) -> None:
-    """Tell the circuit breaker; when an outage is over, what waited goes on at once, all of it.
+    """Tell the circuit breaker; when an outage is over, all buckets whose calls failed are called for at once.
 
-    One bucket after the other, each when its own pause is over, would be handed out in that order.
+    If each bucket waited for the end of its own back-off, rows would be handed out in the order of those ends.
     """
     if not isinstance(event, ActionFailed):
         breaker = state.calls.breaker_of(event)
