@@ -24,8 +24,12 @@ def read_marker(path: Path) -> int | None:
         ValueError: The file is unreadable.
         OSError: The system refuses.
     """
+    file = path / MARKER_FILE
+    if file.exists() and not file.is_file():
+        # Reading a pipe would not end.
+        raise ValueError("it is no file")
     try:
-        content = (path / MARKER_FILE).read_bytes()
+        content = file.read_bytes()
     except FileNotFoundError:
         return None
     try:

@@ -6,7 +6,7 @@ taken from it. (RocksDB's `version_edit.cc`.)
 
 from dataclasses import dataclass, field
 
-from managed_ledger.repair.varints import read_varint
+from managed_ledger.repair.varints import read_bytes, read_varint
 
 _LENGTH_PREFIXED_MASK = 1 << 13
 _NUMBERS = {2, 3, 4, 9, 10, 203, 300}
@@ -36,7 +36,7 @@ class FileList:
             if tag == _FAMILY:
                 family, at = read_varint(edit, at)
             elif tag == _ADDED_FAMILY:
-                name, at = _bytes(edit, at)
+                name, at = read_bytes(edit, at)
                 self.families[family] = name.decode()
             elif tag == _DELETED_FILE:
                 _, at = read_varint(edit, at)
@@ -47,9 +47,9 @@ class FileList:
                 added.append(number)
             elif tag == _COMPACT_POINTER:
                 _, at = read_varint(edit, at)
-                _, at = _bytes(edit, at)
+                _, at = read_bytes(edit, at)
             elif tag == _COMPARATOR or tag & _LENGTH_PREFIXED_MASK:
-                _, at = _bytes(edit, at)
+                _, at = read_bytes(edit, at)
             elif tag in _NUMBERS:
                 _, at = read_varint(edit, at)
             elif tag != _DROPPED_FAMILY:
@@ -65,18 +65,11 @@ def _new_file(edit: bytes, at: int) -> tuple[int, int]:
     number, at = read_varint(edit, at)
     _, at = read_varint(edit, at)
     for _ in range(2):
-        _, at = _bytes(edit, at)
+        _, at = read_bytes(edit, at)
     for _ in range(2):
         _, at = read_varint(edit, at)
     while True:
         tag, at = read_varint(edit, at)
         if tag == _TERMINATED:
             return number, at
-        _, at = _bytes(edit, at)
-
-
-def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    length, at = read_varint(data, at)
-    if at + length > len(data):
-        raise ValueError("a change that is cut off")
-    return data[at : at + length], at + length
+        _, at = read_bytes(edit, at)

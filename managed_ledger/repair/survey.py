@@ -20,6 +20,7 @@ from managed_ledger.entries.headers import ROW_BYTES
 from managed_ledger.repair.manifest import FileList
 from managed_ledger.repair.tables import DELETION, RANGE_DELETION, SINGLE_DELETION, Block, TableRow, read_table
 from managed_ledger.repair.wal import DELETE, DELETE_RANGE, WriteAheadLog, read_log, records
+from managed_ledger.rocksdb_store.opening import misplaced_in
 
 _NUMBERED = re.compile(r"(\d+)\.(sst|log)|MANIFEST-(\d+)")
 _NOWHERE = -1
@@ -137,7 +138,8 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path, kind: str) -> list[Path]:
-    found = ((match, path) for path in folder.iterdir() if (match := _NUMBERED.fullmatch(path.name)))
+    files = (path for path in folder.iterdir() if path.is_file())
+    found = ((match, path) for path in files if (match := _NUMBERED.fullmatch(path.name)))
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match[2] == kind)]
 
 
@@ -159,9 +161,16 @@ class _Surveying:
     def read_small_files(self) -> None:
         """The list of files, and what names it."""
         folder = self.survey.folder
-        manifests = sorted(path for path in folder.glob("MANIFEST-*") if _NUMBERED.fullmatch(path.name))
+        misplaced = misplaced_in(folder)
+        for name in misplaced:
+            is_data = name.endswith((".sst", ".log"))
+            self._note(name, "it is no file", is_harmless=not is_data)
+            if is_data:
+                self._lacks(None)
+        lists = (path for path in folder.glob("MANIFEST-*") if _NUMBERED.fullmatch(path.name))
+        manifests = sorted(path for path in lists if path.name not in misplaced)
         try:
-            name = (folder / "CURRENT").read_bytes().decode().removesuffix("\n")
+            name = "" if "CURRENT" in misplaced else (folder / "CURRENT").read_bytes().decode().removesuffix("\n")
         except (OSError, ValueError):
             name = ""
         if not any(path.name == name for path in manifests):

@@ -1,4 +1,4 @@
-"""Numbers of variable length, as RocksDB stores them: 7 bits a byte, the lowest first."""
+"""Numbers as RocksDB stores them, 7 bits a byte, the lowest first; and byte strings behind their lengths."""
 
 _BYTES_MAX = 10
 
@@ -19,3 +19,18 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             return number, end + 1
         shift += 7
     raise ValueError("no number ends here")
+
+
+def read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    """A byte string behind its length, and where the next thing is.
+
+    >>> read_bytes(bytes([2]) + b"abc", 0)
+    (b'ab', 3)
+
+    Raises:
+        ValueError: It is cut off.
+    """
+    length, at = read_varint(data, at)
+    if at + length > len(data):
+        raise ValueError("a change that is cut off")
+    return data[at : at + length], at + length

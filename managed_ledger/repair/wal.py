@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from managed_ledger.repair.varints import read_varint
+from managed_ledger.repair.varints import read_bytes, read_varint
 from managed_ledger.rocksdb_store.log_format import BLOCK_BYTES, FIRST, FRAGMENT, FULL, LAST
 
 _MASK_DELTA = 0xA282EAD8
@@ -128,16 +128,9 @@ def _change(data: bytes, at: int, sequence: int) -> tuple[Change, int]:
         raise ValueError("a change of a kind that the log has none of")
     kind, has_family = _KINDS[data[at]]
     family_id, at = read_varint(data, at + 1) if has_family else (0, at + 1)
-    key, at = _bytes(data, at)
-    value, at = _bytes(data, at) if kind != DELETE else (b"", at)
+    key, at = read_bytes(data, at)
+    value, at = read_bytes(data, at) if kind != DELETE else (b"", at)
     return Change(sequence, family_id, kind, key, value), at
-
-
-def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    length, at = read_varint(data, at)
-    if at + length > len(data):
-        raise ValueError("a change that is cut off")
-    return data[at : at + length], at + length
 
 
 def _fragments(content: bytes, log: WriteAheadLog) -> Iterator[_Fragment | None]:

@@ -1,10 +1,11 @@
 """How a folder is opened: to write, by one process, or to read a view of it, by any number beside.
 
 Strictly: what a crash leaves, a write-ahead log that ends within a write, is no damage, and anything else that is not
-as it was written refuses. Nothing is repaired here. The one damage that RocksDB would read for ever is looked for
-before it opens a folder (`log_format.py`).
+as it was written refuses. Nothing is repaired here. Two kinds of damage would keep RocksDB for ever, and are looked for
+before it opens a folder: a pipe or a device in the place of a file, and a fragment of a recycled log (`log_format.py`).
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ READING_TRIES: Final = 5
 """How often a reader looks at a folder that seems damaged: its writer may be changing it."""
 READING_PAUSE_S: Final = 0.1
 """Between two looks; longer than a flush of a writer takes."""
+_FIXED_NAMES: Final = ("CURRENT", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json")
+_FILES: Final = (*_FIXED_NAMES, "*.sst", "*.log", "MANIFEST-*", "OPTIONS-*")
+"""The files that RocksDB and rocksdict open; a diary of before (`LOG.old.*`) is not one of them."""
 _VIEW_BUFFER_BYTES: Final = 32 * 2**20
 """Memory in which a reader replays the write-ahead log; it writes nothing."""
 
@@ -83,11 +87,12 @@ def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
     with translated(settings.errors, path, doing):
         path.mkdir(parents=True, exist_ok=True)
         has_tables = any(path.glob("*.sst"))
+    _check(path, settings, doing, _misplaced, path, is_shared=False)
     if has_tables and not (path / "CURRENT").exists():
         # RocksDB would put an empty database in the place of the one that these tables are of.
         text = "its file CURRENT is missing, which says which tables count"
-        raise settings.errors(Failure(Cause.DAMAGED, doing, path, text, is_system=False, is_shared=False))
-    _check_logs(path, path, settings, doing, is_shared=False)
+        raise settings.errors(Failure(Cause.DAMAGED, doing, path, text, is_system=True, is_shared=False))
+    _check(path, settings, doing, recycled_fragment_in, path, is_shared=False)
     with translated(settings.errors, path, doing):
         database = Rdict(
             str(path),
@@ -100,11 +105,12 @@ def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
 
 def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
     """Open a view of a folder as it is now; nothing in it changes, and it may be in use."""
+    doing = f"read {settings.noun}"
+    _check(path, settings, doing, _misplaced, path, is_shared=True)
     with translated(settings.errors, path, f"make a view to read {settings.noun}", is_shared=True):
         view = FolderView.of(path)
-    doing = f"read {settings.noun}"
     try:
-        _check_logs(view.path, path, settings, doing, is_shared=True)
+        _check(path, settings, doing, recycled_fragment_in, view.path, is_shared=True)
         with translated(settings.errors, path, doing, is_shared=True):
             database = Rdict(
                 str(view.path),
@@ -118,18 +124,43 @@ def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
     return OpenFolder(path, database, settings, view)
 
 
-def _check_logs(folder: Path, path: Path, settings: StoreSettings, doing: str, *, is_shared: bool) -> None:
-    """Raise where RocksDB would read a log for ever instead of calling it damaged.
+def misplaced_in(folder: Path) -> list[str]:
+    """Return the names of files of RocksDB's in whose place is something else: a folder, a pipe, a link to nowhere.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    places = (place for place in folder.iterdir() if any(map(place.match, _FILES)))
+    # A file that a writer removes meanwhile is not there any more.
+    return sorted(place.name for place in places if not place.is_file() and os.path.lexists(place))
+
+
+def _misplaced(folder: Path) -> str | None:
+    names = misplaced_in(folder)
+    return f"{names[0]} is no file" if names else None
+
+
+def _check(
+    path: Path,
+    settings: StoreSettings,
+    doing: str,
+    damage_in: Callable[[Path], str | None],
+    folder: Path,
+    *,
+    is_shared: bool,
+) -> None:
+    """Raise where RocksDB would wait or read for ever instead of calling it damaged.
 
     Args:
-        folder: The folder that RocksDB is about to open.
-        path: The folder that was asked for: `folder` may be a view of it.
+        path: The folder that was asked for.
         settings: The room's settings for it.
         doing: The operation.
+        damage_in: Says what the damage of a folder is.
+        folder: The folder that RocksDB is about to open: `path`, or a view of it.
         is_shared: Whether another process may change the folder meanwhile.
     """
     with translated(settings.errors, path, doing, is_shared=is_shared):
-        damage = recycled_fragment_in(folder)
+        damage = damage_in(folder)
     if damage is not None:
         raise settings.errors(Failure(Cause.DAMAGED, doing, path, damage, is_system=True, is_shared=is_shared))
 

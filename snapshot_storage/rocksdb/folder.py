@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from managed_ledger.rocksdb_store.disk_room import has_room_to_open
+from managed_ledger.rocksdb_store.failures import translated
 from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY
 from managed_ledger.rocksdb_store.store import StoreBatch
 from snapshot_storage.errors import (
@@ -24,6 +25,7 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
+from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.layout import (
     BUCKET_ID_RANGE,
     ENTRY_MAX,
@@ -82,6 +84,7 @@ class RocksDBFolder:
         self.damage: str | None = None
         """The damage of the folder as a whole, because of which it is to be put aside; None while none is known."""
         self._is_stuck = False
+        self._is_gone = False
 
     @classmethod
     def open(
@@ -114,8 +117,9 @@ class RocksDBFolder:
         """Let go of the folder; no other call may be running or follow."""
         if not self._is_read_only:
             try:
-                # A flush leaves the next start nothing to replay. It is not for safety, as the log has all messages.
-                self._store.flush()
+                if self._is_in_place():
+                    # A flush leaves the next start nothing to replay. It is not for safety: the log has all messages.
+                    self._store.flush()
             except SnapshotStorageError:
                 logger.warning("closing the snapshots in %s", self._path, exc_info=True)
         with self._write_lock:
@@ -130,6 +134,23 @@ class RocksDBFolder:
         """
         if self._is_read_only:
             raise StorageReadOnlyError(operation)
+
+    def _is_in_place(self) -> bool:
+        """Notice that the folder was removed or replaced: RocksDB goes on to write to files that no start will find.
+
+        Raises:
+            SnapshotStorageError: The system refuses to tell.
+        """
+        with translated(error_of, self._path, "look at the folder of the snapshots"):
+            is_in_place = self._opened.is_in_place()
+        if not is_in_place and not self._is_gone:
+            self._is_gone = True
+            logger.error(
+                "the snapshots in %s were removed or replaced while they were in use: what is there now counts, and "
+                "the rest of the index is read again from the log",
+                self._path,
+            )
+        return is_in_place
 
     def create(
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
@@ -193,6 +214,8 @@ class RocksDBFolder:
                 if self._is_closed:
                     # The snapshot was begun before the folder was opened again, which has removed its entries.
                     raise StorageUnavailableError(f"cannot write: {self._path} was opened again; begin again")
+                if not self._is_in_place():
+                    raise StorageUnavailableError(f"cannot write: {self._path} was removed or replaced")
                 batch.put(DEFAULT_FAMILY, NEXT_ID_KEY, self._next_bucket_id.to_bytes(8))
                 self._store.write(batch, sync=is_synced)
             self._is_stuck = False
@@ -202,8 +225,8 @@ class RocksDBFolder:
             raise
         except (StorageAccessError, StorageUnavailableError):
             # Writes stay refused after a full disk until the folder is opened again. It is opened only where there is
-            # room: without room it could not be read either.
-            self._is_stuck = not self._is_closed and has_room_to_open(self._path)
+            # room: without room it could not be read either. A folder that is gone is made anew.
+            self._is_stuck = not self._is_closed and (self._is_gone or has_room_to_open(self._path))
             raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:

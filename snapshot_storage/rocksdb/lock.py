@@ -41,11 +41,23 @@ class WriterLock:
         except BaseException:
             os.close(descriptor)
             raise
-        if not os.path.samestat(os.fstat(descriptor), (path / LOCK_FILE).stat()):
+        lock = cls(descriptor)
+        if not lock.is_in(path):
             # A writer has put the folder aside meanwhile, and holds the new one in its place.
             os.close(descriptor)
             raise StorageLockedError(str(path))
-        return cls(descriptor)
+        return lock
+
+    def is_in(self, path: Path) -> bool:
+        """Whether the locked file is the one of this folder: not where the folder was removed, renamed or replaced.
+
+        Raises:
+            OSError: The system refuses.
+        """
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), (path / LOCK_FILE).stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def release(self) -> None:
         """Let others write; once."""

@@ -2,11 +2,13 @@
 
 Snapshots are derived from the log, so none is worth a repair. A folder that a writer cannot open, that is empty though
 it has tables, or that has another layout, is renamed and kept, an empty one takes its place, and the trackers read
-again from the log what cursor properties name and the folder no longer has. So is one in which a folder or a link to
-nowhere stands where RocksDB has a file, and what stands in the folder's own place: no further try helps. One line of
-the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it is, and the
-opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk fails. A
-folder that cannot be renamed, as a mount point, is emptied into a folder in it (`put_aside`).
+again from the log what cursor properties name and the folder no longer has. So is one in which a folder, a pipe or a
+link to nowhere stands where RocksDB has a file, and what stands in the folder's own place: no further try helps. One
+line of the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it is,
+and the opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk
+fails. A folder that cannot be renamed, as a mount point, is emptied into a folder in it (`put_aside`).
+
+A folder that is removed or replaced under its writer is opened again at the next write: what is there then counts.
 
 RocksDB does not notice that its newest log is gone, or the end of it. This module does not notice it either, and need
 not: the properties of the cursors name the snapshots that were in it, and no id is given again, as ids follow the clock
@@ -34,7 +36,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from managed_ledger.rocksdb_store.failures import translated
 from managed_ledger.rocksdb_store.opening import (
@@ -60,9 +62,6 @@ from snapshot_storage.rocksdb.put_aside import is_inside, put_aside
 
 logger = logging.getLogger(__name__)
 
-_FILES: Final = ("CURRENT", "MANIFEST-*", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json", "*.sst", "*.log")
-"""The files without which RocksDB and rocksdict do not open a folder."""
-
 BLOCK_BYTES = 16 * 2**10
 """Below 16 KiB tiny segments compress worse, above it nothing is won."""
 
@@ -73,6 +72,14 @@ class OpenDatabase(NamedTuple):
     path: Path
     store: RocksDBStore
     lock: WriterLock | None = None
+
+    def is_in_place(self) -> bool:
+        """Whether it is still the folder at its path, which another program may have removed or replaced.
+
+        Raises:
+            OSError: The system refuses.
+        """
+        return self.lock is None or self.lock.is_in(self.path)
 
     def close(self) -> None:
         """Let go of it."""
@@ -101,10 +108,6 @@ def open_to_write(path: Path, *, memory: RocksDBMemory, damage: str | None = Non
                 return _opened(path, memory, lock)
             except StorageCorruptedError as error:
                 damage = error.reason
-            except StorageUnavailableError:
-                damage = _misplaced_in(path)
-                if damage is None:
-                    raise
             except SnapshotVersionError as error:
                 damage = f"it has the layout {error.found}, and this program reads {error.supported}"
         _put_aside(path, damage)
@@ -160,15 +163,6 @@ def _locked(path: Path) -> WriterLock:
     with translated(error_of, path, "use the folder"):
         path.mkdir(parents=True, exist_ok=True)
         return WriterLock.take(path)
-
-
-def _misplaced_in(path: Path) -> str | None:
-    """Say what stands in a folder where RocksDB has a file: another try does not make one of it."""
-    with translated(error_of, path, "look at the files of the folder"):
-        for file in path.iterdir():
-            if any(file.match(pattern) for pattern in _FILES) and not file.is_file():
-                return f"{file.name} is no file"
-    return None
 
 
 def _opened(path: Path, memory: RocksDBMemory, lock: WriterLock) -> OpenDatabase:

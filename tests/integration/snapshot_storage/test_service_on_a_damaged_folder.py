@@ -8,6 +8,7 @@ segments alone, and all else is whole: that bucket alone is given up. Each bucke
 rows that are read again belong between the rows of the others.
 """
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -95,12 +96,17 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+def make_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
 IS_PUT_ASIDE = {
     "*.sst": {flip: True, cut: True, Path.unlink: True},
     "*.log": {flip: True, flip_type: True, cut: False, Path.unlink: False},
-    "CURRENT": {flip: True, cut: True, Path.unlink: True},
+    "CURRENT": {flip: True, cut: True, make_pipe: True, Path.unlink: True},
     "MANIFEST-*": {flip: True, flip_type: True, cut: True, Path.unlink: True},
-    "OPTIONS-*": {flip: False, cut: False, Path.unlink: False},
+    "OPTIONS-*": {flip: False, cut: False, make_pipe: True, Path.unlink: False},
     "IDENTITY": {flip: False, cut: False, Path.unlink: False},
     "LOCK": {flip: False, cut: False, Path.unlink: False},
     "LOG": {flip: False, cut: False, Path.unlink: False},
@@ -169,6 +175,52 @@ def test_all_is_delivered_in_order_whichever_file_is_damaged(
     finally:
         clients.close()
         assert service.stop() == 0
+
+
+@pytest.mark.parametrize("folder", ["itself", "its files"])
+def test_a_folder_that_is_removed_under_the_service_is_named_and_made_again(tmp_path: Path, folder: str) -> None:
+    """At the next write, with one error: all is delivered in order, and later snapshots are found by the next start."""
+    service = new_service(tmp_path)
+    service.start()
+    snapshots = service.folder / "data" / "snapshots"
+    deliver_at_ms = time.time_ns() // 1_000_000 + DUE_AFTER_MS
+    publish(service, 0, 100, deliver_at_ms=deliver_at_ms, snapshots=1)
+    if folder == "itself":
+        shutil.rmtree(snapshots)
+    else:
+        for file in snapshots.iterdir():
+            file.unlink()
+    publish(service, 100, DELAYED, deliver_at_ms=deliver_at_ms, snapshots=4)
+    clients = Clients(service.url)
+    try:
+        received = receive(subscribe(clients.new(), "orders", ConsumerType.KeyShared), DELAYED, timeout_ms=40_000)
+    finally:
+        clients.close()
+        assert service.stop() == 0
+
+    numbers = list(map(int, texts(received)))
+    assert sorted(numbers) == list(range(DELAYED))
+    for key in range(KEYS):
+        of_key = [number for number in numbers if number % KEYS == key]
+        assert of_key == sorted(of_key, reverse=True)
+    (line,) = [line for line in service.log_path.read_text().splitlines() if " ERROR " in line]
+    assert f"the snapshots in {snapshots} were removed or replaced while they were in use" in line
+    assert (snapshots / "CURRENT").is_file()
+
+
+def test_a_pipe_in_the_place_of_a_file_of_the_log_ends_the_start(killed: Path, tmp_path: Path) -> None:
+    """The log is not derived: the service refuses, and says which file it is and what to do."""
+    service = new_service(tmp_path)
+    shutil.copytree(killed, service.folder / "data")
+    make_pipe(service.folder / "data" / "ledgers" / "CURRENT")
+
+    service.start(wait=False)
+    wait_until(lambda: not service.is_running, timeout_s=TIMEOUT_S)
+
+    assert service.process is not None
+    assert service.process.returncode == 2
+    assert "CURRENT is no file" in service.log_tail()
+    assert "postdate ledger repair" in service.log_tail()
 
 
 def due_before_ms(number: int) -> int:
