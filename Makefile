@@ -94,7 +94,9 @@ types: setup ## Check the types strictly
 	$(BIN)/mypy
 
 imports: setup ## Check that imports point one way
-	$(BIN)/lint-imports
+	@mkdir -p build
+	awk '1; /^\[tool.importlinter\]/ { print "root_packages = [$(ROOMS:%=\"%\",)]" }' pyproject.toml > build/imports.toml
+	$(BIN)/lint-imports --config build/imports.toml
 
 # $(call protoc,folder below which the generated packages are written)
 define protoc
