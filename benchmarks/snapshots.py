@@ -39,6 +39,7 @@ from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
+from tests.helpers.storages.boto_edge import boto_client
 
 NAMES = {"bucket_key": "#pulsar.internal.delayed.bucket_1_5", "topic_name": "persistent://a/b/c", "cursor_name": "d"}
 NOW_MS = 1_800_000_000_000
@@ -194,7 +195,8 @@ class StoredOnS3(Stored):
     async def reopen(self) -> None:
         await super().reopen()
         # The benchmark counts below the interface: nothing of it is part of what is measured.
-        events = self.storage._open.snapshots._client._client.meta.events  # type: ignore[attr-defined]
+        assert isinstance(self.storage, S3BucketSnapshotStorage)
+        events = boto_client(self.storage).meta.events
         events.register("before-send.s3.*", self._before_send)
         events.register("after-call.s3.*", self._after_call)
 

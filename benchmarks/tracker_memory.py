@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from benchmarks.settling import settle
 from managed_ledger.value_types import Int64Array
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
@@ -164,14 +165,6 @@ class MemoryWorld:
             await settle(tracker)
         # Memory is given back by a clock of its own.
         await asyncio.sleep(TRIM_INTERVAL_S + 1)
-
-
-async def settle(tracker: BucketDelayedDeliveryTracker) -> None:
-    """Wait until nothing is being sealed, read or removed."""
-    await asyncio.sleep(0)
-    # Nothing of the tracker's is to be measured while waiting.
-    while tracker._core.unsettled_count or tracker._core.has_work or not tracker._actions.is_idle:  # noqa: ASYNC110
-        await asyncio.sleep(0.002)
 
 
 def say(text: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.settling import settle
 from benchmarks.tracker_workload import (
     ADDS_PER_LAP,
     ALL_DUE_MS,
@@ -290,13 +291,6 @@ class TrackerRun:
             # A dispatcher does so when it begins to read.
             tracker.will_read(0)
         return tracker
-
-
-async def settle(tracker: BucketDelayedDeliveryTracker, *, every_s: float = 0.005) -> None:
-    """Wait until nothing is being sealed, merged or recovered."""
-    # Nothing of the tracker's is to be measured while waiting.
-    while tracker._core.unsettled_count or tracker._core.has_work or not tracker._actions.is_idle:  # noqa: ASYNC110
-        await asyncio.sleep(every_s)
 
 
 def resident_bytes() -> int:

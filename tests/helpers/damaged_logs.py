@@ -4,19 +4,19 @@ import asyncio
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.ledger_store import LedgerStore, open_rocksdb
+from managed_ledger.disk.database import RocksDatabase
+from managed_ledger.disk.reopening import ReopeningDatabase
+from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
 from pipeline.logs.entry_format import PulsarEntries
 from tests.helpers.fakes.life_loop import LifeLoop, LoopExecutor
 from tests.helpers.fakes.virtual_time import SimulationLoop
 from tests.helpers.log_reading import read_entries
-from tests.helpers.storages.rocksdict_edge import flush_to_tables
 
 TOPICS = ("persistent://public/default/orders", "persistent://public/default/ü", "persistent://a/b/c")
 ENTRIES = 240
@@ -47,11 +47,14 @@ def make_entry(topic: int, number: int) -> bytes:
 
 async def fill(folder: Path) -> None:
     """Make a log, closed, and beside it one whose process was killed (`-killed`)."""
-    opened: list[Any] = []
+    opened: list[RocksDatabase] = []
 
-    def open_database(path: Path, config: ManagedLedgerConfig) -> Any:
-        opened.append(open_rocksdb(path, config))
-        return opened[-1]
+    def open_database(path: Path, config: ManagedLedgerConfig) -> ReopeningDatabase:
+        def open_once() -> RocksDatabase:
+            opened.append(RocksDatabase.open(path, write_buffer_bytes=config.write_buffer_bytes))
+            return opened[-1]
+
+        return ReopeningDatabase(path, open_once)
 
     store = await LedgerStore.open(folder, CONFIG, now_ms=lambda: NOW_MS, open_database=open_database)
     ledgers = [await store.open_managed_ledger(name) for name in TOPICS]
@@ -78,7 +81,7 @@ async def fill(folder: Path) -> None:
             cursor.acknowledge([ledger.first_position.ledger_id] * len(ACKNOWLEDGED), ACKNOWLEDGED)
             await cursor.flush()
         if start == 0:
-            flush_to_tables(opened[0])
+            opened[0].flush()
     # As a process that is killed: the log stays.
     shutil.copytree(folder, folder.with_name(folder.name + "-killed"))
     await store.close()

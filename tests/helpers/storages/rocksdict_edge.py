@@ -24,8 +24,3 @@ def replace_rocksdict(
     holder: Any = opened._store if isinstance(opened, RocksDBFolder) else opened
     holder._database = wrapped = wrap(holder._database)
     return wrapped
-
-
-def flush_to_tables(database: RocksDatabase) -> None:
-    """Write what is in memory to files of sorted rows."""
-    database._database.flush()

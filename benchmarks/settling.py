@@ -1,0 +1,13 @@
+"""The wait for a tracker that has nothing more to do, for all benchmarks of trackers."""
+
+import asyncio
+
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker
+
+
+async def settle(tracker: BucketDelayedDeliveryTracker, *, every_s: float = 0.005) -> None:
+    """Wait until nothing is being sealed, merged, read, recovered or removed."""
+    await asyncio.sleep(0)
+    # Nothing of the tracker's is to be measured while waiting.
+    while tracker._core.unsettled_count or tracker._core.has_work or not tracker._actions.is_idle:  # noqa: ASYNC110
+        await asyncio.sleep(every_s)
