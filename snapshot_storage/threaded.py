@@ -297,7 +297,7 @@ class _ThreadedWriter(BucketSnapshotWriter):
         try:
             await self._run("abort a snapshot", lambda _: self._writing.abort())
         except SnapshotStorageError as error:
-            logger.warning("what there is of a snapshot is removed at a later start: %s", error)
+            logger.warning("the part of a snapshot that was written is removed at a later start: %s", error)
         self._needs_abort = False
 
     def _begin_step(self) -> None:

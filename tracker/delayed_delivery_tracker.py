@@ -235,7 +235,7 @@ class DelayedDeliveryTrackerFactory(ABC):
     def can_defer(self, cursor: TrackedCursor) -> bool:
         """Whether a tracker of this cursor has nothing to do before something is added, so that it may be made then.
 
-        After a restart with many topics, most of what waits may be due, and needs no tracker.
+        After a restart with many topics, most delayed messages may be due, and need no tracker.
         """
         del cursor
         return False

@@ -173,7 +173,7 @@ class TopicSchedule:
     async def rows(
         self, wanted: Wanted, takes: MessageFilter | None = None, on_searched: OnSearched = _nothing
     ) -> RowsFound:
-        """Return all rows that match, in order of delivery, and what is to be known of the batches among them.
+        """Return all rows that match, in order of delivery, and the facts about the batches among them.
 
         Ledgers are filtered one by one, so that only what matches is in memory.
 

@@ -32,7 +32,7 @@ class PeriodicJobs:
     """The jobs of one service.
 
     Args:
-        config: The intervals, and what is to be done.
+        config: The intervals, and the jobs that are switched on.
         store: The log.
         topics: The open topics.
         connections: The open connections.

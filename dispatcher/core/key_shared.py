@@ -1,14 +1,14 @@
-"""Key_Shared: every slot has one owner, and nothing of a slot overtakes what waits before it (PIP-34, PIP-379).
+"""Key_Shared: every slot has one owner, and no entry of a slot overtakes an earlier one that waits (PIP-34, PIP-379).
 
     header ──slot──► nothing of the slot waits, no fence holds it, its owner has permits ──► given at once
                      otherwise ──► the slot's queue ──► the owner's heap of heads, unless the fence holds it
 
-A consumer's `heads` holds the first waiting entry of each of its slots, so the next entry of a consumer costs O(log n),
-entries that wait for others. Entries there can be out of date: they count only while they are the very object at the
-head of their slot's heap, the slot is the consumer's and the fence lets them pass.
+A consumer's `heads` holds the first waiting entry of each of its slots, so the next entry of a consumer costs O(log n)
+of its waiting slots. Entries there can be out of date: they count only while they are the very object at the head of
+their slot's heap, the slot is the consumer's and the fence lets them pass.
 
-A membership change is one step: the new assignment, the fence (by default: the draining slots), what a leaver held, and
-what waits in slots that moved.
+A membership change is one step: the new assignment, the fence (by default: the draining slots), the entries that a
+leaver held, and those that wait in slots that moved.
 """
 
 from collections.abc import Collection, Iterable, Mapping

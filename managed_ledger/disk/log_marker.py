@@ -1,6 +1,6 @@
 """The marker file beside a log: it says that there must be a log, and how far its writes must at least have come.
 
-RocksDB alone does not notice that its list of files or its newest write-ahead log is gone: it starts with what is left.
+RocksDB alone does not notice that its list of files or its newest write-ahead log is gone: it starts without them.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The entries that a discontinuous read wants: positions from a point on, without those that bitmaps name.
 
-Pure functions over the ledgers and Roaring bitmaps: what is left out costs nothing per position, so a million
-skipped ones are milliseconds, and blocks that hold nothing else are never read.
+Pure functions over the ledgers and Roaring bitmaps: a position that is left out costs nothing, so a million of
+them are milliseconds, and blocks that hold nothing else are never read.
 """
 
 from collections.abc import Callable

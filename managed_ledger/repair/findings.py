@@ -71,7 +71,7 @@ class Findings:
 
 
 def find(survey: Survey) -> Findings:
-    """Make sense of what there is."""
+    """Find the topics, ledgers and cursors of a log, and the entries that each has lost."""
     found = Findings(meta=_meta(survey))
     found.topics = {
         _OWNER.unpack(value)[0]: key[1:].decode(errors="replace")

@@ -36,7 +36,7 @@ class Room:
     free_bytes: int
     disk_bytes: int
     unflushed_bytes: int
-    """In write-ahead logs: what has to be written once more, as tables, before they can go."""
+    """In write-ahead logs: entries that have to be written once more, as tables, before the logs can go."""
     table_bytes: int = 0
     """In tables."""
     wanted_bytes: int = 0

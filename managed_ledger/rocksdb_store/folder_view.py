@@ -76,7 +76,7 @@ class FolderView:
 
 
 def _new_folder() -> tuple[Path, int]:
-    """Make a locked folder; another one, if a reader that removes what is left has taken it for that."""
+    """Make a locked folder; another one, if a reader has taken it for one that was left, and removed it."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         try:

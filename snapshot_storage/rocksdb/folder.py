@@ -165,7 +165,7 @@ class RocksDBFolder:
                 writing.abort()
             except SnapshotStorageError as error:
                 # The caller has to know the first error.
-                logger.warning("what there is of a snapshot is removed at a later start: %s", error)
+                logger.warning("the part of a snapshot that was written is removed at a later start: %s", error)
             raise
 
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> SnapshotWriting:

@@ -112,7 +112,7 @@ class TimeWindows:
         return DelayedIndexes.concatenate(parts)
 
     def drop_ledgers(self, ledger_ids: Sequence[int], first_ledger_id: int) -> None:
-        """Free what there is of some ledgers, which are all below this one."""
+        """Free the positions of some ledgers, which are all below this one."""
         for window in self._windows.values():
             if len(ledger_ids) < len(window):
                 for ledger_id in ledger_ids:

@@ -128,7 +128,7 @@ class SourceReader:
         rows = await self._read(bucket_id, first_segment, last_segment)
         row_count = table.rows_before(end) - table.rows_before(first)
         if len(rows) > row_count:
-            # Some have no bit: they are stale. Then what is left is counted, and adds up to nothing.
+            # Rows without a bit are stale, and left out: the others are counted here, and their sum means nothing.
             positions = await self._read_positions(ReadPositions(self._action.serial, bucket_id, first_segment))
             rows = rows.take(is_in(positions.bitmaps, rows.ledger_ids, rows.entry_ids))
             self._has_stale_rows = True

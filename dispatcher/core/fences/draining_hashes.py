@@ -1,7 +1,7 @@
 """Slots that moved to another consumer while their old one still holds entries of them (PIP-379).
 
     join or leave: slot moves, old owner holds n entries  ->  draining, n references
-    old owner acknowledges, redelivers or expires one      ->  n - 1; at 0 it is cleared, and what waits may go
+    old owner acknowledges, redelivers or expires one      ->  n - 1; at 0 it is cleared, and entries may go
     slot moves back to the old owner                       ->  cleared at once, the entries stay its own
     old owner leaves                                       ->  cleared, its entries wait again
 

@@ -6,7 +6,7 @@
 
 The core asks a fence before it gives an entry, and tells it what may let something go; the fence answers with the slots
 to look at again. While `is_active` is false nothing is asked, so a fence costs nothing until a consumer joins or
-leaves. The order within a slot is not a fence's business: nothing of a slot overtakes what waits before it in any case.
+leaves. The order within a slot is not a fence's business: no entry of a slot overtakes an earlier one that waits.
 """
 
 from abc import ABC, abstractmethod

@@ -212,12 +212,12 @@ class ViewRows:
         self._ranges_to_read += ranges
 
     def take_ranges_to_read(self) -> list[LedgerRange]:
-        """Return where to look for what was lost, once."""
+        """Return the ranges in which lost positions have to be looked for, once."""
         to_read, self._ranges_to_read = self._ranges_to_read, []
         return to_read
 
     def take_to_read(self) -> dict[int, BitMap]:
-        """Return what has to be read again, once."""
+        """Return the positions that have to be read again, once."""
         to_read, self._to_read = self._to_read, {}
         return to_read
 
