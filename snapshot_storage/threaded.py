@@ -44,6 +44,20 @@ class BlockingWriting(Protocol):
         """Remove the snapshot so far, also one that is committed and whose id was not returned."""
 
 
+def write_whole(writing: BlockingWriting, metadata: bytes, segments: Sequence[bytes]) -> int:
+    """Write a whole snapshot and return its id; after a failure leave as little of it as the storage allows."""
+    try:
+        writing.add(segments)
+        return writing.commit(metadata)
+    except BaseException:
+        try:
+            writing.abort()
+        except SnapshotStorageError as error:
+            # The caller has to know the first error.
+            logger.warning("a part of a snapshot could not be removed: %s", error)
+        raise
+
+
 class BlockingSnapshots(Protocol):
     """An open storage. Its methods are those of `BucketSnapshotStorage`, and promise the same."""
 
@@ -297,7 +311,7 @@ class _ThreadedWriter(BucketSnapshotWriter):
         try:
             await self._run("abort a snapshot", lambda _: self._writing.abort())
         except SnapshotStorageError as error:
-            logger.warning("the part of a snapshot that was written is removed at a later start: %s", error)
+            logger.warning("a part of a snapshot could not be removed: %s", error)
         self._needs_abort = False
 
     def _begin_step(self) -> None:

@@ -44,7 +44,7 @@ from snapshot_storage.objects.format import (
 )
 from snapshot_storage.s3.layout import Serials, bucket_id_for, bucket_id_of, list_prefix, marks_prefix, object_key
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
-from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
+from snapshot_storage.threaded import ThreadedBucketSnapshotStorage, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -124,12 +124,7 @@ class ObjectFolder:
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
         writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        try:
-            writing.add(segments)
-            return writing.commit(metadata)
-        except BaseException:
-            writing.abort()
-            raise
+        return write_whole(writing, metadata, segments)
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         with self._opened(bucket_id) as (file, size):

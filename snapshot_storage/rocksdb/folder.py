@@ -53,6 +53,7 @@ from snapshot_storage.storage import (
     BucketSnapshotInfo,
     first_bucket_id,
 )
+from snapshot_storage.threaded import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -157,16 +158,7 @@ class RocksDBFolder:
     ) -> int:
         """Store a snapshot and return its id."""
         writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        try:
-            writing.add(segments)
-            return writing.commit(metadata)
-        except SnapshotStorageError:
-            try:
-                writing.abort()
-            except SnapshotStorageError as error:
-                # The caller has to know the first error.
-                logger.warning("the part of a snapshot that was written is removed at a later start: %s", error)
-            raise
+        return write_whole(writing, metadata, segments)
 
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> SnapshotWriting:
         """Begin a snapshot that comes piece by piece."""

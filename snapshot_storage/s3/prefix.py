@@ -35,8 +35,9 @@ from snapshot_storage.s3.layout import (
     marks_prefix,
     object_key,
 )
-from snapshot_storage.s3.writing import S3Writing, write_or_abort
+from snapshot_storage.s3.writing import S3Writing
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
+from snapshot_storage.threaded import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class S3Snapshots:
     ) -> int:
         """Store a snapshot and return its id."""
         writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return write_or_abort(writing, metadata, segments)
+        return write_whole(writing, metadata, segments)
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return header, metadata and the first segments that came with them."""

@@ -167,17 +167,3 @@ class S3Writing:
                 self._client.delete(self._mark)
             if self._unknown_key is not None and self._client.has_nonce(self._unknown_key, self._nonce):
                 self._client.delete(self._unknown_key)
-
-
-def write_or_abort(writing: S3Writing, metadata: bytes, segments: Sequence[bytes]) -> int:
-    """Write a whole snapshot and return its id; on a failure, leave as little as the storage allows."""
-    try:
-        writing.add(segments)
-        return writing.commit(metadata)
-    except SnapshotStorageError:
-        try:
-            writing.abort()
-        except SnapshotStorageError as error:
-            # The caller has to know the first error.
-            logger.warning("what was written of a snapshot may be left, without an owner: %s", error)
-        raise
