@@ -14,7 +14,7 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.errors import LedgerError, StoreCorruptedError, StoreUnavailableError
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.repair.repairing import verify
+from managed_ledger.repair.repairing import Repaired, repair, verify
 from tests.helpers.damaged_logs import fill_in_a_burst
 from tests.helpers.log_reading import read_entries
 
@@ -41,7 +41,7 @@ async def _fill(folder: Path) -> None:
         await store.close()
 
 
-async def _read_back(folder: Path) -> None:
+async def _read_back(folder: Path, *, is_repaired: bool = False) -> None:
     """Assert that all entries that `_fill` wrote are there."""
     store = await LedgerStore.open(folder, ManagedLedgerConfig(), now_ms=_now_ms)
     try:
@@ -52,7 +52,8 @@ async def _read_back(folder: Path) -> None:
         assert read.payloads == [b"payload %d" % index * 5 for index in range(ENTRIES)]
         assert read.headers.publish_time_ms.tolist() == list(range(ENTRIES))
         assert cursor.backlog == ENTRIES - 50
-        assert dict(cursor.properties) == {"bucket": "17"}
+        # A repair drops the properties, which name snapshots.
+        assert dict(cursor.properties) == ({} if is_repaired else {"bucket": "17"})
     finally:
         await store.close()
 
@@ -122,6 +123,11 @@ def test_what_is_no_file_in_the_place_of_one_is_refused_and_named(
     verdict = verify(folder, entry_format=None, on_stage=lambda *_: None, on_step=lambda _: None)
     (problem,) = [one for one in verdict.problems if one.file == place.name and "no file" in one.what]
     assert problem.is_harmless == (kind not in ("*.sst", "*[0-9].log"))
+    repaired = repair(folder, entry_format=None, name_of_time="now", on_stage=lambda *_: None, on_step=lambda _: None)
+    assert isinstance(repaired, Repaired)
+    assert os.path.lexists(repaired.kept_folder / place.name)
+    if problem.is_harmless:
+        asyncio.run(_read_back(folder, is_repaired=True))
 
 
 @pytest.mark.parametrize("size", [0.0, 0.5, 0.9], ids=lambda size: f"{size:.0%}")
