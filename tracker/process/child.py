@@ -59,12 +59,19 @@ class Child:
     not block the event loop. `multiprocessing.Process` is not used: it imports the program's main module in the other
     process, and starts a third one.
 
+    Made in a thread of its own (`started`): while another thread holds the interpreter, as RocksDB's opening of the log
+    does, each step here waits for it.
+
+    Args:
+        recipe: The settings.
+        loop: The event loop that uses it.
+
     Raises:
         OSError: The process cannot be started.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.loop = asyncio.get_running_loop()
+    def __init__(self, recipe: Recipe, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self.started_s = time.monotonic()
         self._on_unclaimed = recipe.on_unclaimed
         self._numbers = itertools.count()
@@ -240,7 +247,7 @@ async def started(recipe: Recipe) -> tuple[Child, int]:
         SnapshotStorageError: As `start` of the storage.
     """
     try:
-        child = Child(recipe)
+        child = await _made(recipe)
     except OSError as error:
         raise StorageUnavailableError(f"cannot start the process for snapshots: {error}") from error
     try:
@@ -254,6 +261,27 @@ async def started(recipe: Recipe) -> tuple[Child, int]:
     except BaseException:
         await child.kill()
         raise
+
+
+async def _made(recipe: Recipe) -> Child:
+    """Start a process in a thread; a caller that is cancelled leaves none.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    making = asyncio.ensure_future(asyncio.to_thread(Child, recipe, asyncio.get_running_loop()))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        # A thread cannot be stopped. A task of its own waits for it, as the caller may be cancelled once more.
+        await asyncio.shield(asyncio.ensure_future(_end_made(making)))
+        raise
+
+
+async def _end_made(making: asyncio.Future[Child]) -> None:
+    with suppress(OSError):
+        child = await making
+        await child.kill()
 
 
 async def _open_storage(child: Child, recipe: Recipe) -> int:

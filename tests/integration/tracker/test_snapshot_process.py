@@ -218,6 +218,27 @@ def test_a_storage_that_does_not_open_is_given_up_with_its_process() -> None:
     assert not [one for one in children if b"tracker.process" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
+def child_processes() -> set[str]:
+    """The ids of this process's children, whichever thread has started them."""
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_start_that_is_cancelled_leaves_no_process(turns: int) -> None:
+    async def scenario() -> None:
+        before = child_processes()
+        starting = asyncio.ensure_future(SnapshotProcess(OddStorage).start())
+        for _ in range(turns):
+            # In the first turn a thread has begun to make it, and nobody knows the process yet.
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert child_processes() == before
+
+    asyncio.run(scenario())
+
+
 def test_a_storage_that_cannot_be_made_is_a_clear_error() -> None:
     with pytest.raises(TypeError, match="must be importable by another process"):
         SnapshotProcess(lambda: MemoryBucketSnapshotStorage())
