@@ -133,7 +133,14 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
         self._turn = _TurnSelector(self.turns, monotonic, processor_s)
         self._work: deque[_Work] = deque()
         self._is_working = False
+        self._at_end: list[_Work] = []
         super().__init__(self._turn)
+
+    def call_at_end_of_turn(self, callback: Callable[[], None]) -> bool:
+        """Call this when the callbacks of this turn have run, and return True; False if none are to run in it."""
+        if self._is_working:
+            self._at_end.append(_Work(callback, (), self, copy_context()))
+        return self._is_working
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -147,6 +154,7 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
     def close(self) -> None:
         super().close()
         self._work.clear()
+        self._at_end.clear()
         self._is_working = False
 
     def _work_for_a_turn(self) -> None:
@@ -158,6 +166,8 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
                 self._run(self._work.popleft())
                 if self._turn.turn_s >= TURN_S:
                     break
+            while self._at_end:
+                self._run(self._at_end.pop(0))
         finally:
             self._is_working = False
             if self._work:
@@ -192,6 +202,12 @@ def run_on_service_loop(work: Coroutine[Any, Any, T]) -> T:
 def turns_of(loop: asyncio.AbstractEventLoop) -> LoopTurns | None:
     """Return the histograms of a loop that has them."""
     return loop.turns if isinstance(loop, ServiceEventLoop) else None
+
+
+def call_at_end_of_turn(callback: Callable[[], None]) -> bool:
+    """Call this at the end of the running loop's turn, and return True; False where that is now, or not known."""
+    loop = asyncio.get_running_loop()
+    return isinstance(loop, ServiceEventLoop) and loop.call_at_end_of_turn(callback)
 
 
 def spare_old_objects() -> None:

@@ -18,6 +18,7 @@ from broker.protocol.pb.pulsar_api_pb2 import (
     ProducerAccessMode,
     ServerError,
 )
+from broker.server.event_loop import ServiceEventLoop
 from broker.server.service import Service
 from broker.server.slices import SLICE_S
 from broker.topics.limits import ConnectionController, LimitsConfig
@@ -109,6 +110,29 @@ def test_many_frames_received_at_once_are_handled_in_slices_and_nothing_is_read_
         assert pongs(peer) == 9
 
     play(tmp_path, story)
+
+
+def test_what_is_written_in_one_turn_is_sent_at_its_end_or_before_the_connection_ends(tmp_path: Path) -> None:
+    async def story() -> None:
+        service = await open_service(tmp_path)
+        peer = Peer(service)
+        await asyncio.sleep(0)
+        peer.transport.written.clear()
+
+        for number in range(3):
+            peer.connection.write(b"%d" % number)
+        in_the_turn = list(peer.transport.written)
+        await asyncio.sleep(0)
+        after_it = list(peer.transport.written)
+        peer.connection.write(b"last")
+        peer.connection.close()
+
+        assert (in_the_turn, after_it) == ([], [b"012"])
+        assert peer.transport.written == [b"012", b"last"]
+        await service.close()
+
+    with asyncio.Runner(loop_factory=ServiceEventLoop) as runner:
+        runner.run(story())
 
 
 def test_sends_that_wait_for_a_slice_keep_their_order_also_before_what_comes_later(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from broker.server.event_loop import TURN_S, ServiceEventLoop, turns_of
+from broker.server.event_loop import TURN_S, ServiceEventLoop, call_at_end_of_turn, turns_of
 from broker.server.slices import BEGUN_A_TURN_MAX, SLICE_S, in_slices, side_by_side
 
 
@@ -100,6 +100,27 @@ def test_many_ready_callbacks_take_many_short_turns_in_their_order() -> None:
 
         assert ran == sorted(ran)
         assert loop.turns.by_clock.longest_s <= TURN_S + 0.001
+
+
+def test_what_ends_a_turn_is_called_once_its_callbacks_have_run() -> None:
+    called: list[str] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        for name in "ab":
+            loop.call_soon(called.append, name)
+        assert call_at_end_of_turn(lambda: called.append("end"))
+        loop.call_soon(called.append, "c")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def elsewhere() -> bool:
+        return call_at_end_of_turn(lambda: called.append("never"))
+
+    with asyncio.Runner(loop_factory=ServiceEventLoop) as runner:
+        runner.run(story())
+    assert called in (["a", "b", "c", "end"], ["end", "a", "b", "c"])
+    assert not asyncio.run(elsewhere())
 
 
 def test_data_and_timers_come_before_callbacks_that_are_ready() -> None:
