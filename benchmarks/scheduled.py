@@ -5,9 +5,11 @@
     python -m benchmarks scheduled --messages 10000000 --filled DIR
 
 A log is filled first, which with `--fill` is all: `--filled` needs a quiet machine for less long. Then a service is
-started on it, with a Key_Shared consumer. Each question is asked first on a cold service and then again. The third
-column is from the service's own histogram of the turns of its event loop: all of them were shorter. The last one is the
-resident memory of the service afterwards. At the end as many messages as are changed at once, at most `--messages`, are
+started on it, with a Key_Shared consumer. Each question is asked first on a cold service and then again. Behind the
+times is the processor time that the service's process took for the first one, all threads together, which other work on
+the machine does not lengthen. Two columns are from the service's own histograms of the turns of its event loop, by the
+clock and in processor time: all of them were shorter. The last one is the resident memory of the service afterwards. At
+the end as many messages as are changed at once, at most `--messages`, are
 published by a client to another topic, and its first page is asked for.
 
 Redis has the same messages: a sorted set of ids by time, a hash for each message, a set of ids for each key. Without
@@ -44,6 +46,7 @@ HORIZON_MS: Final = 7 * 24 * 3_600_000
 REPEATS: Final = 7
 PUBLISHED_MAX: Final = 1_000_000
 _COMMIT_ENTRIES: Final = 500
+TURN_HISTOGRAMS: Final = ("postdate_event_loop_turn_seconds", "postdate_event_loop_turn_processor_seconds")
 _FIRST_TIME: Final = "first-time"
 
 
@@ -104,21 +107,33 @@ class Asker:
         return taken, data
 
 
-def turns(service: PostdateProcess) -> dict[float, int]:
-    """Return how many turns of the service's event loop took no longer than each bound, from its metrics."""
-    found = {}
+Turns = dict[str, dict[float, int]]
+"""By histogram: how many turns of the service's event loop took no longer than each bound."""
+
+
+def turns(service: PostdateProcess) -> Turns:
+    """Return the turns of the service's event loop, from its metrics."""
+    found: Turns = {name: {} for name in TURN_HISTOGRAMS}
     for line in service.read("/metrics").splitlines():
-        if line.startswith("postdate_event_loop_turn_seconds_bucket"):
+        name, is_bucket, _ = line.partition("_bucket{")
+        if is_bucket and name in found:
             end = line.partition('le="')[2].partition('"')[0]
-            found[float(end)] = int(float(line.rpartition(" ")[2]))
+            found[name][float(end)] = int(float(line.rpartition(" ")[2]))
     return found
 
 
-def longest_turn_ms(before: dict[float, int], after: dict[float, int]) -> float:
-    """Return the upper bound of the longest turn between two looks."""
-    counts = [(end, after[end] - before[end]) for end in sorted(after)]
-    total = counts[-1][1]
-    return next(end for end, count in counts if count == total) * 1e3
+def longest_turns_ms(before: Turns, after: Turns) -> list[float]:
+    """Return the upper bound of the longest turn between two looks, by the clock and in processor time."""
+    found = []
+    for name, ends in after.items():
+        counts = [(end, ends[end] - before[name][end]) for end in sorted(ends)]
+        found.append(next(end for end, count in counts if count == counts[-1][1]) * 1e3)
+    return found
+
+
+def processor_ms(service: PostdateProcess) -> float:
+    """Return the processor time of the service's process so far, of the threads that there are."""
+    return sum(int(one.read_text().split()[0]) for one in Path(f"/proc/{service.pid}/task").glob("*/schedstat")) / 1e6
 
 
 def resident_mib(service: PostdateProcess, field: str = "VmRSS") -> float:
@@ -132,16 +147,19 @@ class Report:
 
     def __init__(self, service: PostdateProcess) -> None:
         self._service = service
-        print(f"{'':<44}{'first ms':>10}{'median ms':>10}{'turn below':>12}{'MiB':>7}")
+        print(f"{'':<38}{'first ms':>10}{'median':>8}{'processor':>11}{'turn below':>12}{'processor':>11}{'MiB':>6}")
 
     def line(self, name: str, ask: Callable[[], float], repeats: int) -> None:
         """Ask several times, and print the first, the median and the longest turn of the event loop meanwhile."""
-        before = turns(self._service)
-        taken = [ask() for _ in range(repeats)]
-        longest_ms = longest_turn_ms(before, turns(self._service))
+        before, processor_before = turns(self._service), processor_ms(self._service)
+        taken = [ask()]
+        of_processor = processor_ms(self._service) - processor_before
+        taken += [ask() for _ in range(repeats - 1)]
+        by_clock_ms, in_processor_ms = longest_turns_ms(before, turns(self._service))
         median = statistics.median(taken[1:] or taken)
-        times = f"{taken[0] * 1e3:>10.1f}{median * 1e3:>10.1f}{longest_ms:>12g}"
-        print(f"{name:<44}{times}{resident_mib(self._service):>7.0f}", flush=True)
+        times = f"{taken[0] * 1e3:>10.1f}{median * 1e3:>8.1f}{of_processor:>11.1f}"
+        ends = f"{by_clock_ms:>12g}{in_processor_ms:>11g}"
+        print(f"{name:<38}{times}{ends}{resident_mib(self._service):>6.0f}", flush=True)
 
 
 def _publish(client: pulsar.Client, messages: int, first_ms: int) -> None:
@@ -210,7 +228,7 @@ def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> No
         report.line("first page of 100 again", get("/scheduled?limit=100"), REPEATS)
         _publish(client, min(messages, PUBLISHED_MAX), first_ms)
         fresh = f"{PATH}-fresh/scheduled"
-        report.line("first page after the adds of a client", lambda: asker.ask("GET", f"{fresh}?limit=100")[0], REPEATS)
+        report.line("first page after a client's adds", lambda: asker.ask("GET", f"{fresh}?limit=100")[0], REPEATS)
         print(f"most resident memory: {resident_mib(service, 'VmHWM'):.0f} MiB")
         consumer.close()
     finally:
