@@ -6,7 +6,7 @@ An evicted schedule is read again at the next request, which costs time and noth
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from broker.scheduled.ledger_schedule import LedgerSchedule, extended
@@ -14,10 +14,11 @@ from broker.server.slices import Turns
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
+from managed_ledger.reading.selection import RowsRead
 
 CATALOG_BYTES_MAX: Final = 256 * 1024 * 1024
 """Room for some 16 million delayed entries."""
-_READ_ENTRIES: Final = 16_384
+_READ_ENTRIES: Final = 32_768
 _SORT_IN_THREAD_ROWS: Final = 8_192
 
 
@@ -95,21 +96,20 @@ class ScheduleCatalog:
     async def _read(self, log: ReadableLog, ledger: LedgerInfo, known: LedgerSchedule | None) -> LedgerSchedule:
         begin = 0 if known is None else known.entries
         position, through = Position(ledger.ledger_id, begin), Position(ledger.ledger_id, ledger.entries - 1)
-        parts, rows = [], 0 if known is None else len(known)
+        parts: list[RowsRead] = []
         while position <= through:
-            read = await log.read_headers(position, entries_max=_READ_ENTRIES, through=through)
-            parts.append(read.headers)
-            rows += len(read.headers)
+            read = await log.read_rows(position, entries_max=_READ_ENTRIES, through=through)
+            parts.append(read)
             if read.next_position.ledger_id != ledger.ledger_id or read.next_position <= position:
                 break
             position = read.next_position
             # Cached schedules are read without suspending.
             await asyncio.sleep(0)
         arguments = (known, ledger.ledger_id, ledger.entries, parts)
-        if rows >= _SORT_IN_THREAD_ROWS:
-            schedule = await asyncio.to_thread(extended, *arguments)
+        if (0 if known is None else len(known)) + ledger.entries - begin >= _SORT_IN_THREAD_ROWS:
+            schedule = await asyncio.to_thread(_extended, *arguments)
         else:
-            schedule = extended(*arguments)
+            schedule = _extended(*arguments)
         self._keep(log.name, schedule)
         return schedule
 
@@ -135,3 +135,7 @@ class ScheduleCatalog:
         for passed in [one for one in spans if one < ledger_id]:
             self._drop((name, passed))
             del spans[passed]
+
+
+def _extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: Sequence[RowsRead]) -> LedgerSchedule:
+    return extended(known, ledger_id, entries, [part.headers() for part in parts])

@@ -91,11 +91,11 @@ def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: 
         entries: How many entries were looked at then.
         parts: The headers in between, in order.
     """
-    delayed = [part.deliver_at_ms != NOT_DELAYED for part in parts]
     batches = _batches(NO_BATCHES if known is None else known.batches, parts)
-    times = [part.deliver_at_ms[rows] for part, rows in zip(parts, delayed, strict=True)]
-    ids = [part.entry_ids[rows].astype(np.uint32) for part, rows in zip(parts, delayed, strict=True)]
-    hashes = [part.sticky_hashes[rows] for part, rows in zip(parts, delayed, strict=True)]
+    delayed = [_delayed(part) for part in parts]
+    times = [part.deliver_at_ms for part in delayed]
+    ids = [part.entry_ids.astype(np.uint32) for part in delayed]
+    hashes = [part.sticky_hashes for part in delayed]
     if known is not None:
         times, ids, hashes = [known.deliver_at_ms, *times], [known.entry_ids, *ids], [known.sticky_hashes, *hashes]
     if not times:
@@ -103,6 +103,12 @@ def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: 
     all_times, all_ids, all_hashes = np.concatenate(times), np.concatenate(ids), np.concatenate(hashes)
     order = order_of_times(all_times)
     return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order], batches)
+
+
+def _delayed(part: EntryHeaders) -> EntryHeaders:
+    is_delayed = part.deliver_at_ms != NOT_DELAYED
+    # Usually all are delayed, and nothing is copied.
+    return part if is_delayed.all() else part.take(np.flatnonzero(is_delayed))
 
 
 def _batches(known: Batches, parts: list[EntryHeaders]) -> Batches:

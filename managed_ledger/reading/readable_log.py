@@ -16,7 +16,7 @@ from managed_ledger.ledgers import LedgerInfo, Ledgers
 from managed_ledger.position import Position
 from managed_ledger.reading.finding import find_published
 from managed_ledger.reading.log_reader import LogReader, Need
-from managed_ledger.reading.selection import HeadersRead, Skip, select
+from managed_ledger.reading.selection import HeadersRead, RowsRead, Skip, select
 
 Ids = Sequence[int] | NDArray[np.int64]
 
@@ -82,17 +82,15 @@ class ReadableLog:
         Stops after `entries_max` entries, behind `through`, or at the last durable entry. Does not suspend when
         everything needed is in memory.
         """
+        read = await self.read_rows(first, entries_max=entries_max, skip=skip, through=through)
+        return HeadersRead(read.headers(), read.next_position)
+
+    async def read_rows(
+        self, first: Position, *, entries_max: int, skip: Skip | None = None, through: Position | None = None
+    ) -> RowsRead:
+        """Headers as `read_headers` gives them, as they are stored: the caller makes columns of them where it likes."""
         needs, next_position = select(self._ledgers, first, entries_max=entries_max, skip=skip, through=through)
-        found = await self._read_rows(needs)
-        if not found:
-            return HeadersRead(EntryHeaders.empty(), next_position)
-        counts = [len(need.entry_ids) for need, _ in found]
-        headers = EntryHeaders.from_rows(
-            np.repeat([need.ledger_id for need, _ in found], counts),
-            np.concatenate([need.entry_ids for need, _ in found]),
-            np.concatenate([rows for _, rows in found]),
-        )
-        return HeadersRead(headers, next_position)
+        return RowsRead(await self._read_rows(needs), next_position)
 
     async def read_headers_at(self, ledger_ids: Ids, entry_ids: Ids) -> EntryHeaders:
         """Headers of these positions in the order given; unknown or trimmed positions are left out."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.entries.headers import EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders, Rows
 from managed_ledger.ledgers import Ledger, Ledgers
 from managed_ledger.position import Position
 from managed_ledger.reading.log_reader import Need
@@ -26,6 +26,25 @@ class HeadersRead:
 
     headers: EntryHeaders
     next_position: Position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsRead:
+    """Headers in position order as they are stored, and where the next read goes on."""
+
+    rows: list[tuple[Need, Rows]]
+    next_position: Position
+
+    def headers(self) -> EntryHeaders:
+        """Return them as columns; for very many rows this belongs into a thread."""
+        if not self.rows:
+            return EntryHeaders.empty()
+        counts = [len(need.entry_ids) for need, _ in self.rows]
+        return EntryHeaders.from_rows(
+            np.repeat([need.ledger_id for need, _ in self.rows], counts),
+            np.concatenate([need.entry_ids for need, _ in self.rows]),
+            np.concatenate([rows for _, rows in self.rows]),
+        )
 
 
 def select(

@@ -18,7 +18,7 @@ from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
-from managed_ledger.reading.selection import HeadersRead
+from managed_ledger.reading.selection import RowsRead
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tracker.testing import FakeClock
 
@@ -170,11 +170,11 @@ def test_a_long_log_is_counted_now_and_then_and_not_kept(tmp_path: Path) -> None
 
 def test_a_long_log_is_read_once_for_all_subscriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Position] = []
-    read_headers = ManagedLedger.read_headers
+    read_rows = ManagedLedger.read_rows
 
-    async def read_and_note(log: ManagedLedger, first: Position, **values: Any) -> HeadersRead:
+    async def read_and_note(log: ManagedLedger, first: Position, **values: Any) -> RowsRead:
         reads.append(first)
-        return await read_headers(log, first, **values)
+        return await read_rows(log, first, **values)
 
     async def after(service: Service, clock: FakeClock) -> None:
         topic = await service.topic(NAME)
@@ -184,7 +184,7 @@ def test_a_long_log_is_read_once_for_all_subscriptions(tmp_path: Path, monkeypat
         await service.close()
         service = await Service.open(service.config, now_ms=clock)
         topic = await service.topic(NAME)
-        monkeypatch.setattr(ManagedLedger, "read_headers", read_and_note)
+        monkeypatch.setattr(ManagedLedger, "read_rows", read_and_note)
 
         await note_delayed(topic, ScheduleCatalog(), clock, kept_entries_max=9)
 
