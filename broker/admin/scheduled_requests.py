@@ -74,7 +74,7 @@ def parse_body(data: bytes) -> Json:
         RequestError: It is none, or has a field twice: which one is meant cannot be known.
     """
     try:
-        body = json.loads(data, object_pairs_hook=_once_each)
+        body = _DECODER.decode(data.decode(json.detect_encoding(data), "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise RequestError(400, f"The body is no JSON: {error}", field=None, advice="Send a JSON object") from error
     if not isinstance(body, dict):
@@ -89,6 +89,10 @@ def _once_each(pairs: list[tuple[str, Any]]) -> Json:
             raise _bad(name, f"{name!r} is given twice", "Give it once")
         found[name] = value
     return found
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once_each)
+"""Kept: to make one takes longer than to read the body of a small request."""
 
 
 def check_fields(given: Collection[str], known: Collection[str], what: str) -> None:
@@ -232,10 +236,11 @@ def parse_selector(body: Mapping[str, Any]) -> Selector:
             "nothing says which messages are meant",
             "Give messageIds, or any of key, property, from and until, or all: true",
         )
-    for alone in ("messageIds", "all"):
-        others = [name for name in given if name != alone]
-        if alone in given and others:
-            raise _bad(others[0], f"{others[0]} cannot stand beside {alone}", f"Leave out {alone} or {others[0]}")
+    if len(given) > 1:
+        for alone in ("messageIds", "all"):
+            other = next(name for name in given if name != alone)
+            if alone in given:
+                raise _bad(other, f"{other} cannot stand beside {alone}", f"Leave out {alone} or {other}")
     if "all" in body:
         if body["all"] is not True:
             raise _bad("all", "all can only be true", "Leave it out, and say which messages are meant")

@@ -17,8 +17,7 @@ Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in
 
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
@@ -88,7 +87,7 @@ CALLER: Final = web.RequestKey("caller", Caller)
 _OPERATION_ID: Final = "Operation-Id"
 _OPERATIONS_MAX: Final = 100
 _BATCHES_SHOWN_MAX: Final = 10
-_MATCHES_NOTHING: Final = "GET .../scheduled lists the scheduled messages; delivered and cancelled ones are gone"
+_NOTHING_ADVICE: Final = "GET .../scheduled lists the scheduled messages; delivered and cancelled ones are gone"
 
 
 class ScheduleService(Protocol):
@@ -118,16 +117,32 @@ class ScheduleService(Protocol):
         """List all topics, open or not, by full name and in order."""
 
 
-@dataclass(slots=True)
 class _Operation:
-    """One call that changes something, while it runs and for a while after."""
+    """One call that changes something, while it runs and for a while after; as a context it notes its end.
 
-    kind: str
-    topic: str
-    started_ms: int
-    progress: Progress
-    is_finished: bool = False
-    error: str | None = None
+    Args:
+        kind: The change.
+        topic: The topic.
+        started_ms: The time when it began.
+    """
+
+    __slots__ = ("error", "is_finished", "kind", "progress", "started_ms", "topic")
+
+    def __init__(self, kind: str, topic: TopicName, started_ms: int) -> None:
+        self.kind = kind
+        self.topic = topic
+        self.started_ms = started_ms
+        self.progress = Progress()
+        self.is_finished = False
+        self.error: str | None = None
+
+    def __enter__(self) -> Progress:
+        return self.progress
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.is_finished = True
+        if isinstance(error, Exception):
+            self.error = str(error)
 
 
 def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
@@ -270,10 +285,13 @@ class _Routes:
         body = await _body(request, requests.SELECTION_FIELDS)
         selector, is_dry_run = requests.parse_selector(body), requests.parse_bool("dryRun", body.get("dryRun", False))
         topic = await self._topic(request)
-        with self._begun(request, "cancel", topic, body) as operations:
-            matched = await self._find(operations, selector, body)
+        with self._begun(request, "cancel", topic) as progress:
+            operations = self._operations_on(topic, body, progress)
+            matched = await operations.find(selector)
+            if not progress.matched:
+                raise _matches_nothing(body)
             answer = {
-                "matched": matched.message_count,
+                "matched": progress.matched,
                 "alreadyDue": operations.due_count(matched),
                 "unknown": matched.unknown,
             }
@@ -341,7 +359,7 @@ class _Routes:
         found = await explain_key(schedule, key, now_ms=self._service.now_ms(), ttl_ms=ttl_ms)
         if found is None:
             raise RequestError(
-                404, f"{topic.name} has no scheduled message of this key", field="key", advice=_MATCHES_NOTHING
+                404, f"{topic.name} has no scheduled message of this key", field="key", advice=_NOTHING_ADVICE
             )
         return found
 
@@ -350,13 +368,13 @@ class _Routes:
         name = request.match_info["operation"]
         operation = self._operations.get(name)
         caller = request.get(CALLER)
-        if operation is None or (caller is not None and not caller.may_see(TopicName.parse(operation.topic))):
+        if operation is None or (caller is not None and not caller.may_see(operation.topic)):
             advice = f"Send the header {_OPERATION_ID} with a request, and ask by it while that is answered"
             raise RequestError(404, f"There is no operation {name}", field="operation", advice=advice)
         return {
             "id": name,
             "kind": operation.kind,
-            "topic": operation.topic,
+            "topic": _short(operation.topic),
             **both("started", operation.started_ms),
             **asdict(operation.progress),
             "finished": operation.is_finished,
@@ -368,8 +386,11 @@ class _Routes:
     ) -> Json:
         selector, is_dry_run = requests.parse_selector(body), requests.parse_bool("dryRun", body.get("dryRun", False))
         topic = await self._topic(request)
-        with self._begun(request, kind, topic, body) as operations:
-            matched = await self._find(operations, selector, body)
+        with self._begun(request, kind, topic) as progress:
+            operations = self._operations_on(topic, body, progress)
+            matched = await operations.find(selector)
+            if not progress.matched:
+                raise _matches_nothing(body)
             if selector.message_ids is not None:
                 _refuse_parts_by_id(matched)
             _refuse_batches_in_part(operations.batches_in_part(matched), body)
@@ -377,8 +398,8 @@ class _Routes:
             if new_time is not None:
                 self._check_new_times(topic, movable, new_time)
             answer: Json = {
-                "matched": matched.message_count,
-                "alreadyDue": matched.message_count - movable.message_count,
+                "matched": progress.matched,
+                "alreadyDue": progress.matched - movable.message_count,
                 "unknown": matched.unknown,
             }
             if is_dry_run:
@@ -388,7 +409,7 @@ class _Routes:
                 movable,
                 new_time.all_of if new_time is not None else lambda deliver_at_ms: np.full_like(deliver_at_ms, now_ms),
             )
-            answer |= {verb: count, "alreadyDue": matched.message_count - count}
+            answer |= {verb: count, "alreadyDue": progress.matched - count}
             if selector.message_ids is not None:
                 # Each as it was named, and the other chunks of its message.
                 asked = {str(one): one.position for one in selector.message_ids if one.position in moved}
@@ -414,44 +435,30 @@ class _Routes:
                 400, "that is longer than the topic's longest delay", field=new_time.field, advice=advice
             )
 
-    async def _find(self, operations: Operations, selector: Selector, body: Json) -> Matched:
-        matched = await operations.find(selector)
-        if not matched.message_count:
-            given = next(name for name in requests.SELECTORS if name in body)
-            error = "none of these ids is scheduled" if given == "messageIds" else "nothing that is scheduled is meant"
-            raise RequestError(404, error, field=given, advice=_MATCHES_NOTHING)
-        return matched
-
-    @contextmanager
-    def _begun(self, request: web.Request, kind: str, topic: Topic, body: Json) -> Iterator[Operations]:
-        """Begin an operation, which is known by its `Operation-Id` for a while, and note its end."""
-        schedule = self._schedule(topic, requests.parse_subscription(body), is_to_change=True)
-        now_ms = self._service.now_ms
-        operation = _Operation(kind, _short(topic.name), now_ms(), Progress())
+    def _begun(self, request: web.Request, kind: str, topic: Topic) -> _Operation:
+        """Begin an operation, which is known by its `Operation-Id` for a while."""
+        operation = _Operation(kind, topic.name, self._service.now_ms())
         name = request.headers.get(_OPERATION_ID)
         if name:
             self._operations[name] = operation
             while len(self._operations) > _OPERATIONS_MAX:
                 self._operations.popitem(last=False)
+        return operation
+
+    def _operations_on(self, topic: Topic, body: Json, progress: Progress) -> Operations:
+        schedule = self._schedule(topic, requests.parse_subscription(body), is_to_change=True)
         early_ms = early_ms_of(topic, is_strict=self._service.config.tracker.is_deliver_at_time_strict)
-        try:
-            yield Operations(schedule, now_ms=now_ms, early_ms=early_ms, progress=operation.progress)
-        except Exception as error:
-            operation.error = str(error)
-            raise
-        finally:
-            operation.is_finished = True
+        return Operations(schedule, now_ms=self._service.now_ms, early_ms=early_ms, progress=progress)
 
     async def _topic(self, request: web.Request) -> Topic:
         parts = request.match_info
-        text = f"{parts['tenant']}/{parts['namespace']}/{parts['topic']}"
         try:
-            name = TopicName.parse(f"persistent://{text}")
+            name = TopicName.of_parts(parts["tenant"], parts["namespace"], parts["topic"])
         except BrokerError as error:
             raise RequestError(404, str(error), field="topic", advice="Write tenant/namespace/topic") from error
         if not self._service.has_topic(name):
             advice = f"GET {_TOPICS} lists those that there are"
-            raise RequestError(404, f"There is no topic {text}", field="topic", advice=advice)
+            raise RequestError(404, f"There is no topic {_short(name)}", field="topic", advice=advice)
         return await self._service.topic(name)
 
     def _schedule(
@@ -464,6 +471,12 @@ class _Routes:
             advice = "Only Shared and Key_Shared subscriptions delay; this one gets everything at once"
             raise RequestError(409, f"Subscription {name} delays nothing", field="subscription", advice=advice)
         return TopicSchedule(topic, self._service.catalog, delaying, self._service.now_ms)
+
+
+def _matches_nothing(body: Json) -> RequestError:
+    given = next(name for name in requests.SELECTORS if name in body)
+    error = "none of these ids is scheduled" if given == "messageIds" else "nothing that is scheduled is meant"
+    return RequestError(404, error, field=given, advice=_NOTHING_ADVICE)
 
 
 def _refuse_parts_by_id(matched: Matched) -> None:

@@ -4,30 +4,34 @@ An id of one chunk of a chunked message means all of its chunks: the client know
 drops a message without all of them. The chunks of a message share time and key, so conditions mean all of them already.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import numpy as np
 
 from broker.scheduled.chunks import ChunkedMessage, chunked_messages
 from broker.scheduled.messages import MessageId, columns_of
-from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered, rows_at, rows_of_headers
+from broker.scheduled.selection import Rows, Wanted, ordered, rows_of_times
 from broker.scheduled.topic_schedule import BatchLeft, RowsFound, TopicSchedule
 from broker.server.slices import Turns
 from managed_ledger.entries.headers import NO_CHUNK, EntryHeader, EntryHeaders
 from managed_ledger.position import Position
 
-_FEW_ROWS: Final = 32
-"""Fewer are counted faster one by one than by numpy."""
+_IDS_PER_LOOK: Final = 64
+"""Ids that are found between two looks at the clock."""
+
+TimesByPosition = dict[Position, int]
+"""Delivery times of entries; for a few entries this is far cheaper than columns."""
 
 
 @dataclass(slots=True)
 class Matched:
     """The messages that a selector has found."""
 
-    rows: Rows = NO_ROWS
-    """Whole entries."""
+    entries: TimesByPosition | Rows
+    """Whole entries: as they were named, or in order of delivery where conditions found them."""
     batches: Mapping[Position, BatchLeft] = field(default_factory=dict)
     """Those of them that hold several messages."""
     parts: dict[MessageId, int] = field(default_factory=dict)
@@ -38,16 +42,32 @@ class Matched:
     @property
     def message_count(self) -> int:
         """How many messages they are: as many as a list would show."""
-        return len(self.rows) + sum(one.message_count - 1 for one in self.batches.values()) + len(self.parts)
+        count = len(self.entries) + len(self.parts)
+        for one in self.batches.values():
+            count += one.message_count - 1
+        return count
+
+    @property
+    def rows(self) -> Rows:
+        """The whole entries as columns, in order of delivery."""
+        return self.entries if isinstance(self.entries, Rows) else ordered([rows_of_times(self.entries)])
+
+    def positions(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return the positions of some of the whole entries."""
+        if isinstance(self.entries, Rows):
+            rows = self.entries.take(slice(begin, end))
+            return list(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True))
+        return list(islice(self.entries, begin, end))
 
     def due_count(self, now_ms: int) -> int:
         """Return how many of the messages are due."""
-        more = sum(one.message_count - 1 for one in self.batches.values() if one.deliver_at_ms <= now_ms)
-        of_parts = sum(deliver_at_ms <= now_ms for deliver_at_ms in self.parts.values())
-        if len(self.rows) < _FEW_ROWS:
-            times_ms: list[int] = self.rows.deliver_at_ms.tolist()
-            return sum(deliver_at_ms <= now_ms for deliver_at_ms in times_ms) + more + of_parts
-        return int(np.count_nonzero(self.rows.deliver_at_ms <= now_ms)) + more + of_parts
+        if isinstance(self.entries, Rows):
+            count = int(np.count_nonzero(self.entries.deliver_at_ms <= now_ms))
+        else:
+            count = _past(self.entries.values(), now_ms)
+        for one in self.batches.values():
+            count += one.message_count - 1 if one.deliver_at_ms <= now_ms else 0
+        return count + _past(self.parts.values(), now_ms)
 
     def messages_of(self, entries: Collection[tuple[int, int]]) -> int:
         """Return how many messages some of the entries hold."""
@@ -62,33 +82,34 @@ async def match_ids(schedule: TopicSchedule, ids: Sequence[MessageId]) -> Matche
     Raises:
         LedgerError: The log cannot be read.
     """
-    headers = await schedule.topic.ledger.read_each_header({one.position for one in ids})
-    whole: dict[Position, EntryHeader] = {}
+    headers = await schedule.topic.ledger.read_each_header([one.position for one in ids])
+    whole: TimesByPosition = {}
+    batches: dict[Position, BatchLeft] = {}
+    may_be_chunks: list[Position] = []
     parts: dict[MessageId, int] = {}
     unknown = 0
     turns = Turns()
-    for one in dict.fromkeys(ids):
+    for number, one in enumerate(dict.fromkeys(ids), 1):
         at, index = one
         header = headers.get(at)
-        if header is None or not schedule.is_scheduled(at, header.deliver_at_ms):
+        if header is None or not _is_meant(schedule, one, header):
             unknown += 1
-        elif index is None:
-            whole[at] = header
-        elif not _has_part(schedule, at, index, header.message_count):
-            unknown += 1
-        elif header.message_count == 1:
-            whole[at] = header
-        else:
+        elif index is not None and header.message_count > 1:
             parts[one] = header.deliver_at_ms
-        await turns.give_way()
-    rows = ordered([rows_of_headers(whole), *await _other_chunks(schedule, whole)])
-    batches = {
-        at: BatchLeft(header.deliver_at_ms, schedule.left_of(at, header.message_count))
-        for at, header in whole.items()
-        if header.message_count > 1
-    }
-    parts = {one: deliver_at_ms for one, deliver_at_ms in parts.items() if one.position not in whole}
-    return Matched(rows, batches, parts, unknown)
+        else:
+            whole[at] = header.deliver_at_ms
+            if header.message_count > 1:
+                batches[at] = BatchLeft(header.deliver_at_ms, schedule.left_of(at, header.message_count))
+            elif not header.flags & NO_CHUNK:
+                # Headers of older versions leave open what is a chunk. A batch is never divided into chunks.
+                may_be_chunks.append(at)
+        if number % _IDS_PER_LOOK == 0:
+            await turns.give_way()
+    if may_be_chunks:
+        whole |= await _other_chunks(schedule, may_be_chunks)
+    if parts:
+        parts = {one: deliver_at_ms for one, deliver_at_ms in parts.items() if one.position not in whole}
+    return Matched(whole, batches, parts, unknown)
 
 
 def match_rows(schedule: TopicSchedule, found: RowsFound) -> Matched:
@@ -112,31 +133,37 @@ def batches_in_part(schedule: TopicSchedule, matched: Matched) -> list[Position]
     return sorted(found | gone.intersection(matched.batches))
 
 
-async def _other_chunks(schedule: TopicSchedule, whole: Mapping[Position, EntryHeader]) -> list[Rows]:
-    """Return the further chunks of the messages of which these entries are chunks."""
+def _past(times_ms: Iterable[int], now_ms: int) -> int:
+    return len([deliver_at_ms for deliver_at_ms in times_ms if deliver_at_ms <= now_ms])
+
+
+async def _other_chunks(schedule: TopicSchedule, asked: Collection[Position]) -> TimesByPosition:
+    """Return all scheduled chunks of the messages of which these entries are chunks."""
     log = schedule.topic.ledger
-    # A batch is never divided into chunks. Headers of older versions leave open what is a chunk.
-    asked = [at for at, header in whole.items() if header.message_count == 1 and not header.flags & NO_CHUNK]
-    if not asked:
-        return []
     single = await log.read_headers_at(*columns_of(asked))
     columns = zip(single.deliver_at_ms.tolist(), single.sticky_hashes.tolist(), strict=True)
     wanted: dict[tuple[int, int], set[ChunkedMessage]] = {}
     for column, message in zip(columns, await chunked_messages(log, single), strict=True):
         if message is not None:
             wanted.setdefault(column, set()).add(message)
-    found = []
+    found: TimesByPosition = {}
     for (deliver_at_ms, sticky_hash), messages in wanted.items():
         rows = (await schedule.rows(Wanted(deliver_at_ms, deliver_at_ms + 1, sticky_hash))).rows
-        rows = rows.take(np.array([at not in whole for at in _positions(rows)], np.bool_))
         neighbours = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
-        is_chunk = [message in messages for message in await chunked_messages(log, neighbours)]
-        found.append(rows_at(neighbours.take(np.flatnonzero(is_chunk))))
+        of_each = await chunked_messages(log, neighbours)
+        found |= {
+            at: deliver_at_ms
+            for at, message in zip(_positions(neighbours), of_each, strict=True)
+            if message in messages
+        }
     return found
 
 
-def _has_part(schedule: TopicSchedule, at: Position, index: int, message_count: int) -> bool:
-    return index < message_count and _is_left(schedule, at, index)
+def _is_meant(schedule: TopicSchedule, message_id: MessageId, header: EntryHeader) -> bool:
+    at, index = message_id
+    return schedule.is_scheduled(at, header.deliver_at_ms) and (
+        index is None or (index < header.message_count and _is_left(schedule, at, index))
+    )
 
 
 def _is_left(schedule: TopicSchedule, at: Position, index: int) -> bool:
@@ -144,5 +171,5 @@ def _is_left(schedule: TopicSchedule, at: Position, index: int) -> bool:
     return any(not one.cursor.is_acknowledged(*at) and one.has_part(at, index) for one in schedule.subscriptions)
 
 
-def _positions(rows: Rows | EntryHeaders) -> list[Position]:
+def _positions(rows: EntryHeaders) -> list[Position]:
     return list(map(Position, rows.ledger_ids.tolist(), rows.entry_ids.tolist()))

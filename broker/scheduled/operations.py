@@ -42,6 +42,7 @@ MOVED_TOLD_MAX: Final = 10_000
 """The most copies whose positions an answer has: as many as a request can select by ids."""
 
 _CANCEL_ENTRIES: Final = 200
+_CANCEL_ENTRIES_MIN: Final = 10
 _MOVE_ENTRIES: Final = 256
 _MOVE_BYTES: Final = 4 * 1024 * 1024
 _PORTIONS_MAX: Final = 4
@@ -49,8 +50,7 @@ _HOLDERS_PER_TURN: Final = 2_000
 _LOG_INTERVAL_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(NamedTuple):
     """Selects messages: by their ids, or by conditions that all must hold."""
 
     message_ids: Sequence[MessageId] | None = None
@@ -146,7 +146,7 @@ class Operations:
         got_through_ms = min((self._got_through_ms(one) for one in self._subscriptions), default=0)
         batches = {at: left for at, left in matched.batches.items() if left.deliver_at_ms > got_through_ms}
         rows = await asyncio.to_thread(rows.take, rows.deliver_at_ms > got_through_ms)
-        return Matched(rows, batches, {}, matched.unknown)
+        return Matched(rows, batches, unknown=matched.unknown)
 
     async def cancel(self, matched: Matched) -> int:
         """Acknowledge the found messages for all subscriptions concerned; durable on return.
@@ -154,18 +154,23 @@ class Operations:
         Raises:
             LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
         """
-        if len(matched.rows) > self._cancel_portion or matched.parts:
+        count = len(matched.entries)
+        if count > _CANCEL_ENTRIES_MIN or matched.parts:
             return await self._cancel_many(matched)
-        # A task of its own would cost as much as the acknowledgement: nothing is left to do but to wait for the disk.
-        done = self._cancel_rows(matched, matched.rows)
-        await self._flush()
+        # Tasks would cost as much as the acknowledgement: nothing is left to do but to wait for the disk. Most topics
+        # have one subscription.
+        done = self._cancel_entries(matched, 0, count)
+        if len(self._subscriptions) == 1:
+            await self._subscriptions[0].cursor.flush()
+        else:
+            await self._flush()
         return done
 
     @completed
     async def _cancel_many(self, matched: Matched) -> int:
         done, turns, portion = 0, Turns(), self._cancel_portion
-        for begin in range(0, len(matched.rows), portion):
-            done += self._cancel_rows(matched, matched.rows.take(slice(begin, begin + portion)))
+        for begin in range(0, len(matched.entries), portion):
+            done += self._cancel_entries(matched, begin, begin + portion)
             await turns.give_way()
         parts = await self._with_batch_sizes(matched.parts)
         is_new: set[tuple[Position, int]] = set()
@@ -175,9 +180,9 @@ class Operations:
         await self._flush()
         return done + len(is_new)
 
-    def _cancel_rows(self, matched: Matched, rows: Rows) -> int:
+    def _cancel_entries(self, matched: Matched, begin: int, end: int) -> int:
         """Acknowledge entries in memory; return how many messages they held that were not acknowledged."""
-        positions = list(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True))
+        positions = matched.positions(begin, end)
         is_new: set[tuple[int, int]] = set()
         for subscription in self._subscriptions:
             new = [at for at in positions if not subscription.cursor.is_acknowledged(*at)]
@@ -187,9 +192,7 @@ class Operations:
         return matched.messages_of(is_new)
 
     async def _flush(self) -> None:
-        flushes = [subscription.cursor.flush() for subscription in self._subscriptions]
-        # Most topics have one subscription, and tasks cost more than the acknowledgement.
-        await (flushes[0] if len(flushes) == 1 else asyncio.gather(*flushes))
+        await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
 
     @completed
     async def move(self, matched: Matched, new_time: Callable[[Int64Array], Int64Array]) -> tuple[int, Moved]:
@@ -329,7 +332,7 @@ class Operations:
     def _cancel_portion(self) -> int:
         """Return how many entries to acknowledge in one step: each is looked for at every consumer."""
         consumers = max((len(subscription.consumers) for subscription in self._subscriptions), default=0)
-        return max(10, min(_CANCEL_ENTRIES, 10 * _HOLDERS_PER_TURN // max(1, consumers)))
+        return max(_CANCEL_ENTRIES_MIN, min(_CANCEL_ENTRIES, 10 * _HOLDERS_PER_TURN // max(1, consumers)))
 
     def _note(self, count: int) -> None:
         self._progress.done += count

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
-from managed_ledger.entries.headers import EntryHeader, EntryHeaders
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array, Mask
 from tracker.columns.row_order import RowKey
@@ -69,12 +69,12 @@ def rows_at(headers: EntryHeaders) -> Rows:
     return Rows(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
 
 
-def rows_of_headers(headers: Mapping[Position, EntryHeader]) -> Rows:
-    """Return the rows of entries that have a delivery time, in the order in which they are given."""
+def rows_of_times(times_ms: Mapping[Position, int]) -> Rows:
+    """Return the rows of entries with these delivery times, in the order in which they are given."""
     return Rows(
-        np.array([one.deliver_at_ms for one in headers.values()], np.int64),
-        np.array([at.ledger_id for at in headers], np.int64),
-        np.array([at.entry_id for at in headers], np.int64),
+        np.array(list(times_ms.values()), np.int64),
+        np.array([at.ledger_id for at in times_ms], np.int64),
+        np.array([at.entry_id for at in times_ms], np.int64),
     )
 
 

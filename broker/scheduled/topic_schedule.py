@@ -236,11 +236,13 @@ class TopicSchedule:
 
     def is_scheduled(self, position: Position, deliver_at_ms: int) -> bool:
         """Whether an entry with this time is scheduled: a subscription delays it and has not acknowledged it."""
-        return deliver_at_ms != NOT_DELAYED and any(
-            not one.cursor.is_acknowledged(*position)
-            and position <= delays_through(one.cursor, self.topic.delayed_delivery)
-            for one in self.subscriptions
-        )
+        if deliver_at_ms == NOT_DELAYED:
+            return False
+        for one in self.subscriptions:
+            is_delayed = position <= delays_through(one.cursor, self.topic.delayed_delivery)
+            if is_delayed and not one.cursor.is_acknowledged(*position):
+                return True
+        return False
 
     def times_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Int64Array:
         """Return the times of a ledger's scheduled messages in a span of time, ascending."""

@@ -168,7 +168,8 @@ class Service:
         Raises:
             NotAllowedError: It is missing, and its namespace has as many topics as are allowed.
         """
-        topic = await self.visited_topic(name)
+        # One that is being closed is not among the topics any more.
+        topic = self.topics.get(name) or await self.visited_topic(name)
         topic.note_use(self.now_ms())
         return topic
 
@@ -222,7 +223,7 @@ class Service:
 
     def has_topic(self, name: TopicName) -> bool:
         """Whether a topic exists, open or not."""
-        return self._store.has_managed_ledger(str(name))
+        return name in self.topics or self._store.has_managed_ledger(str(name))
 
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
         """Store the policies of a topic or a namespace, None to have none, and put them in force at once.

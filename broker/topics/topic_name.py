@@ -52,6 +52,18 @@ class TopicName(NamedTuple):
         # Thousands of topics share their tenant and their namespace.
         return cls(intern(full["tenant"]), intern(full["namespace"]), full["local_name"])
 
+    @classmethod
+    def of_parts(cls, tenant: str, namespace: str, local_name: str) -> "TopicName":
+        """Return the name of three parts.
+
+        Raises:
+            InvalidTopicNameError: One of them is empty, or has a slash.
+        """
+        name = cls(tenant, namespace, local_name)
+        if not (tenant and namespace and local_name) or "/" in tenant or "/" in namespace or "/" in local_name:
+            raise InvalidTopicNameError(f"Invalid topic name {str(name)!r}: a part of it is empty or has a slash")
+        return name
+
     @property
     def namespace_name(self) -> str:
         """`tenant/namespace`, as metrics label it."""

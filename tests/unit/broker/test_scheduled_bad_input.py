@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yarl
 
 from broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
@@ -134,7 +135,9 @@ BODIES: list[tuple[bytes, str, int, str | None]] = [
 ]
 
 
-async def _check(server: WebServer, method: str, path: str, status: int, field: str | None, **body: Any) -> None:
+async def _check(
+    server: WebServer, method: str, path: str | yarl.URL, status: int, field: str | None, **body: Any
+) -> None:
     async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
         before = await _state(session)
         async with session.request(method, path, **body) as reply:
@@ -154,6 +157,19 @@ async def _state(session: aiohttp.ClientSession) -> list[Any]:
             found.append(await reply.json())
     assert len(found[0]["messages"]) == 2
     return found
+
+
+@pytest.mark.parametrize("address", ["public/default/none", "public/default/a%2Fb", "a%2Fb/default/c", "a/b%2F/c"])
+def test_a_topic_that_cannot_be_is_as_unknown_as_one_that_is_not(tmp_path: Path, address: str) -> None:
+    async def story(server: WebServer, _: Peer) -> None:
+        path = f"/postdate/v1/topics/{address}"
+        for asked in ("", "/scheduled", "/scheduled/histogram", "/explain?key=k"):
+            await _check(server, "GET", yarl.URL(path + asked, encoded=True), 404, "topic")
+        for change in ("scheduled/cancel", "scheduled/deliver-now", "pause", "resume"):
+            body = {"json": {} if change in ("pause", "resume") else {"all": True}}
+            await _check(server, "POST", yarl.URL(f"{path}/{change}", encoded=True), 404, "topic", **body)
+
+    play(tmp_path, story)
 
 
 @pytest.mark.parametrize("what", [*CHANGES, "pause", "resume"])
