@@ -36,6 +36,9 @@ RESCHEDULE_FIELDS: Final = frozenset({*SELECTION_FIELDS, "deliverAtMs", "delayMs
 
 _MESSAGE_ID: Final = re.compile(r"(\d{1,19}):(\d{1,10})(?::(\d{1,9}))?")
 _DIGITS: Final = re.compile(r"-?\d+")
+_DIGITS_MAX: Final = 4_000
+"""Python makes a number of no more than 4,300."""
+_SHOWN_MAX: Final = 10**19
 _TIME_ADVICE: Final = (
     "Write ISO 8601 with a time zone, such as 2027-01-15T08:00:00Z or 2027-01-15T09:00:00+01:00, or milliseconds since "
     "1970; in a URL, + is written %2B"
@@ -115,8 +118,7 @@ def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int
     Raises:
         RequestError: The text is no time.
     """
-    if isinstance(value, str) and _DIGITS.fullmatch(value):
-        value = int(value[:20])
+    value = _number_or_text(value)
     if isinstance(value, str):
         try:
             # A plus that was not quoted in a URL is a space.
@@ -126,7 +128,7 @@ def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int
     if type(value) is not int:
         raise _bad(field, f"{field} must be a time, not {_kind(value)}", _TIME_ADVICE)
     if not 0 <= value <= last_ms:
-        raise _bad(field, f"{value} is outside of what can be scheduled", f"Write 0 to {last_ms} milliseconds")
+        raise _bad(field, f"{_shown(value)} is outside of what can be scheduled", f"Write 0 to {last_ms} milliseconds")
     return value
 
 
@@ -136,13 +138,22 @@ def parse_whole(field: str, value: object, low: int, high: int) -> int:
     Raises:
         RequestError: The text is no whole number.
     """
-    if isinstance(value, str) and _DIGITS.fullmatch(value):
-        value = int(value[:20])
+    value = _number_or_text(value)
     if type(value) is not int:
         raise _bad(field, f"{field} must be a whole number, not {_kind(value)}", f"Write {low} to {high}")
     if not low <= value <= high:
-        raise _bad(field, f"{field} is {value}, which is not within {low} and {high}", f"Write {low} to {high}")
+        raise _bad(field, f"{field} is {_shown(value)}, which is not within {low} and {high}", f"Write {low} to {high}")
     return value
+
+
+def _number_or_text(value: object) -> object:
+    """Return the number of a text of digits; of very many digits only that there are too many matters."""
+    return int(value[:_DIGITS_MAX]) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
+
+
+def _shown(value: int) -> str:
+    """Return a number for an error, a very long one by its length alone: it may have been cut."""
+    return str(value) if abs(value) < _SHOWN_MAX else "a number of 20 or more digits"
 
 
 def parse_message_id(field: str, value: object) -> MessageId:

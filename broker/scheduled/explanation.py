@@ -145,10 +145,10 @@ def _of_subscription(
     dispatcher = subscription.dispatcher
     status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
     if status is not None and status.consumer is not None:
-        since = "" if status.given_ms is None else f" since {iso(status.given_ms)}"
+        given = "" if status.given_ms is None else f" at {iso(status.given_ms)}"
         return state | {
             "state": "pending",
-            "sentence": f"{message_id} was given to consumer {status.consumer}{since}, which has not acknowledged it.",
+            "sentence": f"{message_id} was given to consumer {status.consumer}{given}, which has not acknowledged it.",
             "consumer": status.consumer,
             **both("since", status.given_ms),
             "slot": status.slot,

@@ -370,6 +370,8 @@ def test_explain_tells_who_has_a_message_and_when_it_is_over(
         "acknowledged",
     ]
     assert pending["consumer"] == "c-1"
+    given = f"{new_id} was given to consumer c-1 at {pending['since']}, which has not acknowledged it."
+    assert pending["sentence"] == given
     assert abs(pending["sinceMs"] - now_ms()) < 60_000
 
 

@@ -80,6 +80,18 @@ def test_a_field_that_is_not_known_is_refused_by_its_name() -> None:
     assert (refused.value.status, refused.value.field) == (400, "kye")
 
 
+@pytest.mark.parametrize("digits", ["1" + "0" * 20, "9" * 5_000, "-" + "9" * 30], ids=["21", "5000", "minus"])
+def test_an_error_tells_no_other_number_than_was_given(digits: str) -> None:
+    for parse in (requests.parse_time, lambda field, value: requests.parse_whole(field, value, 1, 1_000)):
+        with pytest.raises(RequestError, match="a number of 20 or more digits"):
+            parse("from", digits)
+
+
+def test_zeros_in_front_do_not_change_a_number() -> None:
+    assert requests.parse_whole("limit", "7".zfill(30), 1, 1_000) == 7
+    assert requests.parse_time("from", "1800000000000".zfill(40)) == 1_800_000_000_000
+
+
 def test_times_are_taken_in_both_forms() -> None:
     for text in (NOW_MS, str(NOW_MS), "2027-01-15T08:00:00Z", "2027-01-15T09:00:00+01:00", "2027-01-15T09:00:00 01:00"):
         assert requests.parse_time("from", text) == NOW_MS
