@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
 from tracker.process.messages import Answer, Call, Cancel, together
-from tracker.process.tuning import leave_first_processor, tune_process
+from tracker.process.tuning import SNAPSHOTS_MMAP_BYTES_MIN, leave_first_processor, tune_process
 from tracker.shell.snapshot_work import StorageWork
 
 PARENT_CHECK_S: Final = 1.0
@@ -132,7 +132,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     leave_first_processor()
-    tune_process()
+    tune_process(mmap_bytes_min=SNAPSHOTS_MMAP_BYTES_MIN)
     asyncio.run(_serve(Connection(int(sys.argv[1])), int(sys.argv[2])))
 
 

@@ -25,30 +25,40 @@ Threads that hold Python's interpreter allocate one at a time anyway. With 20 mi
 53 MiB instead of 76 at its peak, delivery 46 instead of 54.
 """
 
-MMAP_BYTES_MIN: Final = 2**17
-"""From this size on, memory comes from the system and goes back at once; glibc begins so, and learns to keep 32 MiB.
+MMAP_BYTES_MIN: Final = 2**21
+"""From this size on, memory comes from the system and goes back at once; glibc begins with 128 KiB and learns.
 
-Memory that glibc keeps for columns that come and go stays with the process for long. With 5 million delayed messages,
-adding took 32 MiB above empty processes at its peak instead of 41 with 512 KiB, and 58 without this and `HEAPS_MAX`.
-The price: a bucket of 50,000 rows costs the process for snapshots 15 ms instead of 13, as the system gives pages that
-are empty.
+A ledger of 50,000 headers is 1.6 MB, and pages that the system gives are empty ones: the first page of a list of a
+million scheduled messages took 171 to 180 ms with 128 KiB, and 94 to 133 with 2 or 4 MiB.
+"""
+
+SNAPSHOTS_MMAP_BYTES_MIN: Final = 2**17
+"""The same for the process for snapshots, which has the columns of whole buckets only while it makes a snapshot.
+
+Memory that glibc keeps for them stays with the process for long. With 5 million delayed messages, adding took 32 MiB
+above empty processes at its peak instead of 41 with 512 KiB, and 58 without this and `HEAPS_MAX`. The other process has
+small columns of the index: with 10 million, 2 MiB there raise the peaks of both by 0.5 MiB, and 4 MiB by 2. The price:
+a bucket of 50,000 rows costs 15 ms instead of 13.
 """
 
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
 
 
-def tune_process() -> None:
+def tune_process(*, mmap_bytes_min: int = MMAP_BYTES_MIN) -> None:
     """Let worker threads hand over early and share heaps, and collect no garbage where none can be.
 
     Call once everything is imported, and before threads are started: a full collection looks at some hundred thousand
     objects of modules otherwise, which stops every thread for 10 to 20 ms. Without glibc, heaps stay as they are.
+
+    Args:
+        mmap_bytes_min: From which size on memory comes from the system.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with suppress(OSError, AttributeError):
         glibc = ctypes.CDLL("libc.so.6")
         glibc.mallopt(_M_ARENA_MAX, HEAPS_MAX)
-        glibc.mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES_MIN)
+        glibc.mallopt(_M_MMAP_THRESHOLD, mmap_bytes_min)
     gc.collect()
     gc.freeze()
 
