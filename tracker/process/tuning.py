@@ -15,7 +15,9 @@ SWITCH_INTERVAL_S: Final = 0.0005
 """How long a worker thread may keep the interpreter when the event loop wants it.
 
 With Python's own 5 ms, an add that gives it away once (any numpy call on more than 500 values does) waits up to 5 ms
-while a bucket is encoded, and a batch several times that.
+while a bucket is encoded, and a batch several times that. In the service, when 10,000 topics of 100 due messages open
+again after a kill, 2 and 3 turns of the event loop take longer than 10 ms by the clock, and 40 and 46 with 5 ms;
+messages at 10,000 a second are late by the same.
 """
 
 HEAPS_MAX: Final = 2
