@@ -26,6 +26,7 @@ import click
 import pulsar
 
 from benchmarks import soak_service
+from benchmarks.service_processes import child_pids
 from demo.process import PostdateProcess, wait_until
 
 _MEBIBYTE: Final = 2**20
@@ -67,8 +68,7 @@ class SoakedService(PostdateProcess):
 
     def resident_bytes(self) -> tuple[int, int]:
         """Return what is resident of the service, and of its process for snapshots."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return _resident_bytes(self.pid), sum(_resident_bytes(int(child)) for child in children)
+        return _resident_bytes(self.pid), sum(map(_resident_bytes, child_pids(self.pid)))
 
 
 def _resident_bytes(pid: int) -> int:

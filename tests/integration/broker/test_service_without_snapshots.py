@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from pulsar import Consumer, ConsumerType, MessageId, Producer
 
+from benchmarks.service_processes import child_pids
 from broker.server.storage_opening import StorageOpening
 from demo.process import PostdateProcess, wait_until
 from snapshot_storage.errors import StorageUnavailableError
@@ -149,7 +150,7 @@ def test_a_service_starts_while_s3_is_away_and_delivers_what_it_has(
 @contextmanager
 def stopped_snapshots(service: PostdateProcess) -> Iterator[None]:
     """Let the process for snapshots answer nothing."""
-    (child,) = map(int, Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split())
+    (child,) = child_pids(service.pid)
     os.kill(child, signal.SIGSTOP)
     try:
         yield
@@ -211,7 +212,7 @@ def test_stopping_waits_for_a_snapshot_storage_that_hangs_as_long_as_one_bound_s
         producer = client.create_producer("orders", batching_enabled=False)
         publish(producer, 0, SEALED + 1, delay_s=30)
         wait_until(lambda: named_snapshots(service) == 4, timeout_s=TIMEOUT_S)
-        (child,) = map(int, Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split())
+        (child,) = child_pids(service.pid)
         os.kill(child, signal.SIGSTOP)
         publish(producer, SEALED + 1, 50, delay_s=3)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.service_processes import child_pids
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import (
@@ -214,27 +215,22 @@ def test_a_storage_that_does_not_open_is_given_up_with_its_process() -> None:
         await storage.close()
 
     asyncio.run(scenario())
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert not [one for one in children if b"tracker.process" in Path(f"/proc/{one}/cmdline").read_bytes()]
-
-
-def child_processes() -> set[str]:
-    """The ids of this process's children, whichever thread has started them."""
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    started = child_pids(os.getpid())
+    assert not [one for one in started if b"tracker.process" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_a_start_that_is_cancelled_leaves_no_process(turns: int) -> None:
     async def scenario() -> None:
-        before = child_processes()
+        before = set(child_pids(os.getpid()))
         starting = asyncio.ensure_future(SnapshotProcess(OddStorage).start())
         for _ in range(turns):
-            # In the first turn a thread has begun to make it, and nobody knows the process yet.
+            # In the first turn a thread has begun to make it, and no other thread knows the process yet.
             await asyncio.sleep(0)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        assert child_processes() == before
+        assert set(child_pids(os.getpid())) == before
 
     asyncio.run(scenario())
 
