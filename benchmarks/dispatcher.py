@@ -45,7 +45,7 @@ class _Feed:
 
     def __post_init__(self) -> None:
         self.core.advance(_NOW_MS)
-        self.core.start(Position(1, 0), [], lambda _: False, Position(1, -1))
+        self.core.start(Position(1, 0), Position(1, -1))
 
     def join(self, number: int, permits: int = 10**9) -> ConsumerState:
         consumer = ConsumerState(number, f"consumer-{number}")

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from pyroaring import BitMap
 
-from dispatcher.core.read_plan import LedgerEnd
+from dispatcher.core.fences.recently_joined import LedgerEnd
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position

@@ -8,7 +8,7 @@ dropped. A read of the log that fails is tried again; any other exception is a d
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -18,10 +18,11 @@ from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action
 from dispatcher.core.intake import Intake
 from dispatcher.core.items import Key, by_ledger
-from dispatcher.core.read_plan import ReadRequest
+from dispatcher.core.read_plan import LogPart, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
-from dispatcher.ports import Log, LogAndCursor, SubscriptionCursor
+from dispatcher.ports import Log, SubscriptionCursor
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff
@@ -33,12 +34,47 @@ logger = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _LogPart:
-    """A part of one ledger, both ends included."""
+class _Scan:
+    """A scan, which leaves parts of the log out while it is not known which of their entries the tracker has.
 
-    first: Position
-    through: Position
+    A tracker forgets the positions of ledgers that no read asks for, so each ledger is asked about when its entries are
+    chosen: a due entry that the tracker has as well would be delivered twice.
+
+    Args:
+        request: The read.
+        needs_index_through: The last entry that the tracker can have.
+        is_recovering: Whether the tracked entries of a ledger are unknown.
+        skipped_in: The entries of a ledger that a read skips, as far as they are known; a bitmap of its own.
+        ledgers: The ledgers of the log.
+    """
+
+    def __init__(
+        self,
+        request: ReadRequest,
+        needs_index_through: Position,
+        is_recovering: Callable[[int], bool],
+        skipped_in: Callable[[int], BitMap],
+        ledgers: Callable[[], list[LedgerInfo]],
+    ) -> None:
+        self.left_out: list[LogPart] = []
+        """In order."""
+        self._request = request
+        self._needs_index_through = needs_index_through
+        self._is_recovering = is_recovering
+        self._skipped_in = skipped_in
+        self._entries = cache(lambda: {ledger.ledger_id: ledger.entries for ledger in ledgers()})
+
+    def skipped_in(self, ledger_id: int) -> BitMap:
+        """Return which entries of a ledger the scan skips."""
+        skipped = self._skipped_in(ledger_id)
+        first = max(self._request.first, Position(ledger_id, 0))
+        if first > self._needs_index_through or not self._is_recovering(ledger_id):
+            return skipped
+        last = Position(ledger_id, self._entries()[ledger_id] - 1)
+        through = min(self._needs_index_through, last, self._request.through or last)
+        self.left_out.append(LogPart(first, through))
+        skipped.add_range(first.entry_id, through.entry_id + 1)
+        return skipped
 
 
 class _ReadError(Exception):
@@ -117,7 +153,7 @@ class Reader:
         self._is_tracker_dry = False
         self._popped: DelayedIndexes | None = None
         self._untracked: list[tuple[int, BitMap]] = []
-        self._untracked_parts: list[_LogPart] = []
+        self._untracked_parts: list[LogPart] = []
 
     def open(self) -> None:
         """Start to read."""
@@ -301,18 +337,10 @@ class Reader:
         request = self._core.next_read(self._log.last_confirmed_position)
         if request is None:
             return has_worked
-        if self._core.plan.put_aside(request, self._is_recovering):
-            return True
         return await self._read(request) or has_worked
 
     def _start_plan(self) -> None:
-        extents = LogAndCursor(self._log, self._cursor).ledgers()
-        self._core.start(
-            self._cursor.next_unacknowledged_position,
-            extents,
-            self._is_recovering,
-            self._log.last_confirmed_position,
-        )
+        self._core.start(self._cursor.next_unacknowledged_position, self._log.last_confirmed_position)
         # The start may have set a timer.
         self._run_actions([])
 
@@ -326,11 +354,17 @@ class Reader:
     async def _read(self, request: ReadRequest) -> bool:
         """Make the requested read; return whether it gave anything."""
         plan = self._core.plan
+        assert plan is not None
+
+        scan = _Scan(request, plan.needs_index_through, self._is_recovering, self._skipped_in, self._log.ledgers)
         self._is_reading = True
         try:
             read = await _from_log(
                 self._log.read_headers(
-                    request.first, entries_max=request.entries_max, skip=self._skipped_in, through=request.through
+                    request.first,
+                    entries_max=request.entries_max,
+                    skip=scan.skipped_in if request.is_scan else self._skipped_in,
+                    through=request.through,
                 )
             )
         finally:
@@ -341,7 +375,10 @@ class Reader:
         self._note_undelayed(headers)
         self._look_at_tracker()
         self._core.advance(self._now_ms())
-        self._run_actions(self._core.on_headers(request, headers, read.next_position))
+        self._run_actions(self._core.on_headers(request, headers, read.next_position, scan.left_out))
+        if scan.left_out:
+            # The tracker may have told meanwhile that it knows them.
+            plan.note_recovered(self._is_recovering)
         # A log that gives nothing and stays where it is must not keep the loop spinning.
         return len(read.headers) > 0 or read.next_position != request.first
 
@@ -385,7 +422,7 @@ class Reader:
         self._untracked.extend(self.tracker.take_untracked().items())
         for first_ledger_id, last_ledger_id in self.tracker.take_untracked_ranges():
             self._untracked_parts.extend(
-                _LogPart(Position(ledger.ledger_id, 0), Position(ledger.ledger_id, ledger.entries - 1))
+                LogPart(Position(ledger.ledger_id, 0), Position(ledger.ledger_id, ledger.entries - 1))
                 for ledger in self._log.ledgers()
                 if first_ledger_id <= ledger.ledger_id <= last_ledger_id
             )
@@ -482,7 +519,7 @@ class Reader:
         if self._untracked_parts and self._untracked_parts[0] is part and self._core.plan is not None:
             del self._untracked_parts[0]
             if part.first < read.next_position <= part.through:
-                self._untracked_parts.insert(0, _LogPart(read.next_position, part.through))
+                self._untracked_parts.insert(0, LogPart(read.next_position, part.through))
             self._note_rereading()
             self._core.advance(self._now_ms())
             self._run_actions(self._intake.on_untracked(self._untracked_of(read.headers)))

@@ -13,7 +13,7 @@ consumer.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -28,7 +28,7 @@ from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.items import Key, by_ledger
 from dispatcher.core.queues.held_headers import HeldHeaders
 from dispatcher.core.queues.waiting import WaitingEntries
-from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
@@ -106,18 +106,12 @@ class Intake(SubscriptionCore):
     def _make_ready(self, headers: EntryHeaders, orders_ms: NDArray[np.int64]) -> list[Action]:
         """Give entries to consumers or let them wait; they come in order."""
 
-    def start(
-        self,
-        first: Position,
-        extents: Collection[LedgerEnd],
-        is_recovering: Callable[[int], bool],
-        last_confirmed: Position,
-    ) -> None:
+    def start(self, first: Position, last_confirmed: Position) -> None:
         assert self.plan is None
 
         # A seek may have moved the cursor back.
         self._mark_deleted_through = (-1, -1)
-        self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=self.has_delays)
+        self.plan = ReadPlan.start(first, last_confirmed, has_delays=self.has_delays)
         self._scan_target = self._last_confirmed = last_confirmed
         self._started_ms = self._unread_since_ms = self.now_ms
 
@@ -131,7 +125,13 @@ class Intake(SubscriptionCore):
         scan_entries_max = self.config.scan_entries_max if len(self.held_due) < self.config.held_entries_max else 0
         return self.plan.next_request(last_confirmed, immediates_max=immediates_max, scan_entries_max=scan_entries_max)
 
-    def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
+    def on_headers(
+        self,
+        request: ReadRequest,
+        headers: EntryHeaders,
+        next_position: Position,
+        left_out: Sequence[LogPart] = (),
+    ) -> list[Action]:
         assert self.plan is not None
 
         self.entries_read_total += len(headers)
@@ -143,10 +143,15 @@ class Intake(SubscriptionCore):
                 if request.is_scan:
                     actions = self._take_delayed(headers, is_delayed)
                 headers = headers.take(np.flatnonzero(~is_delayed))
-        first_not_taken = None
+        self.plan.put_aside(request, left_out)
         room = self.room() if request.takes_immediate else 0
-        if (request.takes_immediate or request.is_at_frontier) and len(headers) > room:
-            first_not_taken = Position(int(headers.ledger_ids[room]), int(headers.entry_ids[room]))
+        first_not_taken = None
+        if request.takes_immediate or request.is_at_frontier:
+            if left_out and (before := _count_before(headers, left_out[0].first)) <= room:
+                # The immediate entries of the part that was left out come first.
+                room, first_not_taken = before, left_out[0].first
+            elif len(headers) > room:
+                first_not_taken = Position(int(headers.ledger_ids[room]), int(headers.entry_ids[room]))
         immediate = headers.take(slice(0, room)) if len(headers) > room else headers
         self.plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)
 
@@ -341,3 +346,11 @@ class Intake(SubscriptionCore):
         """Return how many due entries may be taken in."""
         # The limit counts twice, so that immediate entries that wait for one consumer do not make due ones late.
         return max(0, self.waiting_max() + self.look_ahead_limit() - len(self.waiting))
+
+
+def _count_before(headers: EntryHeaders, position: Position) -> int:
+    """Return how many of these entries, in their order in the log, are before a position."""
+    is_before = (headers.ledger_ids < position.ledger_id) | (
+        (headers.ledger_ids == position.ledger_id) & (headers.entry_ids < position.entry_id)
+    )
+    return int(np.count_nonzero(is_before))

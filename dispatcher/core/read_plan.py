@@ -10,8 +10,9 @@ due is known before it is put in order. *Immediate* entries follow in position o
 
 While consumers keep up the two are the same and every header is read once. There is one immediate frontier: a header
 says whether its entry has a delivery time, so an immediate entry never waits for the index. The scan needs the index,
-which knows the tracked positions. It moves through ranges of its own, one for each ledger whose index is being
-recovered, and goes round those until they are known:
+which knows the tracked positions. The index forgets those of ledgers that no read asks for, so each scan asks again for
+every ledger that it comes to. A ledger that the index does not know is left out, as far as it was there at the start,
+and becomes a range of its own, which is scanned when it is known:
 
     ranges     [ ledger 1 ][ ledger 2, recovering ][ ledger 3 and later ──►
     scan        done         waits                   goes on
@@ -20,7 +21,7 @@ recovered, and goes round those until they are known:
 Without delays (Exclusive, Failover) there is no scan: every entry is an immediate one.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,14 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogPart:
+    """A part of one ledger, both ends included."""
+
+    first: Position
+    through: Position
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +47,8 @@ class UnscannedRange:
     """The next position to scan."""
     through: Position | None
     """Last position, inclusive; None for the range that grows."""
-    needs_index: bool = False
-    """It was there at the start, and so the tracker has to know which entries it has when the scan comes."""
     is_recovering: bool = False
-    """The tracker does not know that now."""
+    """The tracker does not know now which rows it has there."""
 
     def end(self, last_confirmed: Position) -> Position:
         """Return the last position that can be read now, inclusive."""
@@ -71,26 +78,18 @@ class ReadRequest:
 
 
 @dataclass(slots=True)
-class LedgerEnd:
-    """The facts about a ledger at the start that the plan needs."""
-
-    ledger_id: int
-    last_entry_id: int
-    """The last durable one."""
-    has_ended: bool
-    """Whether no entry behind it can become durable. A ledger that was closed may still have commits under way."""
-
-
-@dataclass(slots=True)
 class ReadPlan:
     """The two frontiers.
 
     Args:
         next_immediate: The first position that was not read for immediate entries.
+        needs_index_through: The last entry that was there at the start. The scan comes by it only where the tracker
+            knows which rows it has; of those behind it the tracker has none that the scan did not give it.
         ranges: The ranges to scan, in log order, the last one open; empty where no message is delayed.
     """
 
     next_immediate: Position
+    needs_index_through: Position
     ranges: list[UnscannedRange] = field(default_factory=list)
     order_floor_ms: int = 0
     """The latest order given to an immediate entry: later ones never come before it."""
@@ -98,42 +97,15 @@ class ReadPlan:
     _is_scans_turn: bool = False
 
     @classmethod
-    def start(
-        cls,
-        first: Position,
-        extents: Collection[LedgerEnd],
-        is_recovering: Callable[[int], bool],
-        *,
-        has_delays: bool,
-    ) -> "ReadPlan":
+    def start(cls, first: Position, last_confirmed: Position, *, has_delays: bool) -> "ReadPlan":
         """Plan to read everything from `first` on.
 
         Args:
             first: The first position to read.
-            extents: The ledgers that exist.
-            is_recovering: Whether the tracker does not know yet which rows it has of a ledger.
+            last_confirmed: The last durable entry; no snapshot has one behind it.
             has_delays: Whether delayed entries are taken out by a scan.
         """
-        if not has_delays:
-            return cls(first)
-        ranges: list[UnscannedRange] = []
-        begin = first
-        for extent in extents:
-            if extent.ledger_id < first.ledger_id or not is_recovering(extent.ledger_id):
-                continue
-            ledger_first = max(first, Position(extent.ledger_id, 0))
-            if begin.ledger_id < extent.ledger_id:
-                # Entry -1 is the place before the first entry of a ledger.
-                ranges.append(UnscannedRange(begin, Position(extent.ledger_id, -1)))
-            through = Position(extent.ledger_id, extent.last_entry_id)
-            if ledger_first <= through:
-                ranges.append(UnscannedRange(ledger_first, through, needs_index=True, is_recovering=True))
-            # No snapshot has what becomes durable in a ledger from now on.
-            begin = max(first, Position(extent.ledger_id, extent.last_entry_id + 1))
-            if extent.has_ended:
-                begin = Position(extent.ledger_id + 1, 0)
-        ranges.append(UnscannedRange(begin, None))
-        return cls(first, ranges)
+        return cls(first, last_confirmed, [UnscannedRange(first, None)] if has_delays else [])
 
     def note_recovered(self, is_recovering: Callable[[int], bool]) -> None:
         """Let the scan go on in ranges whose ledger is no longer being recovered."""
@@ -141,16 +113,11 @@ class ReadPlan:
             if unscanned.is_recovering:
                 unscanned.is_recovering = is_recovering(unscanned.scanned_to.ledger_id)
 
-    def put_aside(self, request: ReadRequest, is_recovering: Callable[[int], bool]) -> bool:
-        """Put a range aside if the tracker knows no longer which rows it has where the scan would go on.
-
-        That was known, and not asked about for too long.
-        """
-        unscanned = request.range
-        if unscanned is None or not unscanned.needs_index:
-            return False
-        unscanned.is_recovering = is_recovering(request.first.ledger_id)
-        return unscanned.is_recovering
+    def put_aside(self, request: ReadRequest, left_out: Sequence[LogPart]) -> None:
+        """Let parts of the log be scanned later that a scan left out: the tracker did not know which rows it has."""
+        if request.range is not None:
+            at = self.ranges.index(request.range)
+            self.ranges[at:at] = [UnscannedRange(part.first, part.through, is_recovering=True) for part in left_out]
 
     @property
     def has_recovering(self) -> bool:

@@ -6,7 +6,7 @@ anew; acknowledged entries in between are skipped by the read.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -18,7 +18,7 @@ from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, 
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, make_items
-from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.slots import sticky_hash
@@ -56,17 +56,10 @@ class SingleActiveCore(SubscriptionCore):
         self._topic_name = topic_name
         self._is_failover = is_failover
 
-    def start(
-        self,
-        first: Position,
-        extents: Collection[LedgerEnd],
-        is_recovering: Callable[[int], bool],
-        last_confirmed: Position,
-    ) -> None:
-        del last_confirmed  # Nothing is delayed, so nothing is due that a scan could have missed.
+    def start(self, first: Position, last_confirmed: Position) -> None:
         assert self.plan is None
 
-        self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=False)
+        self.plan = ReadPlan.start(first, last_confirmed, has_delays=False)
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
         if self.plan is None or self.active is None or self.active.permits <= 0:
@@ -77,7 +70,14 @@ class SingleActiveCore(SubscriptionCore):
         entries_max = min(self.active.permits, self.config.read_batch_entries_max, budget)
         return self.plan.next_request(last_confirmed, immediates_max=entries_max, scan_entries_max=0)
 
-    def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
+    def on_headers(
+        self,
+        request: ReadRequest,
+        headers: EntryHeaders,
+        next_position: Position,
+        left_out: Sequence[LogPart] = (),
+    ) -> list[Action]:
+        del left_out  # No scan is requested.
         assert self.plan is not None
 
         self.entries_read_total += len(headers)

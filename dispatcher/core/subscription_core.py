@@ -7,7 +7,7 @@ acknowledgement of something unknown or a redelivery of something that is not pe
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, key_of
-from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array
@@ -79,13 +79,7 @@ class SubscriptionCore(ABC):
         return self.plan.has_taken(ledger_ids, entry_ids)
 
     @abstractmethod
-    def start(
-        self,
-        first: Position,
-        extents: Collection[LedgerEnd],
-        is_recovering: Callable[[int], bool],
-        last_confirmed: Position,
-    ) -> None:
+    def start(self, first: Position, last_confirmed: Position) -> None:
         """Plan to read from `first` on. `last_confirmed` is where the log ends now."""
 
     @abstractmethod
@@ -93,8 +87,21 @@ class SubscriptionCore(ABC):
         """Return the next read of the log, or None when none is wanted."""
 
     @abstractmethod
-    def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
-        """Take the result of a read; `next_position` is where the log goes on."""
+    def on_headers(
+        self,
+        request: ReadRequest,
+        headers: EntryHeaders,
+        next_position: Position,
+        left_out: Sequence[LogPart] = (),
+    ) -> list[Action]:
+        """Take the result of a read.
+
+        Args:
+            request: The read.
+            headers: The headers that it gave.
+            next_position: Where the log goes on.
+            left_out: The parts, in order, that a scan left out, as it is unknown what the tracker has of them.
+        """
 
     def next_wakeup_ms(self) -> int | None:
         """Return when `on_timer` wants to be called."""

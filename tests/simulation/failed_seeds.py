@@ -70,5 +70,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(2014724702, "the simulation itself took a copy for hidden from a subscription that is being made"),
     FailedSeed(2846499301, "of two cancellations at the same time out of batches the first was forgotten"),
     FailedSeed(2846499362, "a newcomer's bound was behind entries of ledgers that were being written"),
+    FailedSeed(722476499, "the index had forgotten what it tracked when the scan came: it was sent twice"),
     FailedSeed(2846500176, "another entry's header was read where cached blocks overlap: a message expired early"),
 ]

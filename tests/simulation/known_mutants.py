@@ -436,15 +436,14 @@ ITEMS: Final = [
         "item-3",
         "dispatcher/core/read_plan.py",
         "                takes_immediate=is_at_frontier and immediates_max > 0,\n",
-        "                takes_immediate=(unscanned.needs_index or is_at_frontier) and immediates_max > 0,\n",
+        "                takes_immediate=(unscanned.through is not None or is_at_frontier) and immediates_max > 0,\n",
         "a ledger in recovery is put aside with its immediate entries",
         (
             Edit(
                 "dispatcher/core/read_plan.py",
                 "        if immediates_max == 0 or self.next_immediate > last_confirmed:\n",
                 "        for put_aside in self.ranges:\n"
-                "            if put_aside.needs_index and put_aside.scanned_to <= self.next_immediate:\n"
-                "                assert put_aside.through is not None\n"
+                "            if put_aside.through is not None and put_aside.scanned_to <= self.next_immediate:\n"
                 "                end = Position(put_aside.through.ledger_id, put_aside.through.entry_id + 1)\n"
                 "                self.next_immediate = max(self.next_immediate, end)\n"
                 "        if immediates_max == 0 or self.next_immediate > last_confirmed:\n",
@@ -452,7 +451,7 @@ ITEMS: Final = [
             Edit(
                 "dispatcher/core/read_plan.py",
                 "        if first_not_taken is not None:\n            self.next_immediate = first_not_taken\n",
-                "        if request.range is not None and request.range.needs_index:\n"
+                "        if request.range is not None and request.range.through is not None:\n"
                 "            if first_not_taken is not None:\n"
                 "                request.range.scanned_to = first_not_taken\n"
                 "                return\n"
@@ -520,11 +519,11 @@ ITEMS: Final = [
 
 FOUND: Final = [
     Mutant(
-        "closed-ledger-without-its-end",
-        "dispatcher/ports.py",
-        "ledger.entries - 1, ledger.has_ended)",
-        "ledger.entries - 1, not ledger.is_open)",
-        "a ledger that was closed is not scanned beyond what was durable when the plan was made",
+        "scanned-without-its-index",
+        "dispatcher/reader.py",
+        "        if first > self._needs_index_through or not self._is_recovering(ledger_id):\n",
+        "        if True:\n",
+        "a ledger is scanned although the tracker has forgotten which of its entries it has",
     ),
     Mutant(
         "batch-weighs-more-than-its-rest",

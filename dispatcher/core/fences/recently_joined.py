@@ -19,6 +19,7 @@ altogether, and a slot that moves between two consumers that are no newcomers is
 
 from abc import abstractmethod
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -27,10 +28,20 @@ from pyroaring import BitMap
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.fence import Consumers, OrderFence
 from dispatcher.core.items import ENTRY, LEDGER, Item, Key
-from dispatcher.core.read_plan import LedgerEnd
 from managed_ledger.position import Position
 
 _NONE_AWAITED: Final[Key] = (2**63 - 1, 0)
+
+
+@dataclass(slots=True)
+class LedgerEnd:
+    """Where a ledger ends."""
+
+    ledger_id: int
+    last_entry_id: int
+    """The last durable one."""
+    has_ended: bool
+    """Whether no entry behind it can become durable. A ledger that was closed may still have commits under way."""
 
 
 class SubscriptionView(Protocol):

@@ -19,7 +19,7 @@ class CoreFeed:
     def __init__(self, portion: int = 1, **config: int) -> None:
         self.core = KeySharedCore(DispatcherConfig(**config), has_delays=True)
         self.core.waiting.return_entries_max = self.core.expired_entries_max = portion
-        self.core.start(Position(1, 0), [], lambda _: False, Position(1, -1))
+        self.core.start(Position(1, 0), Position(1, -1))
         self.entries = 0
         self.joined = 0
         self.is_checked = True

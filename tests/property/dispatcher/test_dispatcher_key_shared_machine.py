@@ -17,11 +17,11 @@ from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver, ForgetDelayed, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
-from dispatcher.core.fences.recently_joined import RecentlyJoinedFence
+from dispatcher.core.fences.recently_joined import LedgerEnd, RecentlyJoinedFence
 from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from dispatcher.core.read_plan import LedgerEnd, ReadRequest
+from dispatcher.core.read_plan import LogPart, ReadRequest
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END
@@ -61,7 +61,8 @@ class _Machine(RuleBasedStateMachine):
         self.clients: list[_Client] = []
         self.acknowledged: set[Key] = set()
         self.tracked: dict[Key, int] = {}
-        self.read: tuple[ReadRequest, list[_Entry], Position] | None = None
+        self.read: tuple[ReadRequest, list[_Entry], dict[int, list[Position]], Position] | None = None
+        self.recovering: set[int] = set()
         self.popped: list[_Entry] | None = None
         self.first_given: dict[int, list[Item]] = {}
         self.given: set[Key] = set()
@@ -220,6 +221,7 @@ class _Machine(RuleBasedStateMachine):
         plan = self.core.plan
         assert plan is not None
         found: list[_Entry] = []
+        left_out: dict[int, list[Position]] = {}
         after = len(self.log)
         for at, entry in enumerate(self.log):
             if entry.position < request.first:
@@ -229,21 +231,29 @@ class _Machine(RuleBasedStateMachine):
                 after = at
                 break
             ledger_id, entry_id = entry.position
+            needs_index = request.is_scan and entry.position <= plan.needs_index_through
+            if needs_index and ledger_id in self.recovering:
+                left_out.setdefault(ledger_id, []).append(entry.position)
+                continue
             early = plan.taken_early_in(ledger_id) or BitMap()
             if entry.position not in self.acknowledged and entry.position not in self.tracked and entry_id not in early:
                 found.append(entry)
-        self.read = (request, found, self._position_at(after))
+        self.read = (request, found, left_out, self._position_at(after))
 
     @precondition(lambda self: self.read is not None)
     @rule()
     def complete_read(self) -> None:
         assert self.read is not None
-        (request, found, next_position), self.read = self.read, None
+        (request, found, left_out, next_position), self.read = self.read, None
+        plan = self.core.plan
+        assert plan is not None
+        parts = [LogPart(min(at), max(at)) for _, at in sorted(left_out.items())]
         waiting_before = len(self.core.waiting)
         queued_before = self.core.waiting.queued
         held_before = len(self.core.held_due)
         self._look_at_tracker()
-        self._run(self.core.on_headers(request, _headers(found), next_position))
+        self._run(self.core.on_headers(request, _headers(found), next_position, parts))
+        plan.note_recovered(self.recovering.__contains__)
         if held_before == 0 and all(entry.deliver_at_ms == NOT_DELAYED for entry in found):
             # I9. Beyond the limit a slot keeps one entry in front, and the rest is parked.
             assert len(self.core.waiting) <= max(waiting_before, self.core.waiting_max())
@@ -496,20 +506,21 @@ class _Machine(RuleBasedStateMachine):
             self.publish(number % 3, delay_ms, 0, 1)
         self.core.advance(self.now_ms)
         last = self._last_confirmed()
-        extents = [
-            LedgerEnd(ledger_id, _ENTRIES_PER_LEDGER - 1, ledger_id != last.ledger_id)
-            for ledger_id in range(1, last.ledger_id + 1)
-        ]
         for entry in self.log:
             # Delayed entries of ledgers that are being recovered come back as tracked.
             if entry.position.ledger_id in recovering and entry.deliver_at_ms != NOT_DELAYED:
                 self.tracked[entry.position] = entry.deliver_at_ms
-        self.recovering = recovering
-        self.core.start(Position(1, 0), extents, recovering.__contains__, last)
+        self.recovering = set(recovering)
+        self.core.start(Position(1, 0), last)
+
+    @rule(ledger_id=st.integers(1, 3))
+    def forget_positions(self, ledger_id: int) -> None:
+        """The index is asked for too many ledgers, or not for a while."""
+        self.recovering.add(ledger_id)
 
     @rule()
     def recover(self) -> None:
-        self.recovering: set[int] = set()
+        self.recovering = set()
         assert self.core.plan is not None
         self.core.plan.note_recovered(self.recovering.__contains__)
 

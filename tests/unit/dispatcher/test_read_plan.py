@@ -1,84 +1,97 @@
-"""The plan puts ledgers aside while the index does not know which of their positions are tracked."""
+"""The plan lets ledgers wait while the index does not know which of their positions are tracked."""
+
+from collections.abc import Collection
 
 import numpy as np
 
-from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from managed_ledger.position import Position
 
-EXTENTS = [LedgerEnd(1, 9, True), LedgerEnd(2, 9, True), LedgerEnd(3, 4, False)]
 LAST = Position(3, 20)
+FIRST_LEDGER = Position(1, 0), Position(1, 9)
+SECOND_LEDGER = Position(2, 0), Position(2, 9)
 
 
-def next_request(plan: ReadPlan) -> ReadRequest:
-    request = plan.next_request(LAST, immediates_max=100, scan_entries_max=100)
+def next_request(plan: ReadPlan, last: Position = LAST, *, immediates_max: int = 100) -> ReadRequest:
+    request = plan.next_request(last, immediates_max=immediates_max, scan_entries_max=100)
     assert request is not None
     return request
 
 
-def test_a_range_is_put_aside_when_its_index_is_known_no_longer() -> None:
-    """It was known, and no read asked for too long; the range is read when it is known again."""
-    recovering = {1, 2}
-    plan = ReadPlan.start(Position(1, 0), EXTENTS, recovering.__contains__, has_delays=True)
-    recovering.clear()
-    plan.note_recovered(recovering.__contains__)
-    request = next_request(plan)
-    assert request.first == Position(1, 0)
-
-    recovering.add(1)
-    assert plan.put_aside(request, recovering.__contains__)
-    assert next_request(plan).first == Position(2, 0)
-    recovering.clear()
-    plan.note_recovered(recovering.__contains__)
-    assert next_request(plan).first == Position(1, 0)
-    assert not plan.put_aside(next_request(plan), recovering.__contains__)
+def started(*first: int) -> ReadPlan:
+    return ReadPlan.start(Position(*first), LAST, has_delays=True)
 
 
-def test_what_was_published_since_the_start_needs_no_index() -> None:
-    """No snapshot had it when the plan was made: an open ledger is read on, even if its beginning is not known."""
-    plan = ReadPlan.start(Position(3, 0), EXTENTS, {3}.__contains__, has_delays=True)
-    plan.note_recovered(set[int]().__contains__)
-    request = next_request(plan)
-    assert plan.put_aside(request, {3}.__contains__)
+def scan(plan: ReadPlan, *left_out: tuple[Position, Position], through: Position = LAST) -> Position:
+    """Scan up to a position; return where that began."""
+    request = next_request(plan, immediates_max=0)
+    assert request.is_scan
+    plan.put_aside(request, [LogPart(*part) for part in left_out])
+    first_not_taken = left_out[0][0] if left_out else None
+    plan.complete(
+        request, next_position=Position(through.ledger_id, through.entry_id + 1), first_not_taken=first_not_taken
+    )
+    return request.first
 
-    plan.note_recovered(set[int]().__contains__)
-    plan.complete(next_request(plan), next_position=Position(3, 5), first_not_taken=None)
-    assert next_request(plan).first == Position(3, 5)
-    assert not plan.put_aside(next_request(plan), {3}.__contains__)
+
+def recover(plan: ReadPlan, *, still: Collection[int] = ()) -> None:
+    plan.note_recovered(still.__contains__)
+
+
+def test_ledgers_that_the_index_does_not_know_are_scanned_when_it_does() -> None:
+    plan = started(1, 5)
+    scan(plan, (Position(1, 5), Position(1, 9)), SECOND_LEDGER)
+    assert plan.has_recovering
+    assert plan.next_request(LAST, immediates_max=0, scan_entries_max=100) is None
+    assert plan.has_taken(np.array([1, 2, 3, 3]), np.array([5, 0, 0, 21])).tolist() == [False, False, True, False]
+
+    recover(plan, still={1})
+    assert scan(plan, through=Position(2, 9)) == Position(2, 0)
+    assert plan.next_request(LAST, immediates_max=0, scan_entries_max=100) is None
+    recover(plan)
+    assert scan(plan, through=Position(1, 9)) == Position(1, 5)
+    assert plan.is_scanned_through(LAST)
+
+
+def test_a_ledger_that_the_index_forgets_again_waits_again() -> None:
+    plan = started(1, 0)
+    scan(plan, FIRST_LEDGER, SECOND_LEDGER)
+    recover(plan)
+
+    assert scan(plan, FIRST_LEDGER, through=Position(1, 9)) == Position(1, 0)
+    assert scan(plan, through=Position(2, 9)) == Position(2, 0)
+    recover(plan)
+    assert scan(plan, through=Position(1, 9)) == Position(1, 0)
+    assert plan.is_scanned_through(LAST)
+
+
+def test_the_scan_goes_on_behind_a_part_that_was_left_out() -> None:
+    plan = started(3, 0)
+    scan(plan, (Position(3, 0), Position(3, 4)), through=Position(3, 4))
+
+    assert scan(plan) == Position(3, 5)
+    recover(plan)
+    request = next_request(plan, immediates_max=0)
+    assert (request.first, request.through) == (Position(3, 0), Position(3, 4))
 
 
 def test_immediate_entries_are_read_without_the_index() -> None:
-    """Delayed ones are left out of such a read by their headers."""
-    plan = ReadPlan.start(Position(1, 0), EXTENTS, {1}.__contains__, has_delays=True)
-    plan.note_recovered(set[int]().__contains__)
-    plan.complete(next_request(plan), next_position=Position(1, 8), first_not_taken=Position(1, 2))
-    requests = [next_request(plan) for _ in range(2)]
-    [immediate] = [request for request in requests if not request.is_scan]
+    """They are read where a ledger was left out, and taken by the scan from there on no more."""
+    plan = started(1, 0)
+    request = next_request(plan)
+    assert request.is_scan
+    assert request.takes_immediate
+    plan.put_aside(request, [LogPart(*SECOND_LEDGER)])
+    plan.complete(request, next_position=Position(3, 21), first_not_taken=Position(2, 0))
 
-    assert not plan.put_aside(immediate, {1}.__contains__)
-    assert plan.has_taken(np.array([1, 1, 2]), np.array([7, 8, 0])).tolist() == [True, False, False]
-
-
-def test_a_closed_ledger_is_scanned_to_the_end_that_its_last_commit_gives_it() -> None:
-    """It was closed, its index was not known and its last entries were not durable when the plan was made."""
-    extents = [LedgerEnd(3, 4, has_ended=False), LedgerEnd(4, -1, has_ended=False)]
-    plan = ReadPlan.start(Position(3, 0), extents, {3}.__contains__, has_delays=True)
-
-    scanned = []
-    plan.note_recovered(set[int]().__contains__)
-    for next_position in (Position(3, 5), Position(4, 0)):
-        request = plan.next_request(Position(3, 6), immediates_max=0, scan_entries_max=100)
-        assert request is not None
-        scanned.append(request.first)
-        plan.complete(request, next_position=next_position, first_not_taken=None)
-
-    assert scanned == [Position(3, 0), Position(3, 5)]
+    immediate = next_request(plan)
+    assert not immediate.is_scan
+    assert (immediate.first, immediate.through) == (Position(2, 0), Position(3, 20))
 
 
 def test_entries_that_were_scanned_while_no_consumer_had_permits_are_read_again_from_the_first_immediate_one() -> None:
-    plan = ReadPlan.start(Position(1, 0), EXTENTS, set[int]().__contains__, has_delays=True)
-    scan = plan.next_request(LAST, immediates_max=0, scan_entries_max=100)
-    assert scan is not None
-    plan.complete(scan, next_position=Position(3, 21), first_not_taken=Position(1, 7))
+    plan = started(1, 0)
+    plan.complete(next_request(plan, immediates_max=0), next_position=Position(3, 21), first_not_taken=Position(1, 7))
 
     immediate = next_request(plan)
 
@@ -87,9 +100,7 @@ def test_entries_that_were_scanned_while_no_consumer_had_permits_are_read_again_
 
 
 def test_delayed_entries_that_were_scanned_while_no_consumer_had_permits_are_not_read_again() -> None:
-    plan = ReadPlan.start(Position(1, 0), EXTENTS, set[int]().__contains__, has_delays=True)
-    scan = plan.next_request(LAST, immediates_max=0, scan_entries_max=100)
-    assert scan is not None
-    plan.complete(scan, next_position=Position(3, 21), first_not_taken=None)
+    plan = started(1, 0)
+    plan.complete(next_request(plan, immediates_max=0), next_position=Position(3, 21), first_not_taken=None)
 
     assert plan.next_request(LAST, immediates_max=100, scan_entries_max=100) is None

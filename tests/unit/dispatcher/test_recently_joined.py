@@ -9,10 +9,9 @@ from pyroaring import BitMap
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.fences.recently_joined import LastSentPositionFence, RecentlyJoinedFence
+from dispatcher.core.fences.recently_joined import LastSentPositionFence, LedgerEnd, RecentlyJoinedFence
 from dispatcher.core.items import Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
-from dispatcher.core.read_plan import LedgerEnd
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
@@ -31,7 +30,7 @@ class _Subscription:
         self.first = first
         self.acknowledged: dict[int, BitMap] = {}
         self.core = KeySharedCore(config, has_delays=False, view=self)
-        self.core.start(first, [], lambda _: False, first)
+        self.core.start(first, first)
         self.given: list[tuple[str, Key]] = []
 
     # The state that the fence sees.
