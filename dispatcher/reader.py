@@ -340,7 +340,11 @@ class Reader:
         return await self._read(request) or has_worked
 
     def _start_plan(self) -> None:
-        self._core.start(self._cursor.next_unacknowledged_position, self._log.last_confirmed_position)
+        first = self._cursor.next_unacknowledged_position
+        if self.tracker is not None:
+            # A tracker that is told of no read takes it that none ever will be, and reads all positions by turns.
+            self.tracker.will_read(first.ledger_id)
+        self._core.start(first, self._log.last_confirmed_position)
         # The start may have set a timer.
         self._run_actions([])
 

@@ -71,5 +71,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(2846499301, "of two cancellations at the same time out of batches the first was forgotten"),
     FailedSeed(2846499362, "a newcomer's bound was behind entries of ledgers that were being written"),
     FailedSeed(722476499, "the index had forgotten what it tracked when the scan came: it was sent twice"),
+    FailedSeed(711543929, "a tracker whose dispatcher had nothing to read read the same positions again and again"),
     FailedSeed(2846500176, "another entry's header was read where cached blocks overlap: a message expired early"),
 ]
