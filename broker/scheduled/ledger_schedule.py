@@ -126,27 +126,22 @@ def _batches(known: Batches, parts: list[EntryHeaders]) -> Batches:
 def order_of_times(times_ms: Int64Array) -> NDArray[np.intp]:
     """Return the order of times, with equal ones in the order in which they are.
 
-    Entries of one time come in the order of their ids, whichever part they are of: stable is enough. The row is put
-    behind its time in one number, since numbers are sorted 15 times as fast as their places.
+    Entries of one time come in the order of their ids, whichever part they are of: stable is enough. numpy sorts the
+    places of 16-bit numbers by counting, and of longer ones three times as slowly, so times are sorted by 16 bits after
+    16 bits.
 
     >>> order_of_times(np.array([7, 5, 7, 5])).tolist()
     [1, 3, 0, 2]
     """
     if not len(times_ms):
         return np.empty(0, np.intp)
-    first_ms = int(times_ms.min())
-    row_bits = len(times_ms).bit_length()
-    if (int(times_ms.max()) - first_ms).bit_length() + row_bits > _INT64_BITS:
-        return np.argsort(times_ms, kind="stable")
-    keys = (times_ms - first_ms) << row_bits
-    keys |= np.arange(len(times_ms))
-    keys.sort()
-    keys &= (1 << row_bits) - 1
-    return keys
+    since_first_ms = times_ms - times_ms.min()
+    order = np.argsort(since_first_ms.astype(np.uint16), kind="stable")
+    for bit in range(16, int(since_first_ms.max()).bit_length(), 16):
+        order = order[np.argsort((since_first_ms >> bit).astype(np.uint16)[order], kind="stable")]
+    return order
 
 
-_INT64_BITS = 63
-"""Without the sign."""
 _NO_TIMES: Int64Array = np.empty(0, np.int64)
 _NO_IDS: NDArray[np.uint32] = np.empty(0, np.uint32)
 _NO_HASHES: NDArray[np.int32] = np.empty(0, np.int32)
