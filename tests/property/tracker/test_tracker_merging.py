@@ -112,7 +112,9 @@ def test_one_message_ledgers_are_rewritten_a_logarithmic_number_of_times(limit: 
 
 
 @pytest.mark.parametrize("limit", [5, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (10, 50))])
-@pytest.mark.parametrize("law", ["equal", "uniform", "exponential", "heavy"])
+@pytest.mark.parametrize(
+    "law", ["exponential", *(pytest.param(law, marks=pytest.mark.slow) for law in ("equal", "uniform", "heavy"))]
+)
 def test_realistic_buckets_are_rewritten_a_logarithmic_number_of_times(law: str, limit: int) -> None:
     """The same holds for buckets of any mix of sizes."""
     rng = Random(195)
@@ -127,7 +129,7 @@ def test_realistic_buckets_are_rewritten_a_logarithmic_number_of_times(law: str,
     assert written_per_row(row_counts, limit)[-1] < 2 * math.log2(len(row_counts))
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+@pytest.mark.parametrize("limit", [2, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (1, 3, 4))])
 def test_a_small_limit_costs_little_more_than_it_must(limit: int) -> None:
     """Below a limit of about 4 no choice stays within 2 log2(N); with one bucket there is only one choice."""
     ledger_count = 500

@@ -152,6 +152,7 @@ def test_a_bucket_that_single_adds_fill_is_stored_before_any_message_is_due(soun
     run_virtually(main())
 
 
+@pytest.mark.slow
 def test_a_thousand_messages_due_at_different_times_are_each_on_time(world: BucketTrackerWorld) -> None:
     """A dispatcher that polls when it is told loses no time, over seals and loads."""
     received: list[tuple[int, int]] = []
@@ -786,6 +787,7 @@ def test_after_a_cursor_reset_the_index_is_built_for_the_new_position(world: Buc
     run_virtually(main())
 
 
+@pytest.mark.slow
 def test_the_tracker_goes_on_while_nobody_polls(world: BucketTrackerWorld) -> None:
     """All consumers have left for ten minutes: nothing is lost, rebuilt, or loaded without a limit."""
     world.config = replace(world.config, loaded_row_count_max=10)

@@ -902,6 +902,7 @@ def test_the_messages_of_a_ledger_that_the_cursor_passes_count_no_more_in_a_cold
     assert driver.core.message_count == 90
 
 
+@pytest.mark.slow
 def test_passing_a_ledger_costs_the_same_however_many_buckets_there_are(runner: asyncio.Runner) -> None:
     """Counted in lines that are run: only the buckets that are passed, or begin before, are looked at."""
 

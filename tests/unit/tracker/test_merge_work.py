@@ -238,6 +238,7 @@ def peak_bytes_of_merging(row_count: int) -> int:
     return peak_bytes
 
 
+@pytest.mark.slow
 def test_a_merge_takes_no_more_memory_for_larger_buckets() -> None:
     """Its segments are written as they are cut: four times the rows, and the same memory."""
     small, large = peak_bytes_of_merging(200_000), peak_bytes_of_merging(800_000)
