@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from pyroaring import BitMap
@@ -18,7 +18,7 @@ from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action
 from dispatcher.core.intake import Intake
 from dispatcher.core.items import Key, by_ledger
-from dispatcher.core.read_plan import LogPart, ReadRequest
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log, SubscriptionCursor
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _Read = TypeVar("_Read")
 
+_NONE: Final = BitMap()
+
 
 class _Scan:
     """A scan, which leaves parts of the log out while it is not known which of their entries the tracker has.
@@ -42,7 +44,7 @@ class _Scan:
 
     Args:
         request: The read.
-        needs_index_through: The last entry that the tracker can have.
+        plan: The plan that it is of.
         is_recovering: Whether the tracked entries of a ledger are unknown.
         skipped_in: The entries of a ledger that a read skips, as far as they are known; a bitmap of its own.
         ledgers: The ledgers of the log.
@@ -51,7 +53,7 @@ class _Scan:
     def __init__(
         self,
         request: ReadRequest,
-        needs_index_through: Position,
+        plan: ReadPlan,
         is_recovering: Callable[[int], bool],
         skipped_in: Callable[[int], BitMap],
         ledgers: Callable[[], list[LedgerInfo]],
@@ -59,7 +61,7 @@ class _Scan:
         self.left_out: list[LogPart] = []
         """In order."""
         self._request = request
-        self._needs_index_through = needs_index_through
+        self._plan = plan
         self._is_recovering = is_recovering
         self._skipped_in = skipped_in
         self._entries = cache(lambda: {ledger.ledger_id: ledger.entries for ledger in ledgers()})
@@ -67,11 +69,13 @@ class _Scan:
     def skipped_in(self, ledger_id: int) -> BitMap:
         """Return which entries of a ledger the scan skips."""
         skipped = self._skipped_in(ledger_id)
+        skipped |= self._plan.taken_early_in(ledger_id) or _NONE
         first = max(self._request.first, Position(ledger_id, 0))
-        if first > self._needs_index_through or not self._is_recovering(ledger_id):
+        needs_index_through = self._plan.needs_index_through
+        if first > needs_index_through or not self._is_recovering(ledger_id):
             return skipped
         last = Position(ledger_id, self._entries()[ledger_id] - 1)
-        through = min(self._needs_index_through, last, self._request.through or last)
+        through = min(needs_index_through, last, self._request.through or last)
         self.left_out.append(LogPart(first, through))
         skipped.add_range(first.entry_id, through.entry_id + 1)
         return skipped
@@ -360,7 +364,7 @@ class Reader:
         plan = self._core.plan
         assert plan is not None
 
-        scan = _Scan(request, plan.needs_index_through, self._is_recovering, self._skipped_in, self._log.ledgers)
+        scan = _Scan(request, plan, self._is_recovering, self._skipped_in, self._log.ledgers)
         self._is_reading = True
         try:
             read = await _from_log(
@@ -399,11 +403,9 @@ class Reader:
 
     def _skipped_in(self, ledger_id: int) -> BitMap:
         skipped = self._cursor.acknowledged_in(ledger_id)
-        if self.tracker is not None and self._core.plan is not None:
+        if self.tracker is not None:
             self.tracker.will_read(ledger_id)
-            for others in (self.tracker.tracked_in(ledger_id), self._core.plan.taken_early_in(ledger_id)):
-                if others:
-                    skipped |= others
+            skipped |= self.tracker.tracked_in(ledger_id) or _NONE
         return skipped
 
     def _note_drained(self) -> None:

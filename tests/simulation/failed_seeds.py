@@ -72,5 +72,8 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(2846499362, "a newcomer's bound was behind entries of ledgers that were being written"),
     FailedSeed(722476499, "the index had forgotten what it tracked when the scan came: it was sent twice"),
     FailedSeed(711543929, "a tracker whose dispatcher had nothing to read read the same positions again and again"),
+    FailedSeed(
+        2081585848, "messages were lost to the index that a snapshot lost twice while a ledger waited for its scan"
+    ),
     FailedSeed(2846500176, "another entry's header was read where cached blocks overlap: a message expired early"),
 ]

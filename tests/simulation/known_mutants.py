@@ -521,7 +521,7 @@ FOUND: Final = [
     Mutant(
         "scanned-without-its-index",
         "dispatcher/reader.py",
-        "        if first > self._needs_index_through or not self._is_recovering(ledger_id):\n",
+        "        if first > needs_index_through or not self._is_recovering(ledger_id):\n",
         "        if True:\n",
         "a ledger is scanned although the tracker has forgotten which of its entries it has",
     ),

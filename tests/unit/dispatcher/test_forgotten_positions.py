@@ -1,23 +1,25 @@
 """A tracker that forgets which entries of a ledger it has, before a scan comes by: each entry is delivered once."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pytest
 from pyroaring import BitMap
 
 from dispatcher import DispatcherConfig, SubscriptionType
+from snapshot_storage.bucket_key import LedgerRange
 from tests.helpers.fakes.dispatcher_world import FakeLog, FakeTracker
 from tests.helpers.fakes.shell_world import ShellWorld, settle
 from tests.helpers.fakes.virtual_time import now_ms, run
 
 _MANY = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
 _SMALL = DispatcherConfig(scan_entries_max=3, held_entries_max=3)
-_KNOWN_AFTER_SECONDS = 0.01
 
 
 class ForgetfulTracker(FakeTracker):
     """A tracker that reads positions again, once it is told that a ledger is to be read."""
+
+    remembers_after_s = 0.01
 
     def __init__(
         self,
@@ -28,6 +30,8 @@ class ForgetfulTracker(FakeTracker):
     ) -> None:
         super().__init__(on_available, recovery_seconds=recovery_seconds)
         self._forgotten: set[int] = set()
+        self._untracked: dict[int, BitMap] = {}
+        self._untracked_ranges: list[LedgerRange] = []
         for row in sealed:
             self._add(*row)
 
@@ -36,11 +40,31 @@ class ForgetfulTracker(FakeTracker):
 
     def will_read(self, ledger_id: int) -> None:
         if ledger_id in self._forgotten:
-            asyncio.get_running_loop().call_later(_KNOWN_AFTER_SECONDS, self._remember, ledger_id)
+            asyncio.get_running_loop().call_later(self.remembers_after_s, self._remember, ledger_id)
 
     def _remember(self, ledger_id: int) -> None:
         self._forgotten.discard(ledger_id)
         self.on_available()
+
+    def lose(self, ledger_id: int, entry_ids: Collection[int]) -> None:
+        """Lose a snapshot, and know what it held."""
+        self.note_acknowledged(ledger_id, BitMap(entry_ids))
+        self._untracked = {ledger_id: BitMap(entry_ids)}
+        self.on_available()
+
+    def lose_all_of(self, ledger_id: int) -> None:
+        """Lose a snapshot of which the positions are not in memory."""
+        self.note_acknowledged(ledger_id, self.positions[ledger_id].copy())
+        self._untracked_ranges = [LedgerRange(ledger_id, ledger_id)]
+        self.on_available()
+
+    def take_untracked(self) -> Mapping[int, BitMap]:
+        untracked, self._untracked = self._untracked, {}
+        return untracked
+
+    def take_untracked_ranges(self) -> Sequence[LedgerRange]:
+        untracked, self._untracked_ranges = self._untracked_ranges, []
+        return untracked
 
     def is_recovering(self, ledger_id: int) -> bool:
         return ledger_id in self._forgotten or super().is_recovering(ledger_id)
@@ -79,6 +103,34 @@ def test_a_ledger_that_is_forgotten_before_the_scan_comes_is_scanned_when_it_is_
         consumer = world.join("c")
         await settle(10)
 
+        assert sorted(consumer.positions()) == [tuple(entry.position) for entry in log.entries]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", _MANY)
+def test_what_a_snapshot_loses_twice_is_tracked_again_while_an_earlier_ledger_waits(kind: SubscriptionType) -> None:
+    """The index does not know the first ledger for long; the second one is scanned before it."""
+
+    async def scenario() -> None:
+        log = FakeLog(entries_per_ledger=4)
+        for _ in range(8):
+            log.append(b"", key_hash=1, deliver_at_ms=now_ms() + 10_000)
+        world = ShellWorld(kind, log=log, fake_tracker=ForgetfulTracker)
+        tracker = world.dispatcher.tracker
+        assert isinstance(tracker, ForgetfulTracker)
+        tracker.remembers_after_s = 20
+        tracker.forget(1)
+        consumer = world.join("c")
+        await settle()
+        tracker.lose(2, [0, 3])
+        await settle()
+        tracker.lose_all_of(2)
+        await settle(12)
+        assert sorted(consumer.positions()) == [(2, 0), (2, 1), (2, 2), (2, 3)]
+
+        await settle(20)
         assert sorted(consumer.positions()) == [tuple(entry.position) for entry in log.entries]
         await world.dispatcher.close()
 
