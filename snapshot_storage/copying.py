@@ -8,7 +8,12 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import zip_longest
 
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    SnapshotUnreadableError,
+)
 from snapshot_storage.inspection import segments_per_read
 from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotInfo, BucketSnapshotStorage
 
@@ -45,7 +50,7 @@ async def found_copy(
     for bucket_id in candidates:
         try:
             await check_copy(there, bucket_id, metadata, checksums)
-        except (SnapshotCorruptedError, BucketNotFoundError):
+        except (SnapshotUnreadableError, BucketNotFoundError):
             continue
         return bucket_id
     return None

@@ -26,16 +26,24 @@ class BucketNotFoundError(SnapshotStorageError, LookupError):
         self.bucket_id = bucket_id
 
 
-class SnapshotCorruptedError(SnapshotStorageError):
-    """Bytes were read that no correct writer wrote. Never retried: the bucket is rebuilt from the log."""
+class SnapshotUnreadableError(SnapshotStorageError):
+    """One snapshot cannot be read, damaged or not: a tool names it and handles the others."""
+
+    _fault: ClassVar[str] = "cannot be read"
 
     def __init__(self, reason: str, *, bucket_id: int | None = None, entry: int | None = None) -> None:
         place = "snapshot" if bucket_id is None else f"snapshot of bucket {bucket_id}"
         place = place if entry is None else f"entry {entry} of {place}"
-        super().__init__(f"{place} is corrupt: {reason}")
+        super().__init__(f"{place} {self._fault}: {reason}")
         self.reason = reason
         self.bucket_id = bucket_id
         self.entry = entry
+
+
+class SnapshotCorruptedError(SnapshotUnreadableError):
+    """Bytes were read that no correct writer wrote. Never retried: the bucket is rebuilt from the log."""
+
+    _fault = "is corrupt"
 
 
 class SnapshotVersionError(SnapshotStorageError):
@@ -54,6 +62,15 @@ class StorageUnavailableError(SnapshotStorageError):
     """The storage did not answer, or its disk refused. The call may or may not have taken effect."""
 
     retriable = True
+
+
+class SnapshotUnavailableError(SnapshotUnreadableError, StorageUnavailableError):
+    """The storage does not answer for one snapshot, or refuses it, however often it was asked.
+
+    An outage, an archived object, or damage that a server hides: nothing was read, so no tool takes it for damage.
+    """
+
+    _fault = "cannot be read now"
 
 
 class StorageBusyError(StorageUnavailableError):

@@ -24,6 +24,8 @@ class ProblemKind(StrEnum):
 
     DAMAGED = "damaged"
     """Bytes that no writer wrote: a checksum, or no segment at all."""
+    UNAVAILABLE = "unavailable"
+    """The storage does not answer for a snapshot now, or refuses it."""
     INCONSISTENT = "inconsistent"
     """Well-formed, but segments and entry 0 contradict each other."""
     MISSING = "missing"

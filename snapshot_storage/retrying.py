@@ -7,9 +7,9 @@ server would end them. Calls that are repeated, a few times and ever later:
     create, and every step of a writer  never: an answer that was lost may hide a snapshot, and a second one would be
                                         a second snapshot; a caller that can tell (a copy compares) repeats all
 
-Only `StorageUnavailableError` is a reason. The last one comes out as it is, except for a read of one snapshot: a
-snapshot that could not be read so often, or that is refused, is as good as damaged to a tool, which names it and does
-the rest. No message is lost by that, as a snapshot is derived from the log.
+Only `StorageUnavailableError` is a reason. The last one comes out as it is, except for a read of one snapshot, which
+raises `SnapshotUnavailableError`, as a refused one does: a tool names the snapshot and handles the others. However long
+an outage lasts, it is never taken for damage.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from typing import TypeVar
 
 from snapshot_storage.backoff import backoff_ms
 from snapshot_storage.errors import (
-    SnapshotCorruptedError,
     SnapshotStorageError,
+    SnapshotUnavailableError,
     StorageAccessError,
     StorageUnavailableError,
 )
@@ -66,6 +66,9 @@ class Retries:
         for number in range(self.tries_max - 1):
             try:
                 return await call()
+            except SnapshotUnavailableError:
+                # The read was repeated already.
+                raise
             except StorageUnavailableError as error:
                 pause_s = backoff_ms(number + 1, min_ms=self.min_ms, max_ms=self.max_ms, chance=self.chance) / 1_000
                 logger.warning("trying again in %.1f s: %s", pause_s, error)
@@ -118,8 +121,7 @@ class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
         try:
             return await self._retries.run(read)
         except (StorageUnavailableError, StorageAccessError) as error:
-            reason = f"it cannot be read: {error}"
-            raise SnapshotCorruptedError(reason, bucket_id=bucket_id, entry=entry) from error
+            raise SnapshotUnavailableError(str(error), bucket_id=bucket_id, entry=entry) from error
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
         await self._retries.run(lambda: self._storage.delete_bucket_snapshot(bucket_id))

@@ -298,7 +298,7 @@ class BucketSnapshotStorage(Opening):
         """Return the snapshots in order of id, all or those of one topic, one cursor or both.
 
         A snapshot that is created or deleted meanwhile may or may not be in the list; any other is, unless its header
-        is damaged, so that no one can say whose it is: then it is left out, and `find_damage` names it. A retry is
+        cannot be read, so that no one can say whose it is: then it is left out, and `find_damage` names it. A retry is
         always safe.
 
         Raises:
@@ -313,9 +313,11 @@ class BucketSnapshotStorage(Opening):
         return [await self.list_bucket_snapshots(topic_name) for topic_name in topic_names]
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """Return the damage of the entries by which snapshots are found: all that a list leaves out or ends at.
+        """Return the faults of the headers by which snapshots are found: all that a list leaves out or ends at.
 
-        Entries are not read. A retry is always safe.
+        A header that is damaged is a `SnapshotCorruptedError`. One that the storage does not answer for, though it does
+        for others, is a `SnapshotUnavailableError`, and need not be damaged. Entries are not read. A retry is always
+        safe.
         """
         return []
 

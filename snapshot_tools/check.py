@@ -14,9 +14,11 @@ from snapshot_storage.encoding.codec import decode_segment
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
+    SnapshotStorageError,
+    SnapshotUnavailableError,
+    SnapshotUnreadableError,
 )
 from snapshot_storage.inspection import (
-    BucketProperty,
     ProblemKind,
     SnapshotProblem,
     metadata_problems,
@@ -70,8 +72,8 @@ async def _look(
     place: SnapshotPlace, which: Filter, advance: Advance, *, only: set[int | None] | None = None
 ) -> CheckVerdict:
     properties = await place.properties(which)
-    infos, problems = await _infos(place, which, properties)
-    unreadable = {problem.bucket_id for problem in problems}
+    infos, faults = await place.readable_infos(which)
+    problems = [SnapshotProblem(_kind(fault), bucket_id, "", "", str(fault)) for bucket_id, fault in faults.items()]
     verdict = CheckVerdict(properties=len(properties), problems=problems)
     wanted = [info for info in infos if only is None or info.bucket_id in only]
     total = sum(info.length_bytes for info in wanted)
@@ -94,25 +96,13 @@ async def _look(
         for problem in ownership_problems(infos, properties)
         if (problem.kind is not ProblemKind.ORPHANED or problem.bucket_id in orphan_ids)
         # Snapshots that exist and cannot be read are reported already.
-        and (problem.kind is not ProblemKind.MISSING or problem.bucket_id not in unreadable)
+        and (problem.kind is not ProblemKind.MISSING or problem.bucket_id not in faults)
     ]
     return verdict
 
 
-async def _infos(
-    place: SnapshotPlace, which: Filter, properties: list[BucketProperty]
-) -> tuple[list[BucketSnapshotInfo], list[SnapshotProblem]]:
-    """List the snapshots that can be found, and every header that is damaged."""
-    named = {one.bucket_id for one in properties}
-    damage: dict[tuple[int | None, str], None] = {}
-    for error in await place.storage.find_damage():
-        bucket_id = error.bucket_id if isinstance(error, SnapshotCorruptedError) else None
-        # The topic of a damaged header is unknown: with a filter, the snapshots that its cursors name count.
-        if which == Filter() or bucket_id is None or bucket_id in named:
-            damage[bucket_id, str(error)] = None
-    infos, unreadable = await place.readable_infos(which)
-    damage |= dict.fromkeys(unreadable.items())
-    return infos, [SnapshotProblem(ProblemKind.DAMAGED, bucket_id, "", "", what) for bucket_id, what in damage]
+def _kind(fault: SnapshotStorageError) -> ProblemKind:
+    return ProblemKind.UNAVAILABLE if isinstance(fault, SnapshotUnavailableError) else ProblemKind.DAMAGED
 
 
 async def _check_snapshot(place: SnapshotPlace, summary: Summary, verdict: CheckVerdict) -> None:
@@ -122,13 +112,13 @@ async def _check_snapshot(place: SnapshotPlace, summary: Summary, verdict: Check
         verdict.problems.append(SnapshotProblem(kind, info.bucket_id, info.topic_name, info.cursor_name, what))
 
     if summary.problem is not None:
-        report(ProblemKind.DAMAGED, summary.problem)
+        report(_kind(summary.problem), str(summary.problem))
         return
     for what in metadata_problems(info, summary.segments):
         report(ProblemKind.INCONSISTENT, what)
     async for number, data in readable_segments(place.storage, info):
-        if isinstance(data, SnapshotCorruptedError):
-            report(ProblemKind.DAMAGED, str(data))
+        if isinstance(data, SnapshotUnreadableError):
+            report(_kind(data), str(data))
         else:
             _check_segment(summary, number, data, verdict, report)
 
@@ -190,12 +180,12 @@ async def collect_garbage(
     """
     async with open_place(config, is_read_only=is_dry_run) as place:
         which = await place.resolve(which)
-        infos, damaged = await place.readable_infos(which)
-        seen = len(infos) + len(damaged)
+        infos, faults = await place.readable_infos(which)
+        seen = len(infos) + len(faults)
         properties = await place.properties(Filter())
         named = {one.bucket_id for one in properties}
-        unreadable = {one: what for one, what in damaged.items() if one is not None and one not in named}
-        damaged = {one: what for one, what in damaged.items() if one not in unreadable}
+        unreadable = {one: str(fault) for one, fault in faults.items() if one is not None and one not in named}
+        damaged = {one: str(fault) for one, fault in faults.items() if one not in unreadable}
         garbage = Garbage(which, seen, orphans(infos, properties), unreadable, damaged)
         if not is_dry_run:
             ids = [*(info.bucket_id for info in garbage.infos), *unreadable]

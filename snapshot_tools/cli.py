@@ -24,7 +24,7 @@ from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.cli.common import master_option, new_session
 from pipeline.index.index_copy import CopyWorkers
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment
-from snapshot_storage.errors import SnapshotCorruptedError
+from snapshot_storage.errors import SnapshotUnreadableError
 from snapshot_storage.inspection import TimeHistogram
 from snapshot_tools.check import SECOND_LOOK_AFTER_S, collect_garbage, verify
 from snapshot_tools.copy import LocalCopies, copy_snapshots, make_checkpoint
@@ -102,18 +102,18 @@ def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
     Damaged snapshots are named on stderr.
     """
 
-    async def read() -> tuple[list[Summary], dict[int | None, str]]:
+    async def read() -> tuple[list[Summary], dict[int | None, object]]:
         async with open_place(config) as place:
-            infos, damaged = await place.readable_infos(await place.resolve(which))
-            return [summary async for summary in place.summaries(infos)], damaged
+            infos, faults = await place.readable_infos(await place.resolve(which))
+            return [summary async for summary in place.summaries(infos)], dict(faults)
 
-    summaries, damaged = asyncio.run(read())
+    summaries, faults = asyncio.run(read())
     if is_json:
         print_json([summary_json(summary) for summary in summaries])
     else:
         print_list(make_console(), summaries)
-    damaged.update((one.info.bucket_id, one.problem) for one in summaries if one.problem is not None)
-    _tell_damage(damaged)
+    faults.update((one.info.bucket_id, one.problem) for one in summaries if one.problem is not None)
+    _tell_faults(faults)
 
 
 @snapshots.command(
@@ -138,15 +138,15 @@ def show(config: BrokerConfig, *, bucket_id: int, is_all: bool, is_json: bool) -
 
     try:
         asyncio.run(read())
-    except SnapshotCorruptedError as error:
-        _tell_damage({bucket_id: str(error)})
+    except SnapshotUnreadableError as error:
+        _tell_faults({bucket_id: error})
 
 
-def _tell_damage(damaged: Mapping[int | None, str]) -> None:
-    """Report snapshots that could not be read, and end with the exit code of damage, if there are any."""
-    for reason in damaged.values():
-        say(reason)
-    if damaged:
+def _tell_faults(faults: Mapping[int | None, object]) -> None:
+    """Report snapshots that could not be read, and end with the exit code of a fault, if there are any."""
+    for fault in faults.values():
+        say(str(fault))
+    if faults:
         sys.exit(EXIT_CODE_WRONG)
 
 
@@ -163,12 +163,12 @@ async def _show(place: SnapshotPlace, bucket_id: int, *, is_all: bool, is_json: 
     damaged: list[str] = []
     async for number, data in readable_segments(place.storage, info):
         try:
-            if isinstance(data, SnapshotCorruptedError):
+            if isinstance(data, SnapshotUnreadableError):
                 raise data
             if histogram is not None:
                 histogram.add(decode_segment(data, entry=number).deliver_at_ms)
             sizes_bytes[number] = len(data)
-        except SnapshotCorruptedError as error:
+        except SnapshotUnreadableError as error:
             damaged.append(str(error))
     if is_json:
         print_json(snapshot_json(summary, named_by, sizes_bytes, damaged))
@@ -179,7 +179,7 @@ async def _show(place: SnapshotPlace, bucket_id: int, *, is_all: bool, is_json: 
         if histogram is not None:
             print_histogram(console, histogram)
         for reason in damaged:
-            console.print(f"[red]Damaged:[/] {escape(reason)}", soft_wrap=True)
+            console.print(f"[red]Unreadable:[/] {escape(reason)}", soft_wrap=True)
     if damaged:
         sys.exit(EXIT_CODE_WRONG)
 
@@ -256,7 +256,7 @@ def gc(config: BrokerConfig, *, which: Filter, is_dry_run: bool, is_json: bool) 
         print_json(garbage_json(garbage, is_dry_run=is_dry_run))
     else:
         print_garbage(make_console(), garbage, is_dry_run=is_dry_run)
-    _tell_damage(garbage.damaged)
+    _tell_faults(garbage.damaged)
 
 
 @snapshots.command(

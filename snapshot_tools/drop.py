@@ -2,11 +2,13 @@
 
 Without a running service, the cursor properties that name the snapshot are removed first, in one durable write, and
 then the snapshot, as far as the storage can delete it. Beside a service with snapshots on S3 the snapshot alone is
-deleted: the service notices at its next try. The caller is asked before a snapshot is given up that can be read.
+deleted: the service notices at its next try. The caller is asked before a snapshot is given up that can be read, or
+that the storage does not answer for, as in an outage; a damaged one is given up without a question.
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import click
@@ -19,7 +21,12 @@ from command_line.output import json_option, print_json
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    SnapshotUnreadableError,
+)
 from snapshot_storage.storage import BucketSnapshotStorage
 from snapshot_tools.options import on_config
 from snapshot_tools.place import Filter, SnapshotPlace, open_place, readable_segments
@@ -37,14 +44,14 @@ class Dropped:
 
 
 async def drop_snapshot(
-    config: BrokerConfig, bucket_id: int, *, on_readable: Callable[[], None] = lambda: None
+    config: BrokerConfig, bucket_id: int, *, on_doubt: Callable[[str], None] = lambda _doubt: None
 ) -> Dropped:
     """Give a snapshot up.
 
     Args:
         config: The configuration.
         bucket_id: Its id.
-        on_readable: Called before a snapshot is given up of which all can be read; an error leaves the snapshot as it
+        on_doubt: Called, with the reason, before a snapshot is given up that may not be lost; an error leaves it as it
             is.
 
     Raises:
@@ -55,8 +62,7 @@ async def drop_snapshot(
     """
     try:
         async with open_place(config, is_read_only=False) as place:
-            if await _is_readable(place.storage, bucket_id):
-                on_readable()
+            await _tell_doubt(place.storage, bucket_id, on_doubt)
             dropped = Dropped(await _forget(place, bucket_id))
             if not dropped.cursors_updated:
                 await _check_there(place.storage, bucket_id)
@@ -70,8 +76,7 @@ async def drop_snapshot(
             raise
     async with patient_storage_of(config) as storage:
         await _check_there(storage, bucket_id)
-        if await _is_readable(storage, bucket_id):
-            on_readable()
+        await _tell_doubt(storage, bucket_id, on_doubt)
         await storage.delete_bucket_snapshot(bucket_id)
     return Dropped(is_beside_service=True)
 
@@ -95,26 +100,25 @@ async def _check_there(storage: BucketSnapshotStorage, bucket_id: int) -> None:
     Raises:
         BucketNotFoundError: There is none.
     """
-    try:
+    with suppress(SnapshotUnreadableError):
         await storage.get_bucket_snapshot_length(bucket_id)
-    except BucketNotFoundError:
-        raise
-    except SnapshotCorruptedError:
-        return
 
 
-async def _is_readable(storage: BucketSnapshotStorage, bucket_id: int) -> bool:
-    """Whether all of a snapshot can be read and decoded."""
+async def _tell_doubt(storage: BucketSnapshotStorage, bucket_id: int, on_doubt: Callable[[str], None]) -> None:
+    """Say why a snapshot may not be lost; of one that is damaged or missing there is nothing to say."""
     try:
         head = await storage.read_bucket_snapshot_head(bucket_id)
         decode_metadata(head.metadata)
         async for number, data in readable_segments(storage, head.info):
-            if isinstance(data, SnapshotCorruptedError):
-                return False
+            if isinstance(data, SnapshotUnreadableError):
+                raise data
             decode_segment(data, entry=number)
-    except SnapshotStorageError:
-        return False
-    return True
+    except (SnapshotCorruptedError, BucketNotFoundError):
+        return
+    except SnapshotStorageError as error:
+        on_doubt(f"It may only be an outage: {error}.")
+    else:
+        on_doubt(f"All of the snapshot {bucket_id} can be read.")
 
 
 @click.command(
@@ -127,20 +131,21 @@ async def _is_readable(storage: BucketSnapshotStorage, bucket_id: int) -> bool:
 )
 @click.argument("bucket_id", type=int)
 @on_config
-@yes_option("Do not ask before a snapshot that can be read is given up.")
+@yes_option("Do not ask before a snapshot is given up that can be read, or that may be in an outage.")
 @json_option("one object")
 def drop(config: BrokerConfig, *, bucket_id: int, is_sure: bool, is_json: bool) -> None:
     """Give up a snapshot that cannot be read: its messages are read from the log again.
 
-    `/health` names such snapshots. Asks first where all of it can be read. Works beside a running service where the
-    snapshots are on S3; an object that the server cannot even delete is forgotten with the service stopped.
+    `/health` names such snapshots. Asks first, unless the snapshot is damaged for certain. Works beside a running
+    service where the snapshots are on S3; an object that the server cannot even delete is forgotten with the service
+    stopped.
     """
 
-    def ask() -> None:
+    def ask(doubt: str) -> None:
         if not is_sure:
-            click.confirm(f"All of the snapshot {bucket_id} can be read. Give it up?", abort=True, err=True)
+            click.confirm(f"{doubt} Give it up?", abort=True, err=True)
 
-    dropped = asyncio.run(drop_snapshot(config, bucket_id, on_readable=ask))
+    dropped = asyncio.run(drop_snapshot(config, bucket_id, on_doubt=ask))
     if is_json:
         print_json({"bucket_id": bucket_id, **asdict(dropped)})
         return

@@ -17,7 +17,7 @@ from command_line.progress import Advance
 from managed_ledger.names import subscription_of
 from snapshot_storage.encoding.codec import decode_segment
 from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotUnreadableError, StorageAccessError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from snapshot_tools.place import Filter, open_place, readable_pieces
 
@@ -48,8 +48,8 @@ async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, adva
     exported = Exported()
     try:
         async with open_place(config) as place:
-            infos, damaged = await place.readable_infos(await place.resolve(which))
-            exported.failed = {bucket_id: [reason] for bucket_id, reason in damaged.items()}
+            infos, faults = await place.readable_infos(await place.resolve(which))
+            exported.failed = {bucket_id: [str(fault)] for bucket_id, fault in faults.items()}
             total, done = sum(info.length_bytes for info in infos), 0
             advance(0, total)
             for info in infos:
@@ -79,16 +79,16 @@ async def _export_snapshot(
         exported.snapshots += 1
 
 
-def _decoded(piece: list[tuple[int, bytes | SnapshotCorruptedError]]) -> tuple[dict[int, DelayedIndexes], list[str]]:
+def _decoded(piece: list[tuple[int, bytes | SnapshotUnreadableError]]) -> tuple[dict[int, DelayedIndexes], list[str]]:
     """Return the rows of each segment by its number, and the faults of the others."""
     parts: dict[int, DelayedIndexes] = {}
     damage: list[str] = []
     for number, data in piece:
         try:
-            if isinstance(data, SnapshotCorruptedError):
+            if isinstance(data, SnapshotUnreadableError):
                 raise data
             parts[number] = decode_segment(data, entry=number)
-        except SnapshotCorruptedError as error:
+        except SnapshotUnreadableError as error:
             damage.append(str(error))
     return parts, damage
 

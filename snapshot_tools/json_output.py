@@ -42,7 +42,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "rows": None if summary.problem else summary.row_count,
         **_time("first_deliver_at", first_ms),
         **_time("last_deliver_at", last_ms),
-        "problem": summary.problem,
+        "problem": None if summary.problem is None else str(summary.problem),
     }
 
 

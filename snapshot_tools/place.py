@@ -19,12 +19,12 @@ from snapshot_storage.copying import pieces_of
 from snapshot_storage.encoding.codec import SegmentMetadata, decode_metadata
 from snapshot_storage.errors import (
     BucketNotFoundError,
-    SnapshotCorruptedError,
+    SnapshotUnreadableError,
     StorageAccessError,
     StorageCorruptedError,
 )
 from snapshot_storage.inspection import BucketProperty, is_bucket_property
-from snapshot_storage.readable_infos import readable_infos
+from snapshot_storage.readable_infos import ReadableInfos, readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 _HEADS_AT_A_TIME = 8
@@ -44,8 +44,8 @@ class Summary:
 
     info: BucketSnapshotInfo
     segments: list[SegmentMetadata]
-    problem: str | None = None
-    """Why entry 0 cannot be read, if so."""
+    problem: SnapshotUnreadableError | None = None
+    """The fault of entry 0, if it cannot be read."""
 
     @property
     def row_count(self) -> int:
@@ -78,7 +78,7 @@ class SnapshotPlace:
         known = set(await self.cursor_properties())
         topics = await asyncio.to_thread(self.cursors.topics)
         # Where the storage cannot be listed, the log has all names but those of deleted topics and cursors.
-        with suppress(SnapshotCorruptedError, StorageCorruptedError):
+        with suppress(SnapshotUnreadableError, StorageCorruptedError):
             listed = await self.storage.list_bucket_snapshots()
             known |= {CursorName(info.topic_name, info.cursor_name) for info in listed}
         topic = cursor = None
@@ -93,12 +93,11 @@ class SnapshotPlace:
         """List snapshots, in order of topic, cursor and ledgers."""
         return _in_order(await self.storage.list_bucket_snapshots(which.topic_name, which.cursor_name))
 
-    async def readable_infos(self, which: Filter) -> tuple[list[BucketSnapshotInfo], dict[int | None, str]]:
+    async def readable_infos(self, which: Filter) -> ReadableInfos:
         """List the snapshots that can be found, by a list or as the cursors' properties name them.
 
-        Returns:
-            The snapshots in order, and the faults of others, by id as far as known. With a filter, others are those
-            that the cursors' properties name: the owner of a damaged header is unknown.
+        With a filter, snapshots with a fault are those that the cursors' properties name: the owner of a header that
+        cannot be read is unknown.
         """
         named = {one.bucket_id for one in await self.properties(which) if one.bucket_id is not None}
         return await readable_infos(self.storage, named, topic_name=which.topic_name, cursor_name=which.cursor_name)
@@ -111,7 +110,7 @@ class SnapshotPlace:
         """
         try:
             return (await self.storage.read_bucket_snapshot_head(bucket_id)).info
-        except SnapshotCorruptedError:
+        except SnapshotUnreadableError:
             # The damage may be in a segment that was read along; the facts that need no read are enough.
             for info in await self.storage.list_bucket_snapshots():
                 if info.bucket_id == bucket_id:
@@ -148,8 +147,8 @@ class SnapshotPlace:
         try:
             metadata = await self.storage.get_bucket_snapshot_metadata(info.bucket_id)
             return Summary(info, decode_metadata(metadata))
-        except SnapshotCorruptedError as error:
-            return Summary(info, [], str(error))
+        except SnapshotUnreadableError as error:
+            return Summary(info, [], error)
         except BucketNotFoundError:
             return None
 
@@ -160,8 +159,8 @@ def _in_order(infos: list[BucketSnapshotInfo]) -> list[BucketSnapshotInfo]:
 
 async def readable_segments(
     storage: BucketSnapshotStorage, info: BucketSnapshotInfo
-) -> AsyncIterator[tuple[int, bytes | SnapshotCorruptedError]]:
-    """Yield the number of each segment with its bytes, or with its fault: a damaged segment must not hide others."""
+) -> AsyncIterator[tuple[int, bytes | SnapshotUnreadableError]]:
+    """Yield the number of each segment with its bytes, or with its fault: one segment must not hide others."""
     async for piece in readable_pieces(storage, info):
         for one in piece:
             yield one
@@ -169,7 +168,7 @@ async def readable_segments(
 
 async def readable_pieces(
     storage: BucketSnapshotStorage, info: BucketSnapshotInfo
-) -> AsyncIterator[list[tuple[int, bytes | SnapshotCorruptedError]]]:
+) -> AsyncIterator[list[tuple[int, bytes | SnapshotUnreadableError]]]:
     """Yield segments by the piece, as many as are read at a time."""
     for first, last in pieces_of(info):
         yield [one async for one in _readable(storage, info, first, last)]
@@ -177,10 +176,10 @@ async def readable_pieces(
 
 async def _readable(
     storage: BucketSnapshotStorage, info: BucketSnapshotInfo, first: int, last: int
-) -> AsyncIterator[tuple[int, bytes | SnapshotCorruptedError]]:
+) -> AsyncIterator[tuple[int, bytes | SnapshotUnreadableError]]:
     try:
         segments = await storage.get_bucket_snapshot_segment(info.bucket_id, first, last)
-    except SnapshotCorruptedError as error:
+    except SnapshotUnreadableError as error:
         if first == last:
             yield first, error
             return

@@ -70,7 +70,7 @@ def _list_table(summaries: Sequence[Summary], *, is_wide: bool) -> Table:
     for one in summaries:
         info, times = one.info, one.times_ms
         bucket_id, ledgers, length = str(info.bucket_id), escape(ledgers_of(info)), size(info.length_bytes)
-        rows, segments = "[red]damaged[/]" if one.problem else f"{one.row_count:,}", f"{info.segment_count:,}"
+        rows, segments = "[red]unreadable[/]" if one.problem else f"{one.row_count:,}", f"{info.segment_count:,}"
         first, last = ("", "") if times is None else (_seconds(times[0]), _seconds(times[1]))
         if is_wide:
             table.add_row(bucket_id, ledgers, segments, rows, length, first, last)
@@ -123,7 +123,7 @@ def print_segments(console: Console, summary: Summary, sizes_bytes: Mapping[int,
         table.add_row(
             f"{number:,}",
             f"{segment.row_count:,}",
-            size(sizes_bytes[number]) if number in sizes_bytes else "[red]damaged[/]",
+            size(sizes_bytes[number]) if number in sizes_bytes else "[red]unreadable[/]",
             f"{len(segment.bitmaps):,}",
             iso(begins_at),
             f"{ends_at - begins_at:,}",

@@ -15,13 +15,15 @@ from pipeline.cli.common import job_options, new_session
 if TYPE_CHECKING:
     from pipeline.jobs.audit import AuditReport
 
+_UNKNOWN = "unknown owner"
+
 
 @click.command(
     epilog=help_end(
         "postdate pipeline audit data",
         "postdate pipeline audit --positions /tmp/findings.parquet --cursor worker data",
         "postdate pipeline audit --repair data",
-        wrong="a fault was found; with --repair, a fault is left",
+        wrong="a fault was found, or a snapshot could not be read; with --repair, that is left",
     )
 )
 @click.option("--positions", metavar="FILE", help="Write the faults of positions to this Parquet file.")
@@ -41,9 +43,12 @@ def audit(
     """Compare the delayed index with the log and the cursors, and each snapshot with its checksums and its entry 0.
 
     DATA is a service's data directory. The service may run, but not with --repair; a bucket that it seals or merges
-    meanwhile may count as a fault. Repairing makes the index of every subscription with a fault anew, with default
-    limits of segments and buckets, drops properties that name no bucket, and deletes snapshots that no property names.
-    Then everything is compared again.
+    meanwhile may count as a fault. A snapshot that the storage does not answer for, as in an outage, is named and is no
+    fault: its subscription is not compared, and not repaired for it.
+
+    Repairing makes the index of every subscription with a fault anew, with default limits of segments and buckets,
+    drops properties that name no bucket, and deletes snapshots that no property names. Then everything is compared
+    again.
     """
     from pipeline.index.place import check_index, cursor_folder
     from pipeline.jobs.audit import audit as compare
@@ -75,7 +80,7 @@ def audit(
             written = write_positions(report, positions)
             printed["positions_written"] = written
             _tell(f"{written:,} positions written to {positions}", is_quiet=is_json)
-        if is_repairing and not report.is_clean:
+        if is_repairing and report.has_faults:
             deleted = repair(
                 spark,
                 data,
@@ -119,6 +124,15 @@ def audit_json(report: "AuditReport") -> dict[str, Any]:
             {"bucket_id": bucket_id, "topic": cursor.topic, "cursor": cursor.subscription, "reason": why}
             for bucket_id, (cursor, why) in report.corrupt.items()
         ],
+        "unavailable": [
+            {
+                "bucket_id": bucket_id,
+                "topic": None if cursor is None else cursor.topic,
+                "cursor": None if cursor is None else cursor.subscription,
+                "reason": why,
+            }
+            for bucket_id, (cursor, why) in report.unavailable.items()
+        ],
         "ownership": [
             {
                 "kind": str(problem.kind),
@@ -143,9 +157,14 @@ def _tell_findings(report: "AuditReport", *, is_quiet: bool) -> None:
             click.echo(f"{cursor}: {found}")
     for bucket_id, (cursor, why) in report.corrupt.items():
         click.echo(f"{cursor}: snapshot {bucket_id} is corrupt: {why}")
+    for bucket_id, (of_cursor, why) in report.unavailable.items():
+        click.echo(f"{of_cursor or _UNKNOWN}: snapshot {bucket_id} was not compared: {why}")
     for problem in report.ownership:
         kind = "dangling" if problem.kind == "missing" else problem.kind
         name = CursorName(problem.topic_name, problem.cursor_name)
-        owner = str(name) if problem.topic_name else "unknown owner"
+        owner = str(name) if problem.topic_name else _UNKNOWN
         click.echo(f"{owner}: {kind}: {problem.bucket_id}, {problem.what}")
-    click.echo("nothing is wrong" if report.is_clean else "the index is not as it should be")
+    if report.has_faults:
+        click.echo("the index is not as it should be")
+    else:
+        click.echo("nothing is wrong" if report.is_clean else "nothing else is wrong: audit again after the outage")

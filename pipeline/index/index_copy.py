@@ -3,8 +3,8 @@
 Snapshots get new ids in the target. Copies of an earlier run are found again by their names and their content, so an
 interrupted run is resumed by the next one, and a second run copies nothing. The order of the steps keeps a move safe:
 
-1. every snapshot that a property names is copied, read again and compared, or found and compared; if one is damaged or
-   missing, nothing further is done;
+1. every snapshot that a property names is copied, read again and compared, or found and compared; if one cannot be
+   read or is missing, nothing further is done;
 2. the properties of all cursors are changed to the new ids in one durable write;
 3. only then, if requested, the old snapshots are deleted.
 
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from pipeline.index.selection import Selection
 from snapshot_storage.copying import found_copy
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotUnreadableError
 from snapshot_storage.inspection import BucketProperty, is_bucket_property, matched
 from snapshot_storage.readable_infos import readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
@@ -89,7 +89,7 @@ async def find_or_copy(
             free = [bucket_id for bucket_id in candidates if bucket_id not in taken]
             found_id = await found_copy(here, there, info, metadata, free)
             new_id = await write(info, metadata) if found_id is None else found_id
-        except (SnapshotCorruptedError, BucketNotFoundError) as error:
+        except (SnapshotUnreadableError, BucketNotFoundError) as error:
             yield CopyResult(info.bucket_id, error=str(error))
         else:
             taken.update(() if new_id is None else (new_id,))
@@ -118,7 +118,7 @@ class Copied:
     """Whether a requested update of the cursors was left out, since not all snapshots are in the target."""
     deleted: int = 0
     failed: dict[int, str] = field(default_factory=dict)
-    """Named snapshots that are damaged or missing, and the reasons, by old id."""
+    """Named snapshots that cannot be read or are missing, and the reasons, by old id."""
 
 
 async def copy_index(
@@ -194,23 +194,23 @@ async def _plan(
     properties: Sequence[BucketProperty],
     copied: Copied,
 ) -> list[SnapshotToCopy]:
-    """Find the snapshots to copy, those that an earlier run has moved, and those that are damaged or missing."""
+    """Find the snapshots to copy, those that an earlier run has moved, and those that are unreadable or missing."""
     named = {one.bucket_id for one in properties if one.bucket_id is not None}
     owners = {(one.bucket_id, *one[:3]) for one in properties}
     in_target = await there.list_bucket_snapshots()
     moved = {info.bucket_id for info in in_target if is_named(info, owners)}
     # After a move, properties have the target's ids. A snapshot of the source with such an id has it by chance.
     copied.moved_before = len(moved)
-    infos, damaged = await readable_infos(here, named)
+    infos, faults = await readable_infos(here, named)
     infos = [info for info in infos if chosen.has(CursorName(info.topic_name, info.cursor_name))]
     copied.infos = [info for info in infos if info.bucket_id in named and info.bucket_id not in moved]
     copied.unnamed = len({info.bucket_id for info in infos} - named)
-    for bucket_id, reason in damaged.items():
+    for bucket_id, fault in faults.items():
         if bucket_id is not None and bucket_id in named and bucket_id not in moved:
-            copied.failed[bucket_id] = reason
+            copied.failed[bucket_id] = str(fault)
         elif chosen == Selection():
-            # The owner of a damaged snapshot is unknown, so a selection leaves it out.
-            copied.unnamed_damaged[bucket_id] = reason
+            # The owner of an unreadable snapshot is unknown, so a selection leaves it out.
+            copied.unnamed_damaged[bucket_id] = str(fault)
     found = {info.bucket_id for info in infos} | moved
     for one in properties:
         if one.bucket_id is not None and one.bucket_id not in found:

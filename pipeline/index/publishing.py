@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.cursor_log import CursorLog
-from pipeline.index.readable import list_readable
 from pipeline.index.staging import StagedSnapshot
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.objects.format import DecodedObject
+from snapshot_storage.readable_infos import readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.bucket_properties import read_properties
 
@@ -85,7 +85,7 @@ async def publish(
     for cursor in replaced:
         gone_keys[cursor].update(bucket.key for bucket in read_properties(old[cursor]).buckets)
     # A snapshot that cannot even be listed is replaced or left alone, so that a rebuild can do its work.
-    infos = {info.bucket_id: info for info in (await list_readable(storage, _ids(old.values()))).infos}
+    infos = {info.bucket_id: info for info in (await readable_infos(storage, _ids(old.values()))).infos}
     published = Published()
     store = _Store(storage, infos, on_stored)
     try:

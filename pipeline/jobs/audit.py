@@ -3,8 +3,11 @@
     ledgers, cursors, snapshots ──► stretches of about as many positions (driver) ──► `audit_rows` (tasks) ──► report
 
 The audit locks nothing, so a service may run meanwhile. A bucket that it seals or merges just then may show up as a
-finding that is gone the next time. `repair` needs the service stopped. It rebuilds the index of every subscription that
-has a finding, drops properties that name no bucket, and deletes snapshots that no property of any cursor names.
+finding that is gone the next time. A subscription with a snapshot that the storage does not answer for is not compared,
+and the snapshot is named: an outage is no finding.
+
+`repair` needs the service stopped. It rebuilds the index of every subscription that has a finding, drops properties
+that name no bucket, and deletes snapshots that no property of any cursor names.
 """
 
 import asyncio
@@ -24,8 +27,8 @@ from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.position import Position
 from managed_ledger.value_types import OnStage, OnStep
 from pipeline.index.cursor_log import CursorLog, acknowledged_of
+from pipeline.index.cursor_snapshots import is_own
 from pipeline.index.place import cursor_folder, open_index, own_index, with_index
-from pipeline.index.readable import ReadableIndex, is_own, list_readable
 from pipeline.index.selection import Selection, select
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.logs.header_log import HeaderLog, LedgerExtent, split_ranges
@@ -38,7 +41,7 @@ from pipeline.tasks.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, Au
 from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.encoding.codec import decode_metadata
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotUnavailableError
 from snapshot_storage.inspection import (
     BucketProperty,
     ProblemKind,
@@ -46,6 +49,7 @@ from snapshot_storage.inspection import (
     is_bucket_property,
     ownership_problems,
 )
+from snapshot_storage.readable_infos import ReadableInfos, readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.bucket_properties import read_properties
 
@@ -70,9 +74,14 @@ class AuditReport:
     """By subscription; also harmless findings."""
     positions: list[Audited] = field(default_factory=list)
     corrupt: dict[int, tuple[CursorName, str]] = field(default_factory=dict)
-    """Snapshots that cannot be read or contradict themselves, their owners, and the reasons.
+    """Snapshots that are damaged or contradict themselves, their owners, and the reasons.
 
-    The rows of a snapshot that cannot be read count as missing.
+    The rows of a damaged snapshot count as missing.
+    """
+    unavailable: dict[int, tuple[CursorName | None, str]] = field(default_factory=dict)
+    """Snapshots that the storage does not answer for, their owners where a property names one, and the reasons.
+
+    The positions of these owners were not compared, or only a part of them.
     """
     ownership: list[SnapshotProblem] = field(default_factory=list)
     """Snapshots without a property, and properties without a snapshot or with a wrong one.
@@ -87,9 +96,14 @@ class AuditReport:
         return sum(counts[finding] for counts in self.counts.values())
 
     @property
+    def has_faults(self) -> bool:
+        """Whether something is wrong that a repair mends; harmless findings do not count, nor does an outage."""
+        return bool(self.positions or self.corrupt or self.ownership)
+
+    @property
     def is_clean(self) -> bool:
-        """Whether nothing is wrong; harmless findings do not count."""
-        return not (self.positions or self.corrupt or self.ownership)
+        """Whether all was compared, and nothing is wrong."""
+        return not (self.has_faults or self.unavailable)
 
     def affected(self) -> set[CursorName]:
         """The subscriptions whose index is to be rebuilt."""
@@ -139,14 +153,14 @@ def audit(
     # After the cursors: snapshots that were stored since then have no property among those that were read.
     index = own_index(index, Path(folder), is_read_only=True)
     readable, sealed = asyncio.run(_read_index(index, Path(folder), every, names))
-    infos = readable.infos
     report = AuditReport(now_ms, {name: Counter() for name in sorted(names)})
     _add_ownership(report, readable, [one for cursor in every for one in cursor.properties])
     report.ownership = [problem for problem in report.ownership if _is_wanted(problem, selection)]
+    _add_unavailable(report, readable, every, selection)
     tasks = []
     for cursor in every:
-        if cursor.name in names:
-            of_cursor = _named(infos, cursor)
+        if cursor.name in sealed:
+            of_cursor = _named(readable.infos, cursor)
             extents = [ledger for ledger in ledgers if ledger.topic == cursor.name.topic]
             tasks += list(_plan(cursor, extents, of_cursor, sealed[cursor.name]))
     on_stage("compare", len(tasks))
@@ -156,23 +170,48 @@ def audit(
     return report
 
 
-def _add_ownership(report: AuditReport, readable: ReadableIndex, properties: Sequence[BucketProperty]) -> None:
-    """Say which snapshots and properties do not belong to each other, and which cannot even be listed."""
-    named = {one.bucket_id: CursorName(one.topic_name, one.cursor_name) for one in properties}
-    for bucket_id, why in readable.damaged.items():
-        owner = named.get(bucket_id)
-        if owner is None:
+def _add_ownership(report: AuditReport, readable: ReadableInfos, properties: Sequence[BucketProperty]) -> None:
+    """Say which snapshots and properties do not belong to each other, and which are damaged and cannot be listed."""
+    named = _owners(properties)
+    for bucket_id, fault in readable.faults.items():
+        owner = None if bucket_id is None else named.get(bucket_id)
+        if isinstance(fault, SnapshotUnavailableError):
+            continue
+        if bucket_id is None or owner is None:
             report.ownership.append(
-                SnapshotProblem(ProblemKind.DAMAGED, bucket_id, "", "", f"no property names it; {why}")
+                SnapshotProblem(ProblemKind.DAMAGED, bucket_id, "", "", f"no property names it; {fault}")
             )
         elif owner in report.counts:
-            report.corrupt[bucket_id] = (owner, why)
+            report.corrupt[bucket_id] = (owner, str(fault))
     report.ownership += [
         problem
         for problem in ownership_problems(readable.infos, properties)
         # Snapshots that are there and cannot be read are named already.
-        if problem.kind is not ProblemKind.MISSING or problem.bucket_id not in readable.damaged
+        if problem.kind is not ProblemKind.MISSING or problem.bucket_id not in readable.faults
     ]
+
+
+def _owners(properties: Iterable[BucketProperty]) -> dict[int, CursorName]:
+    return {one.bucket_id: CursorName(*one[:2]) for one in properties if one.bucket_id is not None}
+
+
+def _add_unavailable(
+    report: AuditReport, readable: ReadableInfos, every: Iterable[_Cursor], selection: Selection
+) -> None:
+    """Say which snapshots of the selected subscriptions, or of no known one, the storage does not answer for."""
+    named = _owners(one for cursor in every for one in cursor.properties)
+    for bucket_id in _unavailable_ids(readable):
+        owner = named.get(bucket_id)
+        if selection.has(owner or CursorName("", "")):
+            report.unavailable[bucket_id] = owner, str(readable.faults[bucket_id])
+
+
+def _unavailable_ids(readable: ReadableInfos) -> set[int]:
+    return {
+        bucket_id
+        for bucket_id, fault in readable.faults.items()
+        if bucket_id is not None and isinstance(fault, SnapshotUnavailableError)
+    }
 
 
 def _is_wanted(problem: SnapshotProblem, selection: Selection) -> bool:
@@ -204,18 +243,20 @@ def _read_log(folder: str) -> _ReadLog:
 
 async def _read_index(
     index: str, log: Path, every: Sequence[_Cursor], names: Collection[CursorName]
-) -> tuple[ReadableIndex, dict[CursorName, Position]]:
-    """Return all snapshots, and up to where each of these subscriptions is in buckets."""
+) -> tuple[ReadableInfos, dict[CursorName, Position]]:
+    """Return all snapshots, and up to where each subscription is in buckets that can be compared."""
     async with open_index(index, log=log, is_read_only=True) as storage:
-        readable = await list_readable(storage, _ids([one for cursor in every for one in cursor.properties]))
+        readable = await readable_infos(storage, _ids([one for cursor in every for one in cursor.properties]))
         infos = {info.bucket_id: info for info in readable.infos}
-        sealed = {
-            cursor.name: await _sealed_through(
-                storage, [one for one in cursor.properties if _may_count(one, infos, readable.damaged)]
-            )
-            for cursor in every
-            if cursor.name in names
-        }
+        sealed = {}
+        for cursor in every:
+            if cursor.name not in names or _ids(cursor.properties) & _unavailable_ids(readable):
+                continue
+            counted = [one for one in cursor.properties if _may_count(one, infos, readable.faults)]
+            try:
+                sealed[cursor.name] = await _sealed_through(storage, counted)
+            except SnapshotUnavailableError as error:
+                readable.faults[error.bucket_id] = error
         return readable, sealed
 
 
@@ -223,9 +264,9 @@ def _ids(properties: Iterable[BucketProperty]) -> set[int]:
     return {one.bucket_id for one in properties if one.bucket_id is not None}
 
 
-def _may_count(one: BucketProperty, infos: Mapping[int, BucketSnapshotInfo], damaged: Collection[int | None]) -> bool:
+def _may_count(one: BucketProperty, infos: Mapping[int, BucketSnapshotInfo], faults: Collection[int | None]) -> bool:
     """Whether a property names a snapshot of its own cursor, or a damaged one whose owner is unknown."""
-    if one.bucket_id in damaged:
+    if one.bucket_id in faults:
         return True
     info = None if one.bucket_id is None else infos.get(one.bucket_id)
     return info is not None and is_own(info, CursorName(one.topic_name, one.cursor_name), one.key)
@@ -239,7 +280,7 @@ def _named(infos: Sequence[BucketSnapshotInfo], cursor: _Cursor) -> list[BucketS
 
 
 async def _sealed_through(storage: BucketSnapshotStorage, buckets: Iterable[BucketProperty]) -> Position:
-    """Return the last position that a bucket has; the end of its range where it cannot be read."""
+    """Return the last position that a bucket has; the end of its range where it is damaged."""
     by_end: defaultdict[int, set[int]] = defaultdict(set)
     for one in buckets:
         ledgers = parse_bucket_key(one.key)
@@ -288,6 +329,7 @@ def _add(report: AuditReport, audited: Audited) -> None:
     name = CursorName(audited.topic, audited.cursor)
     report.counts[name].update(audited.counts)
     report.corrupt.update((bucket_id, (name, why)) for bucket_id, why in audited.corrupt.items())
+    report.unavailable.update((bucket_id, (name, why)) for bucket_id, why in audited.unavailable.items())
     report.log_rows += audited.log_rows
     report.index_rows += audited.index_rows
     if audited.positions:
@@ -339,8 +381,8 @@ async def _sweep(data: str, index: str, affected: Collection[CursorName], suspec
         dropped = drop_useless(owners, affected)
         named = owners.named_ids()
         async with open_index(index, log=folder) as storage:
-            readable = await list_readable(storage, named)
-            there = {info.bucket_id for info in readable.infos} | readable.damaged.keys()
+            infos, faults = await readable_infos(storage, named)
+            there = {info.bucket_id for info in infos} | {bucket_id for bucket_id in faults if bucket_id is not None}
             gone = (there & (set(suspects) | dropped)) - named
             for bucket_id in gone:
                 await storage.delete_bucket_snapshot(bucket_id)

@@ -28,9 +28,9 @@ from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.names import match_topic
 from managed_ledger.value_types import OnStage, OnStep
 from pipeline.index.cursor_log import CursorLog, is_index_cursor
+from pipeline.index.cursor_snapshots import own_metadata
 from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_index
 from pipeline.index.publishing import each_of, publish
-from pipeline.index.readable import own_metadata
 from pipeline.index.selection import select
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.sources.number_columns import check_types, whole

@@ -17,7 +17,7 @@ from pipeline.logs.header_log import HeaderLog, HeaderRange
 from pipeline.tasks.row_checks import Acknowledged, split_rows
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment
 from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotUnavailableError
 from snapshot_storage.inspection import metadata_problems, segment_problems
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.columns.row_order import NEVER
@@ -77,12 +77,14 @@ class Audited:
     counts: dict[IndexFinding, int] = field(default_factory=dict)
     corrupt: dict[int, str] = field(default_factory=dict)
     """Snapshots that cannot be read, or of which entry 0 and the segments contradict each other, and why."""
+    unavailable: dict[int, str] = field(default_factory=dict)
+    """Snapshots that the storage does not answer for, and why; with any, the stretch is not compared."""
     log_rows: int = 0
     index_rows: int = 0
 
 
 async def audit_task(log: HeaderLog, storage: BucketSnapshotStorage, task: AuditTask, *, now_ms: int) -> Audited:
-    """Compare a stretch; a bucket that cannot be read is a finding too.
+    """Compare a stretch; a damaged bucket is a finding too, and one that the storage does not answer for ends it.
 
     Entry 0 of each bucket is compared with the segments: a tracker that recovers goes by it, and not by the rows.
     """
@@ -96,6 +98,11 @@ async def audit_task(log: HeaderLog, storage: BucketSnapshotStorage, task: Audit
                 audited.corrupt[info.bucket_id] = "; ".join(problems[:PROBLEMS_SHOWN_MAX])
         except (SnapshotCorruptedError, BucketNotFoundError) as error:
             audited.corrupt[info.bucket_id] = str(error)
+        except SnapshotUnavailableError as error:
+            audited.unavailable[info.bucket_id] = str(error)
+    if audited.unavailable:
+        # Which positions are missing is not known: these snapshots may have them.
+        return audited
     index = DelayedIndexes.concatenate(parts)
     read = [split_rows(part.topic, log.read_times(part), part.ledger_id)[0] for part in task.ranges]
     in_log = DelayedIndexes.concatenate(read)

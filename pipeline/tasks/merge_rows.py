@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index.readable import own_metadata
+from pipeline.index.cursor_snapshots import own_metadata
 from pipeline.index.staging import StagedSnapshot, StagingWriter
 from pipeline.planning.rules import RebuildRules
 from snapshot_storage.encoding.codec import decode_metadata, decode_metadata_columns, decode_segments

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
-    SnapshotCorruptedError,
     SnapshotStorageError,
+    SnapshotUnavailableError,
+    SnapshotUnreadableError,
     StorageAccessError,
     StorageUnavailableError,
 )
@@ -68,40 +69,43 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None
     ) -> list[BucketSnapshotInfo]:
-        """List snapshots without the damaged ones, which are logged; `find_damage` names them.
+        """List snapshots without those that cannot be read, which are logged; `find_damage` names them.
 
         A call for each thousand, and one more for each that this process has not read before.
         """
-        infos, damage = await self._infos(topic_name, cursor_name)
-        for error in damage:
+        infos, left_out = await self._infos(topic_name, cursor_name)
+        for error in left_out:
             logger.warning("left out of a list of snapshots: %s", error)
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """Find objects with a damaged or unreadable beginning; the list remembers the heads that were read."""
-        _, damage = await self._infos(None, None)
-        return list(damage)
+        _, left_out = await self._infos(None, None)
+        return list(left_out)
 
     async def _infos(
         self, topic_name: str | None, cursor_name: str | None
-    ) -> tuple[list[BucketSnapshotInfo], list[SnapshotCorruptedError]]:
-        """Return what the objects of a topic and cursor, and of some others, say of themselves; and what does not.
+    ) -> tuple[list[BucketSnapshotInfo], list[SnapshotUnreadableError]]:
+        """Read the heads of the objects of a topic and cursor, and of some others that share their folder of keys.
 
-        One that cannot be read now, or is refused as an archived one is, is left out as a damaged one is, as long as
-        any can be read.
+        An object that is damaged, that the server does not answer for, or that it refuses, as an archived one, is left
+        out. Where the server answers for none, that is an outage, and is raised.
+
+        Returns:
+            The facts in the heads, and the faults of the objects that were left out.
         """
         ids = await self._run("list snapshots", lambda snapshots: snapshots.ids(topic_name, cursor_name))
         found = await asyncio.gather(*map(self._info, ids), return_exceptions=True)
         infos = [one for one in found if isinstance(one, BucketSnapshotInfo)]
-        damage: list[SnapshotCorruptedError] = []
+        left_out: list[SnapshotUnreadableError] = []
         for bucket_id, one in zip(ids, found, strict=True):
-            if isinstance(one, SnapshotCorruptedError):
-                damage.append(one)
+            if isinstance(one, SnapshotUnreadableError):
+                left_out.append(one)
             elif isinstance(one, StorageUnavailableError | StorageAccessError) and infos:
-                damage.append(SnapshotCorruptedError(f"it cannot be read: {one}", bucket_id=bucket_id))
+                left_out.append(SnapshotUnavailableError(str(one), bucket_id=bucket_id))
             elif isinstance(one, BaseException):
                 raise one
-        return infos, damage
+        return infos, left_out
 
     async def _info(self, bucket_id: int) -> BucketSnapshotInfo | None:
         try:

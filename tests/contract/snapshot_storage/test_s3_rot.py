@@ -1,4 +1,4 @@
-"""Damage that a server hides behind answers that sound like an outage: it is one, of that object alone, and named."""
+"""Damage that a server hides behind answers that sound like an outage: an outage of that object alone, and named."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshot_storage.errors import SnapshotCorruptedError, StorageAccessError, StorageUnavailableError
+from snapshot_storage.errors import SnapshotUnavailableError, StorageAccessError, StorageUnavailableError
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -33,7 +33,7 @@ async def _errors(call: Callable[[], Coroutine[object, object, object]], times: 
     """Return what the same call raises, again and again."""
     errors: list[type] = []
     for _ in range(times):
-        with pytest.raises((SnapshotCorruptedError, StorageUnavailableError)) as raised:
+        with pytest.raises(StorageUnavailableError) as raised:
             await call()
         errors.append(raised.type)
     return errors
@@ -60,11 +60,11 @@ def test_a_flipped_bit_on_the_disk_of_minio_fails_its_own_reads(minio: MinioServ
         async with backend.storage() as storage:
             assert [info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")] == [sound]
             (damage,) = await storage.find_damage()
-            assert isinstance(damage, SnapshotCorruptedError)
+            assert isinstance(damage, SnapshotUnavailableError)
             assert damage.bucket_id == rotten
             # A tool that asked as often as it may names the entry, and goes on.
             tool = RetryingBucketSnapshotStorage(storage, Retries(tries_max=3, min_ms=1, max_ms=32))
-            with pytest.raises(SnapshotCorruptedError, match="it cannot be read") as raised:
+            with pytest.raises(SnapshotUnavailableError, match="cannot be read now") as raised:
                 await tool.get_bucket_snapshot_segment(rotten, last, last)
             assert (raised.value.bucket_id, raised.value.entry) == (rotten, last)
             await storage.delete_bucket_snapshot(rotten)
@@ -87,12 +87,12 @@ def test_an_object_that_was_archived_fails_its_own_reads(s3_servers: Callable[[t
         async with backend.storage() as storage:
             assert [info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")] == [sound]
             (damage,) = await storage.find_damage()
-            assert isinstance(damage, SnapshotCorruptedError)
+            assert isinstance(damage, SnapshotUnavailableError)
             assert damage.bucket_id == archived
             with pytest.raises(StorageAccessError):
                 await storage.get_bucket_snapshot_segment(archived, 1, 1)
             tool = RetryingBucketSnapshotStorage(storage, Retries(tries_max=3, min_ms=1, max_ms=32))
-            with pytest.raises(SnapshotCorruptedError, match="it cannot be read"):
+            with pytest.raises(SnapshotUnavailableError, match="cannot be read now"):
                 await tool.get_bucket_snapshot_length(archived)
             await storage.delete_bucket_snapshot(archived)
             assert await storage.find_damage() == []

@@ -195,6 +195,39 @@ def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
     assert _stored_at(tmp_path, location, SUB) == live(headers, SMALL)
 
 
+@pytest.mark.parametrize("server", [MinioServer], indirect=True)
+def test_an_object_that_the_server_does_not_answer_for_is_named_and_nothing_is_rebuilt_for_it(
+    tmp_path: Path, location: str, server: MinioServer, spark: SparkSession
+) -> None:
+    """Only the audit can tell of it: whether this is an outage, or damage that the server hides, is the operator's."""
+    data = str(tmp_path)
+    write_log(tmp_path, {"a": some_times(1, 430), "b": some_times(2, 430)})
+    rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
+    with CursorLog(tmp_path / "ledgers") as cursors:
+        first, *_, last = (bucket.bucket_id for bucket in read_properties(cursors.properties(SUB)).buckets)
+    prefix = s3_location(own_index(location, tmp_path / "ledgers")).prefix
+    theirs = _stored_at(tmp_path, location, OTHER)
+    before = _objects(server, prefix)
+    for bucket_id in (first, last):
+        server.rot(object_key(prefix, bucket_id))
+
+    report = audit(spark, data, location, now_ms=NOW_MS)
+    # In a process of its own, as a command ends its session.
+    words = ["audit", data, "--index", location, "--now", str(NOW_MS), "--repair"]
+    line = [sys.executable, "-m", "broker.cli", "pipeline", *words]
+    repaired = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+
+    assert {bucket_id: owner for bucket_id, (owner, _) in report.unavailable.items()} == {first: SUB, last: SUB}
+    assert (report.corrupt, report.ownership, report.positions, report.affected()) == ({}, [], [], set())
+    assert (report.has_faults, report.is_clean) == (False, False)
+    assert report.counts[SUB].total() == 0
+    assert repaired.returncode == 1, repaired.stderr
+    assert f"snapshot {first} was not compared" in repaired.stdout
+    assert "rebuilt" not in repaired.stdout
+    assert _objects(server, prefix) == before
+    assert _stored_at(tmp_path, location, OTHER) == theirs
+
+
 @pytest.mark.parametrize("server", [VersityServer], indirect=True)
 def test_jobs_of_two_folders_do_not_meet_under_a_prefix(
     spark: SparkSession, tmp_path: Path, location: str, server: RealServer

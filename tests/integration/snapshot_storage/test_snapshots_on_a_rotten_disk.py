@@ -124,21 +124,24 @@ def test_every_command_names_what_rotted_and_does_the_rest(service: StoppedServi
     results = [verified, listed, shown, dry, exported, copied, collected]
     assert [result.exit_code for result in results] == [1] * len(results), [result.output for result in results]
     problems = [line.split()[:2] for line in verified.stdout.splitlines()]
-    for kind, bucket_id in (("damaged", rotten), ("damaged", nameless), ("missing", gone), ("damaged", service.orphan)):
-        assert [kind, str(bucket_id)] in problems, verified.stdout
+    for bucket_id in (rotten, nameless, service.orphan):
+        assert ["unavailable", str(bucket_id)] in problems, verified.stdout
+    assert ["missing", str(gone)] in problems, verified.stdout
     assert "Checked 1 snapshot, " in verified.stdout
     assert "4 problems." in verified.stdout
     assert [one["bucket_id"] for one in json.loads(listed.stdout)] == [sound]
     for unreadable in (rotten, nameless, service.orphan):
-        assert f"snapshot of bucket {unreadable} is corrupt" in listed.stderr
-    assert f"snapshot of bucket {rotten} is corrupt" in shown.stderr
+        assert f"snapshot of bucket {unreadable} cannot be read now" in listed.stderr
+    assert f"snapshot of bucket {rotten} cannot be read now" in shown.stderr
     assert parquet.read_table(tmp_path / "index.parquet").num_rows == ROWS
     assert f"Not whole: {nameless}" in exported.stdout
     assert "Copied 1 snapshot (" in copied.stdout
     assert "Would delete 1 snapshot that no cursor names" in dry.stdout
     assert f"Unreadable: {service.orphan}" in collected.stdout
     # Only the service may give up a snapshot that a cursor names.
-    assert [f"snapshot of bucket {one} is corrupt" in collected.stderr for one in (rotten, nameless)] == [True] * 2
+    assert [f"snapshot of bucket {one} cannot be read now" in collected.stderr for one in (rotten, nameless)] == [
+        True
+    ] * 2
     assert str(service.orphan) not in service.run("list").stderr
 
 
@@ -167,16 +170,20 @@ def test_drop_gives_up_what_can_be_deleted_and_what_cannot(service: StoppedServi
     async def beside_a_service() -> list[Result]:
         store = await LedgerStore.open(service.data / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
         try:
-            return [await asyncio.to_thread(service.run, "drop", str(one)) for one in (rotten, nameless)]
+            return [await asyncio.to_thread(service.run, "drop", str(one), "--yes") for one in (rotten, nameless)]
         finally:
             await store.close()
+
+    asked = service.run("drop", str(rotten))
+    assert asked.exit_code == 2
+    assert "It may only be an outage" in asked.stderr
 
     deleted, refused = asyncio.run(beside_a_service())
     assert (deleted.exit_code, refused.exit_code) == (0, 2), deleted.output + refused.output
     assert "Deleted: the service finds out at its next try" in deleted.stdout
     assert not service.server.files_of(service.key(rotten))
 
-    forgotten, again = service.run("drop", str(nameless)), service.run("drop", "12345")
+    forgotten, again = service.run("drop", str(nameless), "--yes"), service.run("drop", "12345")
     assert forgotten.exit_code == 0, forgotten.output
     assert "No cursor names it any more" in forgotten.stdout
     assert "stay in the storage, as they cannot be deleted" in forgotten.stdout

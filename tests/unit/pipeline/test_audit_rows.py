@@ -21,6 +21,8 @@ from pipeline.tasks.bucket_rows import build_bucket
 from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
+from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.spark.bulk_data import write_log
 
 NOW_MS = 1_000
@@ -63,6 +65,39 @@ def test_nothing_and_nothing_agree() -> None:
     found = compare(empty, empty, Acknowledged(), sealed_through=Position(-1, -1), now_ms=NOW_MS)
 
     assert not any(map(len, found.values()))
+
+
+def test_a_snapshot_that_the_storage_does_not_answer_for_is_no_finding(tmp_path: Path) -> None:
+    """Nor are the positions that it may have: a repair would rebuild for an outage."""
+    times = [2_000] * 4
+    write_log(tmp_path, {"a": times})
+    parts = [
+        build_bucket(DelayedIndexes.of(times[:2], [1, 1], entries), step_ms=1, rows_max=-1)
+        for entries in ([0, 1], [2, 3])
+    ]
+
+    async def main() -> list[Audited]:
+        faulty = FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage(), dropped_after_failures=None)
+        async with RetryingBucketSnapshotStorage(faulty, Retries(tries_max=3, min_ms=1, max_ms=1)) as storage:
+            names = {"bucket_key": "#pulsar.internal.delayed.bucket_1_1", "topic_name": "a", "cursor_name": "sub"}
+            ids = [await storage.create_bucket_snapshot(one.metadata, one.segments, **names) for one in parts]
+            buckets = tuple(await storage.list_bucket_snapshots())
+            ranges = (HeaderRange("a", 1, 0, 4),)
+            last = Position(1, 3)
+            task = AuditTask("a", "sub", ranges, FIRST_POSITION, LAST_POSITION, buckets, Acknowledged(), last)
+            found = []
+            for away in ([], ids[1:], ids):
+                faulty.unreadable_ids = set(away)
+                found.append(await audit_task(LogFolder(tmp_path / "ledgers"), storage, task, now_ms=NOW_MS))
+                assert list(found[-1].unavailable) == away
+            return found
+
+    sound, *in_outage = asyncio.run(main())
+
+    assert (sound.positions, sound.corrupt, sound.log_rows, sound.index_rows) == ({}, {}, 4, 4)
+    for audited in in_outage:
+        assert (audited.positions, audited.corrupt, audited.counts) == ({}, {}, {})
+        assert all("cannot be read now" in why for why in audited.unavailable.values())
 
 
 def test_a_snapshot_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:

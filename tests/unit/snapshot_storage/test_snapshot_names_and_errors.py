@@ -58,7 +58,11 @@ def test_every_error_has_the_one_base() -> None:
 
     assert len(classes) > 5
     assert all(issubclass(value, SnapshotStorageError) for value in classes)
-    assert [value.__name__ for value in classes if value.retriable] == ["StorageBusyError", "StorageUnavailableError"]
+    assert [value.__name__ for value in classes if value.retriable] == [
+        "SnapshotUnavailableError",
+        "StorageBusyError",
+        "StorageUnavailableError",
+    ]
 
 
 def test_errors_say_which_snapshot() -> None:

@@ -6,7 +6,12 @@ from random import Random
 
 import pytest
 
-from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
+from snapshot_storage.errors import (
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    SnapshotUnavailableError,
+    StorageUnavailableError,
+)
 from snapshot_storage.faults import Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
@@ -77,6 +82,31 @@ def test_patience_ends_with_what_was_wrong_last() -> None:
             longest / 2 <= pause <= longest for pause, longest in zip(pauses.seconds, (0.1, 0.2, 0.4), strict=True)
         )
         assert pauses.seconds != [0.1, 0.2, 0.4]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("operation", [Operation.HEAD, Operation.METADATA, Operation.SEGMENT, Operation.LENGTH])
+def test_an_outage_stays_one_however_long_it_lasts(operation: Operation) -> None:
+    """A read that failed as often as it may names the snapshot, is no damage, and is not repeated by a caller."""
+
+    async def scenario() -> None:
+        pauses = Pauses()
+        faulty = FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage())
+        retries = pauses.retries()
+        async with RetryingBucketSnapshotStorage(faulty, retries) as storage:
+            bucket_id = await _create(storage)
+            faulty.is_down = True
+            for _ in range(3):
+                pauses.seconds.clear()
+                with pytest.raises(StorageUnavailableError, match="cannot be read now") as raised:
+                    await retries.run(lambda: READS[operation](storage, bucket_id))
+                assert isinstance(raised.value, SnapshotUnavailableError)
+                assert not isinstance(raised.value, SnapshotCorruptedError)
+                assert (raised.value.bucket_id, raised.value.retriable) == (bucket_id, True)
+                assert len(pauses.seconds) == 4
+            faulty.is_down = False
+            await READS[operation](storage, bucket_id)
 
     asyncio.run(scenario())
 

@@ -543,6 +543,42 @@ def test_drop_asks_before_it_gives_up_what_can_be_read(data: Data) -> None:
     assert data.listed() == data.ids[2:]
 
 
+@pytest.mark.parametrize("words", [("drop", "{bucket_id}"), ("verify", "--second-look", "0"), ("list",)])
+def test_an_outage_is_named_and_is_no_damage(
+    data: Data, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """However long it lasts: a drop asks first, and a check says that the snapshot is unavailable."""
+    bucket_id = data.ids[0]
+    made = snapshots.snapshot_storage_of
+
+    def in_part_away(config: BrokerConfig, **options: Any) -> FaultInjectingBucketSnapshotStorage:
+        storage = FaultInjectingBucketSnapshotStorage(made(config, **options), dropped_after_failures=None)
+        storage.unreadable_ids.add(bucket_id)
+        return storage
+
+    before = data.properties
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshots, "snapshot_storage_of", in_part_away)
+        result = data.run(
+            *(word.format(bucket_id=bucket_id) for word in words), "--set", "delayedDeliveryRetryBackoffMaxMillis=1",
+            "--set", "delayedDeliveryRetryBackoffMinMillis=1",
+        )  # fmt: skip
+
+    assert f"snapshot of bucket {bucket_id} cannot be read now: cannot" in " ".join(result.output.split())
+    assert "corrupt" not in result.output
+    assert result.exit_code == (2 if words[0] == "drop" else 1)
+    if words[0] == "drop":
+        assert "It may only be an outage: " in result.stderr
+        assert "Give it up?" in result.stderr
+        assert "nothing was changed" in result.stderr
+    if words[0] == "verify":
+        assert f"unavailable  {bucket_id}" in result.stdout
+        assert "1 problem." in result.stdout
+        assert "Checked 3 snapshots, 20 segments" in result.stdout
+    assert data.properties == before
+    assert data.listed() == data.ids
+
+
 def test_drop_gives_a_snapshot_up(data: Data) -> None:
     """The cursors forget it in one write, and then it goes; an id that nothing has is an error."""
     dropped = data.run("drop", str(data.ids[0]), "--yes", "--json")
@@ -950,7 +986,7 @@ def test_list_tells_why_entry_0_cannot_be_read(data: Data, words: tuple[str, ...
     if words:
         assert [one["problem"] for one in json.loads(result.stdout)] == [None, reason, None]
     else:
-        assert [line.split()[5] for line in result.stdout.splitlines() if str(data.ids[1]) in line] == ["damaged"]
+        assert [line.split()[5] for line in result.stdout.splitlines() if str(data.ids[1]) in line] == ["unreadable"]
 
 
 def test_export_without_pyarrow_is_one_line(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

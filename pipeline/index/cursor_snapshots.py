@@ -1,0 +1,25 @@
+"""Whether a snapshot that a property of a cursor names is that cursor's own."""
+
+from managed_ledger.cursors.cursor_properties import CursorName
+from snapshot_storage.errors import SnapshotCorruptedError
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+
+
+async def own_metadata(storage: BucketSnapshotStorage, cursor: CursorName, bucket_key: str, bucket_id: int) -> bytes:
+    """Return entry 0 of a snapshot that a property names, if the snapshot is the cursor's and of this key.
+
+    Raises:
+        SnapshotCorruptedError: The snapshot is another cursor's, or is damaged.
+        BucketNotFoundError: There is no such snapshot.
+        SnapshotStorageError: The storage does not answer.
+    """
+    head = await storage.read_bucket_snapshot_head(bucket_id)
+    if is_own(head.info, cursor, bucket_key):
+        return head.metadata
+    other = CursorName(head.info.topic_name, head.info.cursor_name)
+    raise SnapshotCorruptedError(f"it is {head.info.bucket_key} of {other}", bucket_id=bucket_id)
+
+
+def is_own(info: BucketSnapshotInfo, cursor: CursorName, bucket_key: str) -> bool:
+    """Whether a snapshot is what a property of a cursor says that it is."""
+    return (info.topic_name, info.cursor_name, info.bucket_key) == (*cursor, bucket_key)
