@@ -272,7 +272,7 @@ def gc(config: BrokerConfig, *, which: Filter, is_dry_run: bool, is_json: bool) 
 @on_config
 @filters
 @move_options(
-    target="s3://BUCKET/PREFIX (access as in the configuration), or a data folder, whose `snapshots` they go to.",
+    target="s3://BUCKET/PREFIX, or a data folder, whose `snapshots` they go to.",
     metavar="TARGET",
     delete_source="After --update-cursors: delete what was copied here.",
 )
@@ -303,7 +303,10 @@ def copy(
 ) -> None:
     """Copy the snapshots that cursors name to another storage, and compare each after writing.
 
-    They get new ids there, which are printed. Copies of an earlier run are found, compared and not made again.
+    They get new ids there, which are printed. Copies of an earlier run are found, compared and not made again. A place
+    on S3 may have the options endpoint, region and path_style, as in s3://bucket/prefix?region=eu-west-1; otherwise
+    those of the configuration count, as its credentials do.
+
     On Spark, each machine needs the data folder and credentials for S3 where AWS's own tools find them.
     """
     if delete_source and not update_cursors:

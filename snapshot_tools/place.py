@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlencode, urlsplit
 
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import patient_storage_of, snapshots_folder
@@ -25,6 +24,7 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.inspection import BucketProperty, is_bucket_property
 from snapshot_storage.readable_infos import ReadableInfos, readable_infos
+from snapshot_storage.s3.location import S3Location, is_s3, s3_location
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 _HEADS_AT_A_TIME = 8
@@ -236,15 +236,16 @@ def target_config(config: BrokerConfig, target: str) -> BrokerConfig:
     """
     if not target.strip():
         raise StorageAccessError("--to must be a folder or s3://BUCKET/PREFIX, and is empty")
-    if "://" in target and set("@?#") & set(target):
-        raise StorageAccessError(
-            "--to must be a folder or s3://BUCKET/PREFIX, without user, password or anything behind a question mark: "
-            "endpoint and credentials are those of the configuration"
-        )
     try:
-        changed = _with_storage(config, target)
+        if is_s3(target):
+            changed = replace(config, bucket_snapshot_storage="s3", s3=s3_location(target).config(config.s3))
+        elif "://" in target:
+            raise ValueError("must be a folder or s3://BUCKET/PREFIX, without user or password")
+        else:
+            changed = replace(config, bucket_snapshot_storage="rocksdb", data_directory=Path(target))
     except ValueError as error:
-        raise StorageAccessError(f"--to {target}: {error}") from error
+        # Not the target itself: it may contain a secret.
+        raise StorageAccessError(f"--to: {error}; credentials are those of the configuration") from error
     if _where(changed) == _where(config):
         raise StorageAccessError(f"--to {target}: that is where the snapshots are now")
     if changed.bucket_snapshot_storage == "rocksdb":
@@ -261,16 +262,6 @@ def refuse_inside(config: BrokerConfig, folder: Path, name: str) -> None:
     for taken in (snapshots_folder(config), config.data_directory / "ledgers"):
         if folder.resolve() != taken.resolve() and folder.resolve().is_relative_to(taken.resolve()):
             raise StorageAccessError(f"{name}: that is inside {taken}, which is the service's own: name another folder")
-
-
-def _with_storage(config: BrokerConfig, target: str) -> BrokerConfig:
-    if not target.startswith("s3://"):
-        if "://" in target:
-            raise ValueError("must be a folder or s3://BUCKET/PREFIX")
-        return replace(config, bucket_snapshot_storage="rocksdb", data_directory=Path(target))
-    parts = urlsplit(target)
-    s3 = replace(config.s3, bucket=parts.netloc, prefix=parts.path.strip("/") or config.s3.prefix)
-    return replace(config, bucket_snapshot_storage="s3", s3=s3)
 
 
 def _where(config: BrokerConfig) -> object:
@@ -293,6 +284,5 @@ def task_location(config: BrokerConfig) -> str:
             "bucketSnapshotS3AccessKeyId: on Spark, credentials for S3 are found where AWS's own tools find them "
             "(environment, profile, container, machine), so that none is in a location"
         )
-    options = {"endpoint": s3.endpoint, "region": s3.region, "path_style": "true" if s3.is_path_style else None}
-    query = urlencode({name: value for name, value in options.items() if value is not None})
-    return f"s3://{s3.bucket}/{s3.prefix}" + (f"?{query}" if query else "")
+    is_path_style = True if s3.is_path_style else None
+    return S3Location(s3.bucket, s3.prefix, s3.endpoint, s3.region, is_path_style).uri

@@ -21,12 +21,12 @@ from managed_ledger.errors import StoreUnavailableError
 from pipeline.index.selection import select
 from pipeline.index.staging import staging_root
 from pipeline.logs.open_logs import log_folder_of
-from pipeline.logs.s3_location import is_s3, s3_location
 from snapshot_storage.errors import SnapshotStorageError, StorageAccessError
 from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb.config import RocksDBBulkMemory
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3.location import is_s3, s3_location
 from snapshot_storage.storage import BucketSnapshotStorage
 
 Result = TypeVar("Result")
@@ -113,20 +113,20 @@ def own_index(location: str, log: Path | None, *, is_read_only: bool = False) ->
     # Boto3 is an extra, and slow to import.
     from snapshot_storage.s3.folder_id import config_of_folder, config_of_only_folder
 
-    config = s3_location(location).config
+    place = s3_location(location)
+    config = place.config()
     if log is None:
         config = config_of_only_folder(config)
     else:
         config = config_of_folder(config, log.parent, is_read_only=is_read_only)
-    _, mark, options = location.partition("?")
-    return f"s3://{config.bucket}/{config.prefix}{mark}{options}"
+    return place._replace(prefix=config.prefix).uri
 
 
 def _on_s3(location: str, *, is_read_only: bool) -> BucketSnapshotStorage:
     # Boto3 is an extra, and slow to import.
     from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 
-    storage = S3BucketSnapshotStorage(s3_location(location).config, is_read_only=is_read_only)
+    storage = S3BucketSnapshotStorage(s3_location(location).config(), is_read_only=is_read_only)
     return RetryingBucketSnapshotStorage(storage, Retries())
 
 

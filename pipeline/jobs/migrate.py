@@ -22,11 +22,11 @@ from pipeline.index.index_copy import Copied, CopyResult, OnCopied, SnapshotToCo
 from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_indexes
 from pipeline.index.selection import Selection
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
-from pipeline.logs.s3_location import is_s3
 from pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
 from snapshot_storage.copying import check_copy, copy_snapshot, segment_pieces
 from snapshot_storage.encoding.codec import decode_metadata
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.s3.location import is_s3
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 TASKS_PER_CORE = 6

@@ -13,10 +13,11 @@ disk or, named by a URI that pyarrow understands (`s3://bucket/folder`), elsewhe
 Payloads are not exported.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable
 from hashlib import blake2b
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,8 +25,8 @@ from pyarrow import fs
 
 from managed_ledger.errors import StoreCorruptedError, StoreUnavailableError
 from pipeline.logs.header_log import HEADER_SCHEMA, MISSING, HeaderLog, HeaderRange, LedgerExtent
-from pipeline.logs.s3_location import is_s3, s3_location
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.s3.location import S3Location, is_s3, s3_location
 
 LEDGERS_FILE = "_ledgers.parquet"
 
@@ -48,11 +49,30 @@ ROW_GROUP_ROWS = 2**18
 def file_system(location: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a location, and the location's path in it."""
     if is_s3(location):
-        return s3_location(location).file_system()
+        return _s3_file_system(s3_location(location))
     if "://" in location:
         system, path = fs.FileSystem.from_uri(location)
         return system, path.rstrip("/")
     return fs.LocalFileSystem(), str(Path(location).absolute())
+
+
+def _s3_file_system(location: S3Location) -> tuple[fs.FileSystem, str]:
+    """Return pyarrow's file system for a place on S3, and the path in it."""
+    options = {}
+    if location.endpoint is not None:
+        parts = urlsplit(location.endpoint)
+        options = {"endpoint_override": parts.netloc, "scheme": parts.scheme}
+        # By default a checksum follows each body in a trailer, which servers other than AWS may not take out of the
+        # stream (versitygw 1.8 answers what comes next with 400); pyarrow has no option for it.
+        os.environ.setdefault("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    system = fs.S3FileSystem(
+        region=location.region,
+        force_virtual_addressing=location.endpoint is not None and not location.is_path_style,
+        # A small file is then one request and not three; an upload in parts would begin at once.
+        allow_delayed_open=True,
+        **options,
+    )
+    return system, f"{location.bucket}/{location.prefix}".rstrip("/")
 
 
 def is_parquet_log(location: str) -> bool:

@@ -24,11 +24,11 @@ from pipeline.jobs.cancel import cancel
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.merge import merge
 from pipeline.jobs.migrate import migrate
-from pipeline.logs.s3_location import s3_location
 from pipeline.tasks.audit_rows import IndexFinding
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
 from snapshot_storage.s3.layout import object_key
+from snapshot_storage.s3.location import s3_location
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS, StoredEntries
 from tests.helpers.spark.bulk_data import RULES, Header, live, some_times, stored, write_log
@@ -268,7 +268,7 @@ def _start_service_storage(data: Path, location: str) -> None:
     """Open the index as the service of a data folder does."""
 
     async def start() -> None:
-        storage = S3BucketSnapshotStorage(s3_location(location).config, folder=data)
+        storage = S3BucketSnapshotStorage(s3_location(location).config(), folder=data)
         async with storage:
             assert await storage.list_bucket_snapshots()
 

@@ -27,9 +27,11 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.faults import Fault, FaultPlan
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.location import s3_location
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from snapshot_tools.export import Exported
-from snapshot_tools.place import Filter, open_place
+from snapshot_tools.place import Filter, open_place, target_config
 from snapshot_tools.report import PROBLEMS_SHOWN_MAX, print_exported
 from tests.helpers.snapshot_contents import contents_of
 
@@ -857,6 +859,8 @@ def test_what_cannot_be_done_says_why(data: Data, words: tuple[str, ...], expect
         ("copy", "--to", "s3://user:hush@bucket/prefix"),
         ("copy", "--to", "https://user:hush@bucket/prefix"),
         ("copy", "--to", "s3://bucket/prefix?secret=hush"),
+        ("copy", "--to", "s3://bucket/prefix#hush"),
+        ("copy", "--to", "s3://bucket/prefix?endpoint=https://user:hush@host"),
     ],
 )
 def test_a_password_in_a_url_is_refused_and_not_repeated(data: Data, words: tuple[str, ...]) -> None:
@@ -866,6 +870,21 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(data: Data, words: tupl
     assert "hush" not in result.output
     assert len(result.stderr.splitlines()) == 1
     assert "without" in result.stderr or "did you mean" in result.stderr
+
+
+def test_a_place_on_s3_has_the_same_form_for_each_command() -> None:
+    """As for jobs on Spark; the settings that it leaves out are those of the configuration."""
+    own = S3Config(bucket="ours", endpoint="http://ours", region="here", access_key_id="id", secret_access_key="key")
+    config = BrokerConfig(data_directory=Path("data"), bucket_snapshot_storage="s3", s3=own)
+    there = "s3://theirs/a/b?endpoint=http://127.0.0.1:9000&region=there&path_style=true"
+
+    changed = target_config(config, there).s3
+    near = target_config(config, "s3://ours/c").s3
+
+    assert (changed.bucket, changed.prefix, changed.endpoint) == ("theirs", "a/b", "http://127.0.0.1:9000")
+    assert (changed.region, changed.is_path_style, changed.access_key_id) == ("there", True, "id")
+    assert near == replace(own, prefix="c")
+    assert s3_location(there).uri == there
 
 
 def test_a_missing_folder_is_one_line_and_stays_missing(tmp_path: Path) -> None:
