@@ -7,8 +7,11 @@ import json
 import os
 from pathlib import Path
 
+from managed_ledger.rocksdb_store.files import is_misplaced
+
 FORMAT_VERSION = 1
 MARKER_FILE = "POSTDATE-LOG"
+NEW_MARKER_FILE = f"{MARKER_FILE}.new"
 _FILES = (MARKER_FILE, "CURRENT", "MANIFEST-*", "*.sst", "*.log")
 
 
@@ -25,8 +28,7 @@ def read_marker(path: Path) -> int | None:
         OSError: The system refuses.
     """
     file = path / MARKER_FILE
-    if file.exists() and not file.is_file():
-        # Reading a pipe would not end.
+    if is_misplaced(file):
         raise ValueError("it is no file")
     try:
         content = file.read_bytes()
@@ -44,7 +46,7 @@ def write_marker(path: Path, sequence: int) -> None:
     Raises:
         OSError: The system refuses; the old file is as it was.
     """
-    beside = path / (MARKER_FILE + ".new")
+    beside = path / NEW_MARKER_FILE
     with beside.open("w") as file:
         json.dump({"format": FORMAT_VERSION, "sequence": sequence}, file)
         file.flush()

@@ -7,7 +7,6 @@ meanwhile, some milliseconds up to the time that replaying the write-ahead log t
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +18,11 @@ from managed_ledger.disk.database import Batch, RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.errors import LedgerError, StoreFullError, StoreUnavailableError
 from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES, Room, has_room_to_open
+from managed_ledger.rocksdb_store.opening import REOPENING_PAUSE_S, ReopeningPace
 from managed_ledger.rocksdb_store.store import RowIterator, StoreBatch
 
 logger = logging.getLogger(__name__)
 
-REOPEN_SECONDS = 5.0
-"""Pause between two tries: a disk that goes on refusing would have the log closed most of the time."""
 SMALL_COMMIT_BYTES = 2**16
 """Commits of more are written only if they fit: acknowledgements and trims take less, and give room back."""
 FLUSH_BYTES_MIN = 2**20
@@ -50,10 +48,9 @@ class ReopeningDatabase:
         """
         self._path = path
         self._open_folder = open_folder
-        self._monotonic = monotonic
+        self._pace = ReopeningPace(monotonic)
         self._database: RocksDatabase | None = open_folder()
         self._gate = _Gate()
-        self._next_try_s = -math.inf
         self._wanted_bytes = 0
         """Room that the last large commit lacked."""
 
@@ -127,14 +124,14 @@ class ReopeningDatabase:
         return room and replace(room, wanted_bytes=self._wanted_bytes)
 
     def mend(self) -> None:
-        if self._monotonic() < self._next_try_s or not has_room_to_open(self._path):
+        if not self._pace.is_due or not has_room_to_open(self._path):
             return
         try:
             with self._gate.closed():
                 self._reopen()
         except LedgerError as error:
-            logger.warning("The log could not be opened again, which is tried every %g s: %s", REOPEN_SECONDS, error)
-        self._next_try_s = self._monotonic() + REOPEN_SECONDS
+            logger.warning("The log could not be opened again, which is tried every %g s: %s", REOPENING_PAUSE_S, error)
+        self._pace.put_off()
 
     def close(self) -> None:
         database, self._database = self._database, None

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import MARKER_FILE, read_marker
+from managed_ledger.disk.log_marker import MARKER_FILE, NEW_MARKER_FILE, read_marker
 from managed_ledger.entries.blocks import payload_at, payload_count
 from managed_ledger.entries.headers import ROW_BYTES
 from managed_ledger.repair.manifest import FileList
@@ -161,7 +161,7 @@ class _Surveying:
     def read_small_files(self) -> None:
         """The list of files, and what names it."""
         folder = self.survey.folder
-        misplaced = misplaced_in(folder)
+        misplaced = misplaced_in(folder, [NEW_MARKER_FILE])
         for name in misplaced:
             is_data = name.endswith((".sst", ".log"))
             self._note(name, "it is no file", is_harmless=not is_data)

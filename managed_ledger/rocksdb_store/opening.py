@@ -5,9 +5,9 @@ as it was written refuses. Nothing is repaired here. Two kinds of damage would k
 before it opens a folder: a pipe or a device in the place of a file, and a fragment of a recycled log (`log_format.py`).
 """
 
-import os
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict
 
 from managed_ledger.rocksdb_store.failures import Cause, Errors, Failure, translated
+from managed_ledger.rocksdb_store.files import is_misplaced
 from managed_ledger.rocksdb_store.folder_view import FolderView
 from managed_ledger.rocksdb_store.log_format import recycled_fragment_in
 
@@ -27,11 +28,36 @@ READING_TRIES: Final = 5
 """How often a reader looks at a folder that seems damaged: its writer may be changing it."""
 READING_PAUSE_S: Final = 0.1
 """Between two looks; longer than a flush of a writer takes."""
+REOPENING_PAUSE_S: Final = 5.0
+"""Between two openings of a folder after failed writes."""
 _FIXED_NAMES: Final = ("CURRENT", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json")
 _FILES: Final = (*_FIXED_NAMES, "*.sst", "*.log", "MANIFEST-*", "OPTIONS-*")
 """The files that RocksDB and rocksdict open; a diary of before (`LOG.old.*`) is not one of them."""
 _VIEW_BUFFER_BYTES: Final = 32 * 2**20
 """Memory in which a reader replays the write-ahead log; it writes nothing."""
+
+
+class ReopeningPace:
+    """Bounds how often a folder is opened again after a failed write.
+
+    A disk that goes on refusing would have the folder closed most of the time.
+
+    Args:
+        clock_s: A clock that never goes back.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._next_s = -math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it may be opened again now."""
+        return self._clock_s() >= self._next_s
+
+    def put_off(self) -> None:
+        """Begin the pause: an opening was tried."""
+        self._next_s = self._clock_s() + REOPENING_PAUSE_S
 
 
 class Compression(StrEnum):
@@ -55,6 +81,8 @@ class StoreSettings:
     """Of the default family: memory that is collected before it is written as one table."""
     families: Mapping[str, int] = field(default_factory=dict)
     """Further column families, with their write buffers in bytes."""
+    own_files: Collection[str] = ()
+    """The names of the room's own files in the folder, beside RocksDB's."""
     creates: bool = True
     """Whether a folder without a database becomes an empty one."""
     is_compacting: bool = True
@@ -87,7 +115,7 @@ def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
     with translated(settings.errors, path, doing):
         path.mkdir(parents=True, exist_ok=True)
         has_tables = any(path.glob("*.sst"))
-    _check(path, settings, doing, _misplaced, path, is_shared=False)
+    _check(path, settings, doing, _misplaced_of(settings), path, is_shared=False)
     if has_tables and not (path / "CURRENT").exists():
         # RocksDB would put an empty database in the place of the one that these tables are of.
         text = "its file CURRENT is missing, which says which tables count"
@@ -106,7 +134,7 @@ def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
 def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
     """Open a view of a folder as it is now; nothing in it changes, and it may be in use."""
     doing = f"read {settings.noun}"
-    _check(path, settings, doing, _misplaced, path, is_shared=True)
+    _check(path, settings, doing, _misplaced_of(settings), path, is_shared=True)
     with translated(settings.errors, path, f"make a view to read {settings.noun}", is_shared=True):
         view = FolderView.of(path)
     try:
@@ -124,20 +152,27 @@ def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
     return OpenFolder(path, database, settings, view)
 
 
-def misplaced_in(folder: Path) -> list[str]:
-    """Return the names of files of RocksDB's in whose place is something else: a folder, a pipe, a link to nowhere.
+def misplaced_in(folder: Path, own_files: Collection[str] = ()) -> list[str]:
+    """Return the names of files in whose place is something else: a folder, a pipe, a link to nowhere.
+
+    Args:
+        folder: The folder.
+        own_files: The files there that are not RocksDB's.
 
     Raises:
         OSError: The system refuses.
     """
-    places = (place for place in folder.iterdir() if any(map(place.match, _FILES)))
+    places = (place for place in folder.iterdir() if place.name in own_files or any(map(place.match, _FILES)))
     # A file that a writer removes meanwhile is not there any more.
-    return sorted(place.name for place in places if not place.is_file() and os.path.lexists(place))
+    return sorted(place.name for place in places if is_misplaced(place))
 
 
-def _misplaced(folder: Path) -> str | None:
-    names = misplaced_in(folder)
-    return f"{names[0]} is no file" if names else None
+def _misplaced_of(settings: StoreSettings) -> Callable[[Path], str | None]:
+    def damage_in(folder: Path) -> str | None:
+        names = misplaced_in(folder, settings.own_files)
+        return f"{names[0]} is no file" if names else None
+
+    return damage_in
 
 
 def _check(

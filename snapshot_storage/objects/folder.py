@@ -22,6 +22,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
+from managed_ledger.rocksdb_store.files import is_misplaced
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -202,9 +203,12 @@ class ObjectFolder:
     def _opened(self, bucket_id: int) -> Iterator[tuple[IO[bytes], int]]:
         if bucket_id not in _BUCKET_IDS:
             raise BucketNotFoundError(bucket_id)
+        path = _file_of(self._path, bucket_id)
         with _mapped("read a snapshot"):
+            if is_misplaced(path):
+                raise SnapshotCorruptedError("it is no file", bucket_id=bucket_id)
             try:
-                file = _file_of(self._path, bucket_id).open("rb")
+                file = path.open("rb")
             except FileNotFoundError:
                 raise BucketNotFoundError(bucket_id) from None
             with file:

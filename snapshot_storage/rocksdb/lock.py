@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+from managed_ledger.rocksdb_store.files import is_misplaced
 from snapshot_storage.errors import StorageLockedError
 
 LOCK_FILE = "WRITER"
@@ -66,5 +67,5 @@ class WriterLock:
 
 def _clear(file: Path) -> None:
     """Rename what is no file in the place of the lock, which has nothing to lose; RocksDB's own lock still holds."""
-    if os.path.lexists(file) and not file.is_file():
+    if is_misplaced(file):
         file.rename(file.with_name(f"{LOCK_FILE}-was-no-file-{time.time_ns()}"))

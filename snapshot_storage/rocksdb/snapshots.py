@@ -6,12 +6,12 @@ lock while it works.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from managed_ledger.rocksdb_store.opening import ReopeningPace
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -33,9 +33,6 @@ _Result = TypeVar("_Result")
 # One thread writes at a time; the others are for reads, which recovery has many of. More gain nothing on a
 # local disk.
 _THREADS = 4
-
-# This bounds how often a disk that refuses writes causes a reopening; damage causes one at once.
-_REPLACING_EVERY_S = 5.0
 
 
 class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder]):
@@ -67,7 +64,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         self._path = path
         self._is_read_only = is_read_only
         self._memory = memory if memory is not None else RocksDBMemory()
-        self._next_replacing_s = -math.inf
+        self._pace = ReopeningPace(clock_s)
         self._damage: str | None = None
 
     def _open_snapshots(self) -> RocksDBFolder:
@@ -95,11 +92,10 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             ) from error
 
     def _may_reopen(self, error: SnapshotStorageError) -> bool:
-        """Whether to do so now: a disk that goes on refusing would have it closed most of the time."""
-        now_s = self._clock_s()
-        if not isinstance(error, StorageCorruptedError) and now_s < self._next_replacing_s:
+        """Whether to do so now: of damage at once, and of a disk that refuses at the pace of `ReopeningPace`."""
+        if not isinstance(error, StorageCorruptedError) and not self._pace.is_due:
             return False
-        self._next_replacing_s = now_s + _REPLACING_EVERY_S
+        self._pace.put_off()
         return True
 
     async def read_bucket_snapshot_heads(

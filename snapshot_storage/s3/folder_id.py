@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from managed_ledger.rocksdb_store.files import is_misplaced
 from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
 from snapshot_storage.s3.client import S3Client
 from snapshot_storage.s3.config import S3Config
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER_ID_FILE: Final = "snapshots-id"
 
+_NEW_ID_FILE: Final = f"{FOLDER_ID_FILE}.new"
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -34,10 +36,11 @@ def config_of_folder(config: S3Config, folder: Path, *, is_read_only: bool) -> S
     """Return where the snapshots of a data folder are; one that names its id already is left as it is.
 
     Raises:
-        StorageAccessError: It has no id, and is only to be read, or may not be written.
+        StorageAccessError: It has no id, and is only to be read, or may not be written; or a file of it is none.
         StorageUnavailableError: The disk refuses.
     """
     try:
+        _refuse_misplaced(folder)
         found = _read(folder)
         if found is None and is_read_only:
             raise StorageAccessError(
@@ -73,6 +76,12 @@ def config_of_only_folder(config: S3Config) -> S3Config:
     return replace(config, prefix=f"{config.prefix}/{ids[0]}") if ids else config
 
 
+def _refuse_misplaced(folder: Path) -> None:
+    for name in (FOLDER_ID_FILE, _NEW_ID_FILE):
+        if is_misplaced(folder / name):
+            raise StorageAccessError(f"{folder / name} is no file: remove it")
+
+
 def _read(folder: Path) -> str | None:
     try:
         text = (folder / FOLDER_ID_FILE).read_text(errors="replace").strip()
@@ -88,7 +97,7 @@ def _make(folder: Path) -> str:
     """Make an id, durably: a crash leaves none or this one."""
     folder.mkdir(parents=True, exist_ok=True)
     folder_id = secrets.token_hex(16)
-    beside = folder / f"{FOLDER_ID_FILE}.new"
+    beside = folder / _NEW_ID_FILE
     with beside.open("w") as file:
         file.write(folder_id + "\n")
         file.flush()

@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from snapshot_storage.errors import StorageReadOnlyError
+from snapshot_storage.errors import SnapshotCorruptedError, StorageAccessError, StorageReadOnlyError
 from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
+from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.folder_id import config_of_folder
 from tests.helpers.storages.s3_servers import BUCKET, MotoServer
 from tests.helpers.storages.snapshot_backends import S3Backend
 
@@ -61,6 +64,56 @@ def test_a_list_goes_on_where_headers_are_damaged_and_each_is_logged_and_found(
             assert [getattr(error, "bucket_id", None) for error in await storage.find_damage()] == ids[:2]
 
     asyncio.run(main())
+
+
+def _link_to_a_device(place: Path) -> None:
+    place.symlink_to("/dev/zero")
+
+
+NO_FILES = [os.mkfifo, Path.mkdir, _link_to_a_device]
+
+
+@pytest.mark.parametrize("make", NO_FILES)
+def test_a_snapshot_that_is_no_file_is_damaged(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Opening a pipe would wait for ever, and reading a device would not end; the others are read."""
+
+    def replace_first() -> None:
+        place = min(tmp_path.glob("[0-9a-f]*/*/*"))
+        place.unlink()
+        make(place)
+
+    async def main() -> None:
+        async with ObjectFolderBucketSnapshotStorage(tmp_path) as storage:
+            ids = [await storage.create_bucket_snapshot(b"m", _SEGMENTS, **_NAMES) for _ in range(2)]
+            replace_first()
+            for read in (
+                storage.read_bucket_snapshot_head,
+                storage.get_bucket_snapshot_metadata,
+                storage.get_bucket_snapshot_length,
+            ):
+                with pytest.raises(SnapshotCorruptedError, match="it is no file"):
+                    await read(ids[0])
+            with pytest.raises(SnapshotCorruptedError, match="it is no file"):
+                await storage.get_bucket_snapshot_segment(ids[0], 1, 1)
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == ids[1:]
+            assert [getattr(error, "bucket_id", None) for error in await storage.find_damage()] == ids[:1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["snapshots-id", "snapshots-id.new"])
+@pytest.mark.parametrize("make", NO_FILES)
+def test_an_id_of_a_folder_that_is_no_file_is_refused_and_named(
+    tmp_path: Path, make: Callable[[Path], None], name: str
+) -> None:
+    """With a new id, all of the index would be read from the log again: an operator removes the thing first."""
+    place = tmp_path / name
+    make(place)
+
+    for is_read_only in (True, False):
+        with pytest.raises(StorageAccessError, match=f"{name} is no file: remove it"):
+            config_of_folder(S3Config(bucket="bucket"), tmp_path, is_read_only=is_read_only)
+    assert os.path.lexists(place)
 
 
 def test_what_a_killed_writer_left_goes_after_a_day(tmp_path: Path) -> None:
