@@ -68,7 +68,7 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
         headers = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
         entries = await log.read_payloads(headers.ledger_ids, headers.entry_ids)
         for row, entry in enumerate(entries):
-            if entry is not None and selector.filter.takes(entry):
+            if entry is not None and selector.filter.chosen(entry):
                 found += [
                     _explained(schedule, one, json, headers, row, now_ms, ttl_ms)
                     for one, json in described(entry, row, headers, has_payload=False)

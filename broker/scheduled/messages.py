@@ -5,22 +5,20 @@ Metadata stands before the payload in each entry, so both are read together, a f
 
 import asyncio
 import base64
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.protocol.entries import StoredMessage, messages_of, metadata_of
-from broker.protocol.errors import ProtocolError
 from broker.scheduled.selection import Rows
 from broker.server.slices import Turns
 from broker.topics.cancelled_parts import has_index
 from command_line.output import iso_or_none
 from dispatcher.core.acknowledgements.ack_sets import AckSet
-from dispatcher.sticky_key import key_of
 from managed_ledger.entries.headers import EntryHeaders
+from managed_ledger.entries.message_metadata import MessageMetadataError
+from managed_ledger.entries.messages import MessageFilter, StoredMessage, messages_of
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.value_types import Json, Mask
@@ -40,70 +38,6 @@ class MessageId(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.position) if self.batch_index is None else f"{self.position}:{self.batch_index}"
-
-
-@dataclass(frozen=True, slots=True)
-class MessageFilter:
-    """Conditions on the metadata of an entry."""
-
-    key: bytes | None = None
-    """An ordering key, or where there is none a partition key."""
-    properties: Mapping[str, str] | None = None
-
-    @property
-    def is_trivial(self) -> bool:
-        """Whether every entry matches."""
-        return self.key is None and not self.properties
-
-    def takes(self, entry: bytes) -> bool:
-        """Whether an entry matches, for a batch one of its messages."""
-        return bool(self.chosen(entry))
-
-    def chosen(self, entry: bytes) -> bool | frozenset[int]:
-        """Return whether an entry matches; of a batch that matches in part, the indexes of the messages that do.
-
-        A message of a batch needs all of the properties, and its own key where it has one.
-        """
-        # A search for bytes costs a tenth of parsing the metadata, and nearly always decides.
-        if self.properties and not all(
-            name.encode() in entry and value.encode() in entry for name, value in self.properties.items()
-        ):
-            return self._chosen_of_compressed(entry)
-        try:
-            metadata = metadata_of(entry)
-            if self.key is not None and key_of(metadata) != self.key:
-                return False
-            if metadata.HasField("num_messages_in_batch"):
-                return self._chosen_of_batch(entry)
-            return self._has_properties({one.key: one.value for one in metadata.properties})
-        except ProtocolError:
-            return False
-
-    def _chosen_of_compressed(self, entry: bytes) -> bool | frozenset[int]:
-        """Return what is chosen of an entry that can match without the bytes: a compressed batch."""
-        try:
-            metadata = metadata_of(entry)
-            if not metadata.compression or not metadata.HasField("num_messages_in_batch"):
-                return False
-            if self.key is not None and key_of(metadata) != self.key:
-                return False
-            return self._chosen_of_batch(entry)
-        except ProtocolError:
-            return False
-
-    def _chosen_of_batch(self, entry: bytes) -> bool | frozenset[int]:
-        messages = messages_of(entry)
-        found = [
-            one
-            for one in messages
-            if self._has_properties(one.properties) and (self.key is None or one.key in (None, self.key))
-        ]
-        if len(found) in (0, len(messages)):
-            return bool(found)
-        return frozenset(one.batch_index or 0 for one in found)
-
-    def _has_properties(self, properties: Mapping[str, str]) -> bool:
-        return all(properties.get(name) == value for name, value in (self.properties or {}).items())
 
 
 def both(name: str, time_ms: int | None) -> Json:
@@ -130,7 +64,7 @@ def described(
     position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
     try:
         messages = messages_of(entry)
-    except ProtocolError:
+    except MessageMetadataError:
         messages = [StoredMessage(None, None, {}, "", entry, "UNREADABLE", len(entry))]
     found = []
     for message in messages:

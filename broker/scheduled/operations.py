@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from broker.protocol.entries import with_delivery_time
 from broker.scheduled.matched import Matched, batches_in_part, match_ids, match_rows
-from broker.scheduled.messages import MessageFilter, MessageId
+from broker.scheduled.messages import MessageId
 from broker.scheduled.portions import Portion, portions
 from broker.scheduled.selection import Rows, Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
@@ -29,6 +29,7 @@ from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.entries.headers import NO_CHUNK
+from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.value_types import Clock, Int64Array
@@ -68,7 +69,11 @@ class Selector(NamedTuple):
     @property
     def filter(self) -> MessageFilter:
         """The conditions that need the entries themselves."""
-        return MessageFilter(self.key, self.properties)
+        properties = (self.properties or {}).items()
+        return MessageFilter(
+            () if self.key is None else (self.key,),
+            tuple((name.encode(), value.encode()) for name, value in properties),
+        )
 
 
 Moved = dict[Position, Position]

@@ -15,7 +15,7 @@ from pyroaring import BitMap
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.histogram import Histogram, HistogramCounter, ScheduleTotals, TotalsCounter
 from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
-from broker.scheduled.messages import Chosen, MessageFilter, OnSearched, matching
+from broker.scheduled.messages import Chosen, OnSearched, matching
 from broker.scheduled.selection import (
     PageBuilder,
     Rows,
@@ -29,6 +29,7 @@ from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
 from dispatcher.core.acknowledgements.ack_sets import AckSet, unacknowledged
 from managed_ledger.entries.headers import NOT_DELAYED
+from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Clock, Int64Array
 

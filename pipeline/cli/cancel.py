@@ -65,7 +65,9 @@ def cancel(
 
     DATA is a service's data directory; the service must be stopped. Cancelled are the positions of a file, or all
     messages with a delay for which every option holds. Keys and properties are read from the metadata of messages,
-    which takes longer than times alone. A second run cancels nothing. Times are ISO 8601, or milliseconds since 1970.
+    which takes longer than times alone. A batch counts if all of its messages have them; `postdate scheduled cancel`
+    cancels a part of a batch, in a running service. A second run cancels nothing. Times are ISO 8601, or milliseconds
+    since 1970.
     """
     from pipeline.index.place import check_index, cursor_folder
     from pipeline.jobs.cancel import cancel as cancel_positions

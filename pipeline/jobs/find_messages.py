@@ -3,8 +3,11 @@
     headers (filters on topic, time and the key's hash) ──► metadata of the rest (key, properties) ──► positions
 
 The metadata of a message stands before its payload, in the same block of the log; a block with such a message is read
-whole, and only metadata is parsed (`MetadataFilter`). So a search by property alone reads the whole log, one by time
-or key as well reads little.
+whole, and metadata is parsed (`MessageFilter`). So a search by property alone reads the whole log, one by time or key
+as well reads little.
+
+A position is a whole entry. So a batch of which only some messages have the properties is not found: cancelling it
+would cancel the others. The service cancels such messages one by one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
 from dispatcher.slots import sticky_hash
+from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.names import find_topic
 from pipeline.logs.header_log import HeaderLog
 from pipeline.logs.log_folder import LogFolder
-from pipeline.logs.message_metadata import MetadataFilter
 from pipeline.logs.open_logs import log_folder_of, open_log, with_log
 from pipeline.tasks.cancel_rows import POSITION_COLUMNS
 from tracker.columns.positions import ledger_groups
@@ -63,7 +66,7 @@ def find_messages(
         ValueError: The log has no messages.
         LedgerError: There is no such log, or no such topic in it.
     """
-    wanted = MetadataFilter(tuple(properties), tuple(keys))
+    wanted = MessageFilter(tuple(keys), tuple(properties))
     folder = log_folder_of(location)
     if folder is None and not wanted.is_trivial:
         raise ValueError(f"keys and properties are not in {location}: name the data directory of a service")
@@ -126,7 +129,7 @@ def read_positions(spark: SparkSession, path: str) -> DataFrame:
 
 
 def take_messages(
-    batches: Iterable[pa.RecordBatch], *, location: str, job: str, wanted: MetadataFilter
+    batches: Iterable[pa.RecordBatch], *, location: str, job: str, wanted: MessageFilter
 ) -> Iterator[pa.RecordBatch]:
     """Give the positions (`POSITION_COLUMNS`) whose messages are meant; what a task does."""
     for batch in batches:
@@ -139,8 +142,8 @@ def take_messages(
         yield batch.filter(pa.array(is_meant))
 
 
-def _meant(log: HeaderLog, *, ledger_id: int, entry_ids: list[int], wanted: MetadataFilter) -> list[bool]:
+def _meant(log: HeaderLog, *, ledger_id: int, entry_ids: list[int], wanted: MessageFilter) -> list[bool]:
     assert isinstance(log, LogFolder)
-    meant = [wanted.takes(entry) for entry in log.entries(ledger_id, entry_ids)]
+    meant = [wanted.chosen(entry) is True for entry in log.entries(ledger_id, entry_ids)]
     # A ledger that was trimmed meanwhile gives fewer entries.
     return meant + [False] * (len(entry_ids) - len(meant))

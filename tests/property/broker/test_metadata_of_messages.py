@@ -15,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.clients.publishing import Publisher
-from broker.protocol.entries import messages_of
 from broker.protocol.frames import FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, PACK_ROW
+from managed_ledger.entries.messages import MessageFilter, messages_of
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from pipeline.logs.entry_format import PulsarEntries
-from pipeline.logs.message_metadata import MetadataFilter
 
 INT64 = st.integers(0, 2**63 - 1)
 FIELDS = st.fixed_dictionaries(
@@ -121,10 +120,10 @@ def test_the_same_bytes_mean_the_same_to_the_broker_and_to_the_bulk_jobs(
         (stored,) = messages_of(entry)
         assert (stored.key, stored.properties) == (key, properties)
     wanted = tuple((name.encode(), value.encode()) for name, value in properties.items())
-    assert MetadataFilter(wanted).takes(entry)
-    assert MetadataFilter(wanted, () if key is None else (key,)).takes(entry)
-    assert not MetadataFilter(((b"no such name at all", b"value"),)).takes(entry)
-    assert not MetadataFilter((), (b"no such key at all, longer than any",)).takes(entry)
+    assert MessageFilter(properties=wanted).chosen(entry) is True
+    assert MessageFilter(() if key is None else (key,), wanted).chosen(entry) is True
+    assert not MessageFilter(properties=((b"no such name at all", b"value"),)).chosen(entry)
+    assert not MessageFilter((b"no such key at all, longer than any",)).chosen(entry)
 
 
 @given(st.binary(max_size=60))
@@ -136,4 +135,4 @@ def test_bytes_that_are_no_metadata_stop_no_bulk_job(data: bytes) -> None:
     row = PulsarEntries().header_row(entry)
 
     assert row is None or len(row) == len(PACK_ROW(0, 0, 0, 0, 1, 0))
-    assert not MetadataFilter(((b"n" * 61, b""),)).takes(entry)
+    assert not MessageFilter(properties=((b"n" * 61, b""),)).chosen(entry)

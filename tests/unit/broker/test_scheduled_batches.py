@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from broker.protocol.entries import messages_of
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.listing import list_messages
 from broker.scheduled.matched import Matched
@@ -18,6 +17,7 @@ from broker.server.service import Service
 from broker.topics.cancelled_parts import parts_of
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic import Topic
+from managed_ledger.entries.messages import messages_of
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
