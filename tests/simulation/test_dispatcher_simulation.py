@@ -22,6 +22,7 @@ from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeEntry, FakeLog, FakeLogCursor, FakeTracker
 from tests.helpers.fakes.virtual_time import now_ms, run
+from tests.helpers.seeds import seeds
 
 Key = tuple[int, int]
 
@@ -280,17 +281,17 @@ def _assert_clean(verdict: SimulationVerdict, messages: int, *, is_recovery_awai
     assert verdict.duplicates_without_reason == 0
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds())
 def test_consumers_come_and_go(seed: int) -> None:
     _assert_clean(_play(DispatcherStory(seed, crashes=0)), 500)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds())
 def test_the_process_dies_and_starts_again(seed: int) -> None:
     _assert_clean(_play(DispatcherStory(seed, crashes=2)), 500)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds())
 def test_recovery_takes_longer_than_due_messages_wait_for_it(seed: int) -> None:
     """Being on time comes first then.
 
@@ -301,6 +302,6 @@ def test_recovery_takes_longer_than_due_messages_wait_for_it(seed: int) -> None:
     _assert_clean(verdict, 500, is_recovery_awaited=False)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds())
 def test_reads_fail_now_and_then(seed: int) -> None:
     _assert_clean(_play(DispatcherStory(seed, crashes=1, failures=0.05)), 500)

@@ -167,6 +167,7 @@ def test_what_cannot_be_sent_there_is_an_error_of_that_call_alone() -> None:
 def test_a_call_that_is_cancelled_ends_there_too() -> None:
     async def scenario() -> None:
         async with SnapshotProcess(OddStorage) as storage:
+            process_id = storage.process_id
             endless = asyncio.ensure_future(storage.list_snapshots("endless"))
 
             async def is_running_there() -> bool:
@@ -179,6 +180,8 @@ def test_a_call_that_is_cancelled_ends_there_too() -> None:
                 return len(await storage.list_snapshots("running")) == 1
 
             await until(is_over)
+            assert endless.cancelled()
+            assert storage.process_id == process_id
 
     asyncio.run(scenario())
 

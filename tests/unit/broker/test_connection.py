@@ -220,8 +220,12 @@ def test_a_client_that_does_not_come_to_its_connect_is_let_go(beginning: bytes, 
     async def story(service: Service) -> None:
         peer = Peer(service, has_to_connect=False, accepted=accepted_now())
         peer.send_bytes(beginning)
+        assert not peer.transport.closed
 
         await until(lambda: peer.transport.closed)
+        assert peer.answers() == []
+        await until(lambda: peer.connection not in service.connections)
+        assert not service.connections
 
     play(tmp_path, story)
 

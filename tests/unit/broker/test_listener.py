@@ -172,6 +172,7 @@ def test_a_connection_that_gets_nowhere_ends_and_counts_no_more(begin: bytes, tl
         writer.close()
         # The end is seen by the client before the place is free.
         await until(lambda: controller.admit("elsewhere") is None)
+        assert is_full(controller)
 
     play(story, tls=tls, connect_timeout_s=0.05, admission=controller)
 
@@ -182,8 +183,11 @@ def test_a_connection_counts_from_its_first_moment_to_its_last() -> None:
     async def story(listener: Listener) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", listener.number)
         await until(lambda: is_full(controller))
+        assert controller.admit("elsewhere") == "Reached the maximum number of connections"
         writer.close()
         await until(lambda: controller.admit("elsewhere") is None)
+        # Its place was free once, and is taken by the other.
+        assert is_full(controller)
 
     play(story, admission=controller)
 
