@@ -338,7 +338,7 @@ class Dispatcher:
         Args:
             consumer: The consumer that acknowledges.
             positions: The entries.
-            ack_sets: For batches of which only a part is meant: what remains.
+            ack_sets: For batches of which only a part is acknowledged: the rest.
         """
         outbox = self._by_handle.get(id(consumer))
 
@@ -428,7 +428,7 @@ class Dispatcher:
         return newcomer_stats(self.core) if isinstance(self.core, KeySharedCore) else None
 
     def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
-        """Return where an entry is that is not acknowledged, and what holds it up."""
+        """Return the place of an entry that is not acknowledged, and the reason why it waits there."""
         self.core.advance(self._now_ms())
         return entry_status(self.core, position, sticky_hash)
 
@@ -437,7 +437,7 @@ class Dispatcher:
         return {at for at in positions for consumer in self.core.consumers.values() if at in consumer.pending}
 
     def key_status(self, key: bytes) -> KeyStatus | None:
-        """Return where a sticky key stands and what holds it up; None unless Key_Shared."""
+        """Return the consumer of a sticky key and the reason why the key waits; None unless Key_Shared."""
         return key_status(self.core, key) if isinstance(self.core, KeySharedCore) else None
 
     # Running actions.

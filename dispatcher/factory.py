@@ -81,7 +81,7 @@ def make_dispatcher(
 
 
 def _has_backlog(log: Log, cursor: SubscriptionCursor) -> bool:
-    """Whether there is something to read already, as after a restart: what is due goes out without a tracker.
+    """Whether there is something to read already, as after a restart: due entries go out without a tracker.
 
     Without a backlog the tracker is made at once. It is small then, and the first delayed message does not wait for it.
     """

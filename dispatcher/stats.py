@@ -120,7 +120,7 @@ class HeldEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStatus:
-    """Where one key stands: the consumer that gets it, and what holds it up."""
+    """The state of one key: the consumer that gets it, and the reason why it waits."""
 
     slot: int
     owner: str | None

@@ -45,8 +45,8 @@ class ManagedLedgerConfig:
     round_participants_max: int = 32
     """Topics and cursors in one round of the group commit.
 
-    Each takes 30 µs of the event loop, and what follows in the same turn, such as the rest of a subscribe, up to 250.
-    With thousands of topics a synced write for so many is shared by enough of them. Default 32.
+    Each takes 30 µs of the event loop, and work that follows in the same turn, such as the rest of a subscribe, up to
+    250. With thousands of topics a synced write for so many is shared by enough of them. Default 32.
     """
 
     compact_bytes_min: int = 256 * 2**20

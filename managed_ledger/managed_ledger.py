@@ -272,7 +272,7 @@ class ManagedLedger(ReadableLog):
             self._listeners.remove(on_committed)
 
     def set_abandoned_listener(self, on_abandoned: Callable[[], None]) -> None:
-        """Call this when a commit failed and what was appended is given up, before anything else can be appended."""
+        """Call this when a commit failed and its entries are given up, before other entries can be appended."""
         self._on_abandoned = on_abandoned
 
     def roll_over_if_aged(self, now_ms: int) -> bool:

@@ -52,7 +52,7 @@ PROGRESS_INTERVAL_S: Final = 0.5
 @json_option("the answer of GET /postdate/v1/topics")
 @on_service
 def topics(api: ScheduleApi, is_json: bool) -> None:
-    """List topics: how many messages are delayed, what is due next, and what is paused."""
+    """List topics: how many messages are delayed, the next delivery time, and which subscriptions are paused."""
     answer = api.get("/topics")
     if is_json:
         print_json(answer)

@@ -4,7 +4,7 @@ A snapshot is the index of one bucket (a closed range of ledgers): one metadata 
 order of delivery time, in PIP-195's own bytes. Two halves that do not know each other:
 
 - `encoding`: pure functions over arrays: `columns` (rows), `segmenter` (where to cut), `codec` (bytes), `snapshot`
-  (all of it at once: what live sealing, merging and Spark call).
+  (all of it at once, for live sealing, merging and Spark).
 - `storage`: the interface that moves entries, with `memory`, `rocksdb`, `s3` and `objects` (plain files) behind it.
 
 The package knows no tracker, no topic's log and no clock. Every error that leaves the package is a

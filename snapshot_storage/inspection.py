@@ -145,8 +145,8 @@ def segment_problems(metadata: SegmentMetadata, rows: DelayedIndexes, *, previou
     Args:
         metadata: The decoded entry 0.
         rows: All rows of the segment.
-        previous_end_ms: When the segment before ends, 0 for the first one: what stands for the beginning in the first
-            version of Pulsar's format, which did not say it.
+        previous_end_ms: When the segment before ends, 0 for the first one. The first version of Pulsar's format does
+            not have the beginning of a segment, and this stands for it.
 
     Raises:
         SnapshotCorruptedError: A bitmap is none.

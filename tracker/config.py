@@ -33,7 +33,7 @@ class TrackerConfig:
     )
     """The tracker: a Java class name of Pulsar's or the Python path of a factory, see `FACTORY_CLASS_NAMES`.
 
-    Default: the bucket tracker, as what is delayed must survive a restart at no cost; Pulsar's default forgets.
+    Default: the bucket tracker, as delayed messages must survive a restart at no cost; Pulsar's default forgets.
     """
 
     tick_time_ms: int = field(default=1_000, metadata={"key": "delayedDeliveryTickTimeMillis"})

@@ -78,8 +78,8 @@ class TrackerContext:
     tick_time_ms: int | None = None
     """The topic's own tick; None means the configuration's."""
     keeps_positions: bool = False
-    """Whether all that is tracked is to be known at any time; what is delayed is not bounded by memory only without it.
-    For a shared index, whose views have to agree on it."""
+    """Whether all tracked positions are to be known at any time: then memory bounds their number. For a shared index,
+    whose views have to agree on them."""
     has_taken: Callable[[Int64Array, Int64Array], NDArray[np.bool_]] = _has_taken_nothing
     """Which of these positions (ledger ids, entry ids) the dispatcher has read, or was given before it read them. Only
     a shared index asks, about what another subscription adds."""
@@ -123,7 +123,7 @@ class DelayedDeliveryTracker(ABC):
 
     @abstractmethod
     def tracked_in(self, ledger_id: int) -> BitMap | None:
-        """Return the tracked entry ids of a ledger, for reading only; what a discontinuous read skips.
+        """Return the tracked entry ids of a ledger, for reading only; a discontinuous read skips them.
 
         As far as they are known, see `is_recovering`. A tracked message that is added again is handed out once.
         """

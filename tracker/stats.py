@@ -120,7 +120,7 @@ def summed(*counters: TrackerCounters | None) -> TrackerCounters | None:
 
 @dataclass(slots=True)
 class TrackerStats(TrackerCounters):
-    """The state of one tracker, and what it has done."""
+    """The state of one tracker, and counts of its work."""
 
     message_count: int = 0
     """Messages that are tracked."""

@@ -4,8 +4,8 @@
                                      ├─ FLOW, ACK, REDELIVER, PING ► at once, on this call
                                      └─ requests ──────────────────► a queue for each topic (`request_queues`)
 
-Commands of single messages are handled on the receiving call, without a task or an await, for a slice of time: what is
-left of many has the next turns of the event loop. Requests of one topic wait for each other. A protocol error ends this
+Commands of single messages are handled on the receiving call, without a task or an await, for a slice of time: the
+rest of many has the next turns of the event loop. Requests of one topic wait for each other. A protocol error ends this
 connection with the reason in the log and touches no other.
 
 `broker.authentication` turns the credentials of CONNECT into a role, and `requests` checks the role's permissions for

@@ -2,7 +2,7 @@
 
 The entries of one message share time, key, producer and the number that the producer gave to it, and say how many they
 are. Those of several producers can stand between each other. A consumer drops a message without all of its chunks, so
-what happens to one of them must happen to all.
+a change of one chunk must be a change of all.
 """
 
 from typing import Final, NamedTuple

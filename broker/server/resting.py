@@ -44,10 +44,10 @@ class OpenTopics(Protocol):
         """Note at a topic that is to be closed when its messages are due and how many wait; logs what fails."""
 
     def take_away(self, topic: Topic) -> asyncio.Future[None]:
-        """Close an open topic; a later request for it waits for the end of that."""
+        """Close an open topic; a later request for it waits until it is closed."""
 
     def take_away_for_good(self, topic: Topic) -> asyncio.Future[None]:
-        """Delete an open topic, likewise."""
+        """Delete an open topic; a later request for it waits until it is deleted."""
 
 
 class RestingTopics:

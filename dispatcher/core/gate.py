@@ -14,7 +14,7 @@ _GRANTS_PER_SECOND: Final = 50
 
 
 class DeliveryGate:
-    """Open at first; it outlives the dispatchers that use it, and what a batch took beyond its grant with it."""
+    """Open at first; it outlives the dispatchers that use it, as does the count that a batch took beyond its grant."""
 
     __slots__ = ("_granted", "_granted_ms", "is_closed", "rate_per_second")
 

@@ -287,7 +287,7 @@ class Intake(SubscriptionCore):
         return hold_until_ms is not None and self.now_ms < hold_until_ms
 
     def _note_unread(self) -> None:
-        """Note when a part of the log that may hold earlier due entries came to be unread, and when none is."""
+        """Note since when a part of the log is unread that may hold earlier due entries, or that there is none."""
         assert self.plan is not None
 
         # A clock that is put back must not make the wait longer.
@@ -300,7 +300,7 @@ class Intake(SubscriptionCore):
             self._unread_since_ms = min(self._unread_since_ms, self.now_ms)
 
     def _hold_until_ms(self) -> int | None:
-        """Return when due entries wait no longer for the order of time, or None when it is known already."""
+        """Return until when due entries wait for earlier ones that are not read yet; None if all are read."""
         assert self.plan is not None
 
         wait_ms_max = self.config.order_wait_ms_max if self.config.order_wait_ms_max >= 0 else UNLIMITED

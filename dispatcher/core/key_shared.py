@@ -126,7 +126,7 @@ class KeySharedCore(MultipleConsumersCore):
         is_free = not (heaps or is_returning or is_fenced)
         message_count = int(headers.message_counts.sum())
         if is_free and len(set(owners)) == 1 and message_count <= min(budgets[owners[0]], budget_left):
-            # One consumer can take everything, and nothing waits: what the loop would find, without looking at each.
+            # One consumer can take everything, and nothing waits: the loop would find the same, by a look at each.
             return [self._give(self.consumers[owners[0]], items)]
 
         for item, owner in zip(items, owners, strict=True):

@@ -302,7 +302,7 @@ class MultipleConsumersCore(Intake):
             )
 
     def _forget_all_expired(self) -> None:
-        """Do the rest at once: what consumers hold is about to move, and what has expired must not wait again."""
+        """Do the rest at once: entries at consumers are about to move, and expired entries must not wait again."""
         while self.expired:
             self._forget_expired_portion()
 

@@ -167,7 +167,7 @@ class SubscriptionCore(ABC):
 
         Args:
             consumer: The consumer that acknowledges; None for one that has left.
-            positions: Entries; what other consumers hold counts as well.
+            positions: Entries; those that other consumers hold count as well.
             ack_sets: For batches of which only a part is meant.
         """
 

@@ -61,7 +61,7 @@ class Cursor:
         self.name = name
         self.cursor_id = cursor_id
         self.seeks = 0
-        """How often it was sought: what was found out before a seek says nothing about what it took back."""
+        """How often it was sought: facts from before a seek say nothing about entries that the seek took back."""
         self._state = CursorState(ledgers)
         self._committer = committer
         self._flush_soon = flush_soon

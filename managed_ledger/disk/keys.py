@@ -13,7 +13,7 @@
     cursors   owner 0                           -> mark-delete position
               owner 1                           -> properties, JSON
               owner 2 ledger                    -> base: acknowledged entries, portable Roaring
-              owner 3 sequence                  -> journal: what was acknowledged since
+              owner 3 sequence                  -> journal: positions acknowledged since
               0xff key                          -> a copy of that row of `meta` (`meta_copies`)
 
 Numbers in keys are 8 bytes big endian, so keys sort by them. Ledger ids are unique in a store, owner ids (managed

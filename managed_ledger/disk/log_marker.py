@@ -16,7 +16,7 @@ _FILES = (MARKER_FILE, "CURRENT", "MANIFEST-*", "*.sst", "*.log")
 
 
 def has_log(path: Path) -> bool:
-    """Whether a folder has any of the files that only a log has: whichever are left, what is lost can be said."""
+    """Whether a folder has any of the files that only a log has: one is enough to tell that others are lost."""
     return any(True for pattern in _FILES for _ in path.glob(pattern))
 
 

@@ -1,8 +1,8 @@
 """The reading half of a managed ledger: where its entries are, and discontinuous reads of headers and payloads.
 
-Only durable entries are visible here. A read names where to begin and what to leave out, or a set of positions; what
-was trimmed meanwhile is left out, and what a repair found lost; other missing entries are an error. Nothing here
-changes the log.
+Only durable entries are visible here. A read names the position to begin at and the positions to leave out,
+or a set of positions. Entries that were trimmed meanwhile or that a repair found lost are left out; other missing
+entries are an error. Nothing here changes the log.
 """
 
 from collections.abc import Collection, Sequence

@@ -7,7 +7,7 @@ sequence number, the count of its changes, and those:
 
 One wrong byte in a fragment is put right: a CRC32C tells which one it must have been, as it tells two such changes of
 32 KiB apart. A fragment with more damage is lost, and with it the changes that reach into it; those of the same write
-before it count, as nothing is read from them but what each says by itself. (RocksDB's `log_format.h` and
+before it count, as each of them is read by itself. (RocksDB's `log_format.h` and
 `write_batch.cc`.)
 """
 
@@ -188,8 +188,8 @@ def _mended(block: bytes, position: int, *, is_cut: bool) -> tuple[bytes, int] |
 def with_one_byte_put_right(data: bytes, checksum: int) -> bytes | None:
     """The data that has this CRC32C and differs in at most one byte; also where only the checksum is wrong in one.
 
-    A CRC is linear: the difference of two checksums depends on nothing but what differs, and how far from the end. So
-    the difference is taken back byte by byte, until it is that of one byte at the end.
+    A CRC is linear: the difference of two checksums depends only on the bytes that differ and their distance from the
+    end. So the difference is taken back byte by byte, until it is that of one byte at the end.
 
     >>> with_one_byte_put_right(b"To be, or nOt", google_crc32c.value(b"To be, or not"))
     b'To be, or not'

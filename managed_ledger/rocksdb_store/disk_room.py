@@ -62,7 +62,7 @@ class Room:
         return max(0, self.free_bytes - self.unflushed_bytes - self.margin_bytes // 2)
 
     def is_short(self, *, was_short: bool) -> bool:
-        """Whether new entries are to be refused; what was short needs a quarter more than the margin to be so no more.
+        """Whether new entries are to be refused; after a shortage room is short up to a quarter more than the margin.
 
         >>> Room(free_bytes=70 * 2**20, disk_bytes=2**40, unflushed_bytes=0).is_short(was_short=False)
         False

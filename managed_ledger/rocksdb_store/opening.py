@@ -1,8 +1,9 @@
 """How a folder is opened: to write, by one process, or to read a view of it, by any number beside.
 
-Strictly: what a crash leaves, a write-ahead log that ends within a write, is no damage, and anything else that is not
-as it was written refuses. Nothing is repaired here. Two kinds of damage would keep RocksDB for ever, and are looked for
-before it opens a folder: a pipe or a device in the place of a file, and a fragment of a recycled log (`log_format.py`).
+Strictly: a write-ahead log that ends within a write, as a crash leaves it, is no damage; all other bytes that are not
+as they were written refuse the opening. Nothing is repaired here. Two kinds of damage would keep RocksDB for ever, and
+are looked for before it opens a folder: a pipe or a device in the place of a file, and a fragment of a recycled log
+(`log_format.py`).
 """
 
 import math

@@ -24,7 +24,7 @@ _UNLOCKED_SECONDS_MAX = 24 * 3600.0
 
 
 class StagedSnapshot(NamedTuple):
-    """A snapshot in a staging folder: what a task tells the driver of it."""
+    """The facts about a snapshot in a staging folder that a task gives to the driver."""
 
     topic: str
     cursor: str

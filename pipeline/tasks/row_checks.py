@@ -85,7 +85,7 @@ class Acknowledged:
 
 
 def acknowledged_by_all(subscriptions: Sequence[Acknowledged], entries: Mapping[int, int]) -> Acknowledged:
-    """Return what every subscription of a topic has acknowledged: what counts for an index that they share.
+    """Return the positions that all subscriptions of a topic have acknowledged: those count for a shared index.
 
     Args:
         subscriptions: One or more.

@@ -37,7 +37,7 @@ _LOW_HALF = np.uint64(0xFFFF)
 
 
 def serialized_bitmaps(values: NDArray[np.uint32], starts: NDArray[np.intp]) -> list[bytes]:
-    """Return the run-optimised, serialised bitmap of each group of values: what CRoaring makes of it.
+    """Return the run-optimised, serialised bitmap of each group of values, as CRoaring makes it.
 
     A group that is one block's plain list of values, as nearly all small ones are, is written here, all of them at
     once. The others have few values a byte, and so are few.

@@ -1,7 +1,6 @@
 """One RocksDB folder of snapshots, with blocking calls that any thread may make.
 
-The layout is in `layout`, how a folder is opened and what becomes of a damaged one in `opening`, how a snapshot comes
-to be in `writing`.
+`layout` has the keys and values, `opening` opens a folder and puts a damaged one aside, `writing` makes a snapshot.
 """
 
 import logging
@@ -147,7 +146,7 @@ class RocksDBFolder:
         if not is_in_place and not self._is_gone:
             self._is_gone = True
             logger.error(
-                "the snapshots in %s were removed or replaced while they were in use: what is there now counts, and "
+                "the snapshots in %s were removed or replaced while they were in use: the folder is opened again, and "
                 "the rest of the index is read again from the log",
                 self._path,
             )

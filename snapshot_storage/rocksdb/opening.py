@@ -3,12 +3,12 @@
 Snapshots are derived from the log, so none is worth a repair. A folder that a writer cannot open, that is empty though
 it has tables, or that has another layout, is renamed and kept, an empty one takes its place, and the trackers read
 again from the log what cursor properties name and the folder no longer has. So is one in which a folder, a pipe or a
-link to nowhere stands where RocksDB has a file, and what stands in the folder's own place: no further try helps. One
-line of the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it is,
-and the opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk
+link to nowhere stands where RocksDB has a file, and a file or a pipe in the place of the folder: no further try helps.
+One line of the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it
+is, and the opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk
 fails. A folder that cannot be renamed, as a mount point, is emptied into a folder in it (`put_aside`).
 
-A folder that is removed or replaced under its writer is opened again at the next write: what is there then counts.
+A folder that is removed or replaced under its writer is opened again at the next write, with its files of then.
 
 RocksDB does not notice that its newest log is gone, or the end of it. This module does not notice it either, and need
 not: the properties of the cursors name the snapshots that were in it, and no id is given again, as ids follow the clock

@@ -27,7 +27,7 @@ class S3Config:
     """The URL of a server other than AWS. Default none: AWS's, by region."""
 
     region: str | None = field(default=None, metadata={"key": "bucketSnapshotS3Region"})
-    """The region. Default none: what the AWS chain says."""
+    """The region. Default none: that of the AWS chain."""
 
     is_path_style: bool = field(default=False, metadata={"key": "bucketSnapshotS3PathStyle"})
     """Whether the bucket stands in the path of a URL, as most servers other than AWS need it, not in the host name."""
@@ -46,7 +46,7 @@ class S3Config:
     """For credentials that are lent for a time. Nothing renews it: the AWS chain does."""
 
     server_side_encryption: str | None = field(default=None, metadata={"key": "bucketSnapshotS3ServerSideEncryption"})
-    """`AES256`, `aws:kms` or `aws:kms:dsse`. Default none: what the bucket says."""
+    """`AES256`, `aws:kms` or `aws:kms:dsse`. Default none: that of the bucket."""
 
     kms_key_id: str | None = field(default=None, metadata={"key": "bucketSnapshotS3KmsKeyId"})
     """The key for `aws:kms`. Default none: the account's own."""

@@ -57,7 +57,7 @@ def config_of_folder(config: S3Config, folder: Path, *, is_read_only: bool) -> S
 
 
 def config_of_only_folder(config: S3Config) -> S3Config:
-    """Return where the snapshots of the one data folder are that has any under a prefix, for a program that reads.
+    """Find the one data folder with snapshots under a prefix, for a program that reads, and return their place.
 
     Raises:
         StorageAccessError: Several have.
@@ -89,7 +89,7 @@ def _read(folder: Path) -> str | None:
         return None
     if _ID.fullmatch(text):
         return text
-    logger.error("%s is damaged: with a new id, the index is read again from the log", folder / FOLDER_ID_FILE)
+    logger.error("%s is damaged: the folder gets a new id, and its index is read from the log", folder / FOLDER_ID_FILE)
     return None
 
 

@@ -1,4 +1,4 @@
-"""The code that has called a patched method, for tests that look at who calls."""
+"""Frames of the call stack, for tests that look for the caller of a patched method."""
 
 import inspect
 from types import FrameType

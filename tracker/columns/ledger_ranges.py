@@ -21,7 +21,7 @@ class LedgerRanges:
         self._lasts_max: list[int] = []
         """The largest last ledger up to each range: where it is too low, no earlier range needs a look."""
         self._covering: tuple[int, list[int]] | None = None
-        """The ledger that was looked up last, and what was found: mostly it is the next one, too."""
+        """The ledger that was looked up last, and the result: mostly it is the next one, too."""
 
     def __len__(self) -> int:
         return len(self._serials)

@@ -71,13 +71,13 @@ class PositionCache:
         self._wanted: dict[int, Bucket] = {}
         """By serial, in the order in which they were wanted."""
         self._readable: dict[int, Bucket] = {}
-        """Those of which the metadata was read; with some that are wanted no more, until the next look."""
+        """Wanted buckets whose metadata was read, by serial; also some that are wanted no more, until the next look."""
         self._in_flight: dict[int, Bucket] = {}
-        """Those whose positions are being read; likewise."""
+        """Buckets whose positions are being read, by serial; also some that are wanted no more, until the next look."""
         self._granted = _NO_SERIALS
-        """Serials of those that are read although there is no room."""
+        """Serials of buckets that are read although there is no room."""
         self._full_since_ms: int | None = None
-        """Since when others have waited for room, None while there is some."""
+        """Since when wanted buckets have waited for room, None while there is room."""
         self._bytes_bound = 0
         """No less than the cached bitmaps take; evicted positions may be in it."""
 

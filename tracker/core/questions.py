@@ -164,7 +164,7 @@ def _positions_through(state: TrackerState, through: RowKey) -> tuple[Int64Array
     return ledger_ids[is_tracked], entry_ids[is_tracked]
 
 
-# How many.
+# Counts of messages and buckets.
 
 
 def message_count(state: TrackerState) -> int:

@@ -87,7 +87,7 @@ class Reports:
     untracked: dict[int, BitMap] = field(default_factory=dict)
     """Positions that a lost bucket tracked; they are to be read from the log again."""
     untracked_ranges: list[LedgerRange] = field(default_factory=list)
-    """The ranges of lost buckets of which that is not known, likewise."""
+    """The ledgers of lost buckets whose positions are not known; they are to be read from the log again, too."""
     losses: list[tuple[str, str]] = field(default_factory=list)
     """Key and reason of buckets that were given up."""
 

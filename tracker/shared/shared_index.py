@@ -31,8 +31,8 @@ forgets its rows.
 The subscriptions' acknowledgements filter what a view receives; the tracker itself regards as acknowledged what all
 subscriptions have acknowledged. A lost snapshot's positions are read again by every view; the first puts them back.
 
-Left out: what a view does for its dispatcher (`shared_view`); which subscriptions there are, and the life of the
-cursor (`broker.topic_index`).
+Left out: the work of a view for its dispatcher (`shared_view`); the set of subscriptions, and the life of the cursor
+(`broker.topic_index`).
 """
 
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ from tracker.shared.core.view_rows import ViewRows
 from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
 
 _POLLS_MAX: Final = 16
-"""Polls of the index in one call: what a subscription has acknowledged may fill several, and others want their turn."""
+"""Polls of the index in one call: several may give acknowledged positions alone, and others want their turn."""
 
 
 class IndexOfViews(Protocol):

@@ -4,7 +4,7 @@ The shell starts the core's actions as tasks, gives the core their answers, keep
 dispatcher when to look. It has no condition about buckets. Encoding and decoding happen in worker threads, storage
 calls are awaited; no add and no poll ever waits for either.
 
-An exception of the core is a defect, and what it left half changed must decide and store nothing any more: the tracker
+An exception of the core is a defect, and a core that is half changed must decide and store nothing more: the tracker
 stops, its owner is told, and the snapshots that the cursor's properties name stay as they are for the next tracker.
 """
 
@@ -292,7 +292,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
                 self._core.seal(index_count_min=self._config.index_count_at_close_min)
             return self._core.unsettled_count > 0
         except Exception as defect:
-            # Closing goes on: what the cursor's properties name is whole, and the log has the rest.
+            # Closing goes on: the snapshots that the cursor's properties name are whole, and the log has the rest.
             self.stop_for_defect(defect)
             return False
 

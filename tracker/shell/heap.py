@@ -13,7 +13,7 @@ from typing import Final
 from tracker.shell.snapshot_merge import RunBlocking
 
 TRIM_INTERVAL_S: Final = 5.0
-"""A trim takes some milliseconds, and what is freed will often be needed again at once."""
+"""A trim takes some milliseconds, and freed memory will often be needed again at once."""
 
 ROWS_FREED_MIN: Final = 100_000
 """Fewer rows, at some hundred bytes each on their way, are not worth it."""

@@ -125,7 +125,7 @@ def metadata_answers(
     heads: Sequence[BucketSnapshotHead | SnapshotStorageError],
     bitmaps_max: int,
 ) -> Sequence[Event | Exception]:
-    """Return the answer to each read: what its metadata says, or what is wrong with it."""
+    """Return the answer to each read: the decoded metadata, or its fault."""
     answers: dict[int, Event | Exception] = {}
     own: list[tuple[ReadMetadata, BucketSnapshotHead]] = []
     for action, head in zip(actions, heads, strict=True):

@@ -34,7 +34,7 @@ class SnapshotCreates:
     async def create(
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
-        """Store a snapshot and return its id; if this is cancelled, what is stored all the same is deleted.
+        """Store a snapshot and return its id; if this is cancelled, a snapshot that is stored all the same is deleted.
 
         Raises:
             SnapshotStorageError: As `create_bucket_snapshot`.

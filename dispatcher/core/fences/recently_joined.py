@@ -12,7 +12,7 @@ mark-delete, and so for every delayed message before the bound, for as long as t
 message, so no order depends on it (apache/pulsar#20233 is about these stalls).
 
 PIP-282 keeps a last sent position and a set of individually sent ones up to date with each dispatched entry. Here both
-are derived when a consumer joins or a question is asked: sent is what is acknowledged, what is pending, and what was
+are derived when a consumer joins or a question is asked: an entry was sent if it is acknowledged, is pending, or was
 given once and waits again. The weaknesses are the proposals' own (PIP-379 lists them): a stuck message stops newcomers
 altogether, and a slot that moves between two consumers that are no newcomers is not fenced.
 """
@@ -138,7 +138,7 @@ class RecentlyJoinedFence(OrderFence):
 class ReadPositionFence(RecentlyJoinedFence):
     """The classic rule: a newcomer's bound is the read position.
 
-    It goes on when what consumers held at its join is acknowledged.
+    It goes on when the entries that consumers held at its join are acknowledged.
     """
 
     def __init__(self, view: SubscriptionView) -> None:

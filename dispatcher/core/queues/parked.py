@@ -1,7 +1,7 @@
 """Entries far back in the queue of their slot: columns, where the front of the queue is objects.
 
-A key whose consumer is stuck must not stop the others, so reading goes on past it and what belongs to it piles up here,
-at 36 bytes a row. Each slot has a tail of rows, in order as a rule; one to which something earlier was added is sorted
+A key whose consumer is stuck must not stop the others, so reading goes on past it and its entries pile up here, at 36
+bytes a row. Each slot has a tail of rows, in order as a rule; one to which something earlier was added is sorted
 when that is reached.
 
 Left out: which consumer may have an entry, and the rule when an entry is parked (`waiting.py`).

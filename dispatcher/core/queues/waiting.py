@@ -4,8 +4,8 @@
                 ▲
     returning ──┘ in portions, from a consumer that gave back many; nothing of the slot is given meanwhile
 
-This is Pulsar's replay queue, arranged so that what a slot may send next is found without walking over what other
-slots may not send. The front is short: at most `slot_entries_max` items, and a single new one while `entries_max` items
+This is Pulsar's replay queue, arranged so that the next entry of a slot is found without a walk over entries of slots
+that may not send. The front is short: at most `slot_entries_max` items, and a single new one while `entries_max` items
 wait altogether, so neither a hot key nor a stuck consumer of many keys stops the other consumers.
 
 The order of a slot is exact wherever its entries are: the head of a heap never comes after the slot's first parked row.

@@ -1,7 +1,7 @@
 """Sticky ranges: members bring the slots they want, and no other member gets them.
 
 Gaps are legal: entries of a slot without owner wait. Ranges of two members may interleave, but not overlap. There is no
-limit check, as in Pulsar: what lies above 65535 or below 0 is accepted and never reached.
+limit check, as in Pulsar: a range above 65535 or below 0 is accepted and never reached.
 """
 
 from itertools import pairwise

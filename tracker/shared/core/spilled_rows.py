@@ -11,7 +11,7 @@ Without them a subscription that takes nothing keeps every due row
 (`test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log`). Forgetting the positions too, and
 reading their range of ledgers again, is no way for these rows: of the range other rows are in memory, taken or indexed
 still, so the reader must know which to pass over; and rows behind a window wait until all of it is back, of which only
-its positions tell. Where neither matters, a range is read again: what a lost snapshot held.
+its positions tell. Where neither matters, a range is read again: that of a lost snapshot.
 
 Left out: when a window is read again (`view_rows`). Pure: no clock, no storage, no event loop.
 """
