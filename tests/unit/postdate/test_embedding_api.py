@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import postdate
 from broker.configuration.config import BrokerConfig
 from command_line.extras import MODULES_OF_EXTRAS
+from postdate import testing
 from tracker.config import FACTORY_CLASS_NAMES
 from tracker.testing import FakeClock, run_inline, run_virtually, virtual_now_ms
 
@@ -34,6 +36,21 @@ def test_the_documentation_names_every_name() -> None:
     text = "".join((ROOT / "docs" / page).read_text() for page in ("embedding.md", "scheduling.md"))
 
     assert [name for name in postdate.__all__ if f"`{name}`" not in text] == []
+
+
+def test_the_program_of_the_documentation_for_tests_runs_through_an_hour_with_faults() -> None:
+    """In a process without what extras bring; each name of `postdate.testing` is documented."""
+    section = (ROOT / "docs/embedding.md").read_text().split("## Tests of a program")[1]
+    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+
+    result = run_without(sorted({name for names in MODULES_OF_EXTRAS.values() for name in names}), found[1])
+
+    said = re.fullmatch(r"(\d+) of 100 after an hour, with (\d+) faults of the storage\n", result.stdout)
+    assert said is not None, result.stderr
+    assert int(said[1]) == 100
+    assert int(said[2]) > 0
+    assert [name for name in testing.__all__ if f"`{name}`" not in section] == []
 
 
 def test_what_extras_bring_is_not_needed() -> None:
