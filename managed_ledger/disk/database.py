@@ -73,6 +73,12 @@ class Database(Protocol):
     def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of `[start, end)` in order."""
 
+    def listed(self, family: Family, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        """The same at once, and faster, for a caller that knows which rows there must be.
+
+        Where one is damaged, the list ends before it.
+        """
+
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
         """Give back the space of deleted entries of a range."""
 

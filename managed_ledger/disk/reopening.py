@@ -80,6 +80,10 @@ class ReopeningDatabase:
         with self._gate.passed():
             yield from self._opened().scan(family, start, end)
 
+    def listed(self, family: Family, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        with self._gate.passed():
+            return self._opened().listed(family, start, end)
+
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
         with self._gate.passed():
             self._opened().compact(family, start, end)

@@ -12,7 +12,7 @@ with one value per commit.
 
 import struct
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +34,9 @@ PAYLOAD_OVERHEAD_BYTES = 48
 """Bytes that Python adds to a `bytes` object in a list."""
 
 _PAIR = struct.Struct("<2I")
+_OFFSET = struct.Struct("<I")
+_ONE_PAYLOAD = _OFFSET.pack(8)
+"""The beginning of a block of one payload."""
 
 
 class HeaderBlock:
@@ -114,7 +117,13 @@ def stored_payloads(first: int, values: Sequence[bytes]) -> PayloadBlock:
     """Return one block of stored ones in a row; payloads of several are cut out now."""
     if len(values) == 1:
         return StoredPayloads(first, values[0])
-    payloads = [payload_at(value, index) for value in values for index in range(payload_count(value))]
+    payloads: list[bytes] = []
+    for value in values:
+        if value.startswith(_ONE_PAYLOAD):
+            payloads.append(value[len(_ONE_PAYLOAD) + _OFFSET.size :])
+        else:
+            offsets = struct.unpack_from(f"<{payload_count(value) + 1}I", value)
+            payloads += [value[start:end] for start, end in pairwise(offsets)]
     return FreshPayloads(first, payloads, sum(map(len, payloads)))
 
 
@@ -156,7 +165,8 @@ def row_count(block: bytes) -> int:
 
 def payload_count(block: bytes) -> int:
     """How many payloads a block holds."""
-    return int.from_bytes(block[:4], "little") // 4 - 1
+    offset: int = _OFFSET.unpack_from(block)[0]
+    return offset // 4 - 1
 
 
 def payload_at(block: bytes, index: int) -> bytes:

@@ -6,13 +6,17 @@ Calls may come from several threads. Nothing here chooses a thread, and every er
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from rocksdict import Checkpoint, ColumnFamily, Rdict, ReadOptions, WriteBatch
 
 from managed_ledger.rocksdb_store.failures import translated
 from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY, OpenFolder
+
+LISTED_AT_ONCE: Final = 256
+"""Rows that are listed without a turn for other threads: 0.1 ms."""
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +146,25 @@ class RocksDBStore:
             while rows.valid():
                 yield rows.key(), rows.value()
                 rows.next()
+
+    def listed(self, family: str, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        """Rows of `[start, end)` in order; where one is damaged, only those before it: a scan would raise.
+
+        PERFORMANCE: one call for all, where a scan takes four a row.
+        """
+        options = ReadOptions()
+        options.set_iterate_upper_bound(end)
+        found: list[tuple[bytes, bytes]] = []
+        with self._translated("read"):
+            rows: Any = self._family(family).items(from_key=start, read_opt=options)
+            try:
+                # Other threads run in between.
+                while some := list(islice(rows, LISTED_AT_ONCE)):
+                    found += some
+            finally:
+                # As in `rows`, an iterator that lives would keep the folder locked.
+                del rows
+        return found
 
     def consecutive(self, family: str, keys: Iterator[bytes]) -> list[tuple[bytes, bytes]]:
         """Rows of keys that follow one another, up to the first key that is not there.

@@ -134,6 +134,9 @@ class MemoryDatabase:
                 yield rows.key(), rows.value()
                 rows.next()
 
+    def listed(self, family: Family, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        return list(self.scan(family, start, end))
+
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
         """Give nothing back: the rows are in memory."""
 

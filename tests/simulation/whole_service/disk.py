@@ -39,9 +39,16 @@ class DiskHandle:
         return self._disk.get(family, key)
 
     def rows(self, family: Family) -> AbstractContextManager[MemoryRows]:
+        self._may_fail()
+        return self._disk.rows(family)
+
+    def listed(self, family: Family, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        self._may_fail()
+        return self._disk.listed(family, start, end)
+
+    def _may_fail(self) -> None:
         if self.read_failure_rate and self._chance.random() < self.read_failure_rate:
             raise StoreUnavailableError("the disk says no")
-        return self._disk.rows(family)
 
     def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._disk.scan(family, start, end)

@@ -18,6 +18,7 @@ from managed_ledger.entries.blocks import FreshPayloads, HeaderBlock, PayloadBlo
 from managed_ledger.entries.headers import ROW_BYTES, EntryHeaders
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
 from managed_ledger.reading.block_cache import BlockCache
+from managed_ledger.rocksdb_store.store import LISTED_AT_ONCE
 from managed_ledger.writing.committer import Committer
 from tests.helpers.fakes.life_loop import LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
@@ -78,6 +79,17 @@ def test_rows_are_found_from_both_sides(database: Database) -> None:
         assert not rows.valid()
         rows.seek_for_prev(block_key(6, 99))
         assert not rows.valid()
+
+
+def test_a_list_has_the_rows_of_a_scan(database: Database) -> None:
+    batch = database.new_batch()
+    for entry_id in range(LISTED_AT_ONCE + 10):
+        batch.put(Family.PAYLOADS, block_key(7, entry_id), b"%d" % entry_id)
+    batch.put(Family.PAYLOADS, block_key(8, 0), b"other")
+    database.write(batch, sync=True)
+
+    for bounds in (ledger_range(7), (block_key(7, 3), block_key(7, 5)), (block_key(7, 5), block_key(7, 5))):
+        assert database.listed(Family.PAYLOADS, *bounds) == list(database.scan(Family.PAYLOADS, *bounds))
 
 
 def _block(first: int, entries: int) -> HeaderBlock:
