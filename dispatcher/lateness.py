@@ -1,7 +1,7 @@
 """How late delayed messages are: when each was first sent, against its delivery time, as a histogram."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 LATENESS_MS: Final = (
@@ -28,11 +28,11 @@ class LatenessHistogram:
         self.counts: list[int] | tuple[int, ...] = _NOTHING_LATE
         self.sum_ms = 0
 
-    def note(self, late_ms: Iterable[int]) -> None:
+    def note(self, late_ms: Collection[int]) -> None:
         """Count deliveries; one that is early, where that is allowed, counts as on time."""
         if isinstance(self.counts, tuple):
             self.counts = list(self.counts)
         counts = self.counts
         for late in late_ms:
             counts[bisect_left(LATENESS_MS, late)] += 1
-            self.sum_ms += max(0, late)
+        self.sum_ms += sum([late for late in late_ms if late > 0])

@@ -311,31 +311,30 @@ def messages(
             number on, and the acknowledgement words of a batch (bit 1 for what is not acknowledged; empty for "all").
         consumer_epoch: The epoch of the consumer's last redelivery request, where it names one.
     """
-    parts = []
+    parts: list[bytes] = []
     consumer = b"\x08" + varint(consumer_id) + b"\x12"
     epoch = b"" if consumer_epoch is None else b"\x28" + varint(consumer_epoch)
-    last_ledger_id, ledger = -1, b""
+    last: tuple[int, int, int, Sequence[int]] | None = None
+    head = tail = b""
+    size = 0
     for ledger_id, entry_id, redelivery_count, entry, ack_set in deliveries:
-        if ledger_id != last_ledger_id:
-            last_ledger_id, ledger = ledger_id, b"\x08" + varint(ledger_id) + b"\x10"
         number = _entry_varint(entry_id)
-        tail = b"\x18" + varint(redelivery_count) + epoch if redelivery_count else epoch
-        if ack_set:
-            tail = _with_ack_set(ack_set, redelivery_count, epoch)
-        id_size = len(ledger) + len(number)
-        body_size = len(consumer) + 1 + id_size + len(tail)
-        body_length = varint(body_size)
-        # Type, field 9 and its length stand before the body; the id takes 22 bytes at the most.
-        size = 3 + len(body_length) + body_size
-        parts.append(
-            b"%b\x08\x09\x4a%b%b%c%b%b%b"
-            % (_TWO_U32.pack(4 + size + len(entry), size), body_length, consumer, id_size, ledger, number, tail)
-        )
-        parts.append(entry)
+        this = (ledger_id, len(number), redelivery_count, ack_set)
+        # Most messages are like the one before them but for the number of the entry.
+        if this != last:
+            last = this
+            tail = _tail(ack_set, redelivery_count, epoch) if redelivery_count or ack_set else epoch
+            ledger = b"\x08" + varint(ledger_id) + b"\x10"
+            id_size = len(ledger) + len(number)
+            body_length = varint(len(consumer) + 1 + id_size + len(tail))
+            # Type, field 9 and its length stand before the body; the id takes 22 bytes at the most.
+            head = b"\x08\x09\x4a%b%b%c%b" % (body_length, consumer, id_size, ledger)
+            size = len(head) + len(number) + len(tail)
+        parts += (_TWO_U32.pack(4 + size + len(entry), size), head, number, tail, entry)
     return b"".join(parts)
 
 
-def _with_ack_set(ack_set: Sequence[int], redelivery_count: int, epoch: bytes) -> bytes:
+def _tail(ack_set: Sequence[int], redelivery_count: int, epoch: bytes) -> bytes:
     words = b"".join([b"\x20" + varint(word & 0xFFFF_FFFF_FFFF_FFFF) for word in ack_set])
     return (b"\x18" + varint(redelivery_count) if redelivery_count else b"") + words + epoch
 

@@ -33,6 +33,7 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Int64Array
+from snapshot_storage.encoding.columns import order_of_rows
 from tracker.columns.row_order import NEVER, first_key_at, key_of
 
 _RECOVERY_WAIT_MS_MAX: Final = 1_000
@@ -192,8 +193,9 @@ class Intake(SubscriptionCore):
                 self.unsent_deliver_at_ms.update(zip(keys, held.deliver_at_ms.tolist(), strict=True))
             headers = EntryHeaders.concatenate([immediate, held])
             orders_ms = np.concatenate([orders_ms, held.deliver_at_ms])
-            order = np.lexsort((headers.entry_ids, headers.ledger_ids, orders_ms))
-            headers, orders_ms = headers.take(order), orders_ms[order]
+            order = order_of_rows(orders_ms, headers.ledger_ids, headers.entry_ids)
+            if order is not None:
+                headers, orders_ms = headers.take(order), orders_ms[order]
         return self._make_ready(headers, orders_ms) if len(headers) else []
 
     def _note_mark_deleted(self, through: Key) -> None:

@@ -306,9 +306,13 @@ class MultipleConsumersCore(Intake):
         while self.expired:
             self._forget_expired_portion()
 
-    def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
+    def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
+        are_pending = list(map(consumer.pending.items.__contains__, positions))
+        through = self._mark_deleted_through
+        if positions and min(positions) > through:
+            return are_pending
         # An entry that has expired belongs to no consumer, also while consumers forget it in portions.
-        return position in consumer.pending.items and position > self._mark_deleted_through
+        return [is_one and at > through for is_one, at in zip(are_pending, positions, strict=True)]
 
     def _forget_everything(self) -> None:
         self.plan = None

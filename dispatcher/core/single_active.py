@@ -174,9 +174,9 @@ class SingleActiveCore(SubscriptionCore):
         self.ack_sets = {at: words for at, words in self.ack_sets.items() if at > through}
         return []
 
-    def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
-        """Return whether to send an entry: a change or a rewind of the active consumer drops unsent ones."""
-        return consumer is self.active and not self._cursor.is_acknowledged(*position)
+    def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
+        """Return which entries to send: a change or a rewind of the active consumer drops unsent ones."""
+        return [consumer is self.active and not self._cursor.is_acknowledged(*at) for at in positions]
 
     def reset(self) -> None:
         self.plan = None

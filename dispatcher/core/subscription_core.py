@@ -6,7 +6,7 @@ acknowledgement of something unknown or a redelivery of something that is not pe
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -113,16 +113,22 @@ class SubscriptionCore(ABC):
 
     def note_sent(self, items: Sequence[Item]) -> list[int]:
         """Return how late those of them are that were delayed and are sent for the first time, in milliseconds."""
-        unsent, now_ms = self.unsent_delayed, self.now_ms
-        late_ms = []
-        for item in items if unsent else ():
-            entry_ids = unsent.get(item[LEDGER])
-            if entry_ids is not None and item[ENTRY] in entry_ids:
-                entry_ids.remove(item[ENTRY])
-                if not entry_ids:
-                    del unsent[item[LEDGER]]
-                deliver_at_ms = item[ORDER] or self.unsent_deliver_at_ms.pop(key_of(item), now_ms)
-                late_ms.append(now_ms - deliver_at_ms)
+        now_ms, known = self.now_ms, self.unsent_deliver_at_ms
+        by_ledger: defaultdict[int, list[Item]] = defaultdict(list)
+        for item in items:
+            by_ledger[item[LEDGER]].append(item)
+        late_ms: list[int] = []
+        for ledger_id in [ledger_id for ledger_id in by_ledger if ledger_id in self.unsent_delayed]:
+            unsent = self.unsent_delayed[ledger_id]
+            sent = unsent & BitMap([item[ENTRY] for item in by_ledger[ledger_id]])
+            unsent -= sent
+            if not unsent:
+                del self.unsent_delayed[ledger_id]
+            late_ms += [
+                now_ms - (item[ORDER] or known.pop(key_of(item), now_ms))
+                for item in by_ledger[ledger_id]
+                if item[ENTRY] in sent
+            ]
         return late_ms
 
     # Pause and resume.
@@ -187,8 +193,8 @@ class SubscriptionCore(ABC):
         return []
 
     @abstractmethod
-    def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
-        """Return whether an entry that was given to the consumer is still its own to be sent."""
+    def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
+        """Return which entries that were given to the consumer are still its own to be sent."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -4,6 +4,7 @@ Entries in the cache are served without suspending the caller, so a consumer at 
 thread. Other entries are collected first, over all ledgers of a call, and read together.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, repeat
@@ -79,18 +80,22 @@ class LogReader:
         payloads: list[bytes | None] = []
         missing = []
         block: PayloadBlock | None = None
-        block_ledger_id = first = end = -1
+        # Which part of a ledger `block` stands for; None where nothing of it is in memory.
+        part_ledger_id = first = end = -1
         for index, (ledger_id, entry_id) in enumerate(zip(ledger_ids, entry_ids, strict=True)):
-            if ledger_id != block_ledger_id or not first <= entry_id < end:
+            if ledger_id != part_ledger_id or not first <= entry_id < end:
                 block = self.payloads.find(ledger_id, entry_id)
-                if block is None:
-                    block_ledger_id = -1
-                    payloads.append(None)
-                    missing.append(index)
-                    continue
-                block_ledger_id, first, end = ledger_id, block.first, block.end
-            assert block is not None
-            payloads.append(block.payload(entry_id))
+                part_ledger_id = ledger_id
+                if block is not None:
+                    first, end = block.first, block.end
+                else:
+                    following = self.payloads.next_first(ledger_id, entry_id)
+                    first, end = entry_id, sys.maxsize if following is None else following
+            if block is not None:
+                payloads.append(block.payload(entry_id))
+            else:
+                payloads.append(None)
+                missing.append(index)
         return payloads, missing
 
     async def read_payloads(self, needs: Sequence[Need]) -> list[dict[int, bytes] | None]:
@@ -153,10 +158,8 @@ def _read_run(database: Database, kind: Kind[Block], need: Need) -> list[Block] 
     rows = database.listed(kind.family, keys.block_key(ledger_id, first), keys.block_key(ledger_id, last + 1))
     values = [value for _, value in rows]
     firsts = list(accumulate(map(kind.count, values), initial=first))
-    is_whole = firsts[-1] > last and [key for key, _ in rows] == list(
-        map(keys.block_key, repeat(ledger_id), firsts[:-1])
-    )
-    return _joined(kind, firsts, values) if is_whole else None
+    wanted = list(map(keys.block_key, repeat(ledger_id), firsts[:-1]))
+    return _joined(kind, firsts, values) if firsts[-1] > last and wanted == [key for key, _ in rows] else None
 
 
 def _joined(kind: Kind[Block], firsts: Sequence[int], values: Sequence[bytes]) -> list[Block]:

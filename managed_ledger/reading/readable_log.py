@@ -134,10 +134,11 @@ class ReadableLog:
 
     async def read_payloads(self, ledger_ids: Ids, entry_ids: Ids) -> list[bytes | None]:
         """Payloads of these positions in the order given; None for unknown or trimmed positions."""
-        ledger_column, entry_column = np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64)
-        payloads, missing = self._reader.cached_payloads(ledger_column.tolist(), entry_column.tolist())
+        entries = _listed(entry_ids)
+        payloads, missing = self._reader.cached_payloads(_listed(ledger_ids), entries)
         if not missing:
             return payloads
+        ledger_column, entry_column = np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64)
         at = np.array(missing, dtype=np.intp)
         needs = self._needs_at(ledger_column[at], entry_column[at])
         read = await self._reader.read_payloads([need for need, _ in needs])
@@ -146,7 +147,7 @@ class ReadableLog:
                 self._check_trimmed(need)
                 continue
             for index in at[rows].tolist():
-                payloads[index] = found[int(entry_column[index])]
+                payloads[index] = found[entries[index]]
         return payloads
 
     async def find_position_at_or_after_publish_time(self, publish_time_ms: int) -> Position:
@@ -187,6 +188,11 @@ class ReadableLog:
                 f"{self.name}: ledger {need.ledger_id} lacks entries between {need.entry_ids[0]} and "
                 f"{need.entry_ids[-1]} that its record counts. Restore the folder from a copy"
             )
+
+
+def _listed(ids: Ids) -> Sequence[int]:
+    found: Sequence[int] = ids.tolist() if isinstance(ids, np.ndarray) else ids
+    return found
 
 
 def _distinct(ids: NDArray[np.int64]) -> NDArray[np.int64]:

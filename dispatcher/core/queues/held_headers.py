@@ -55,14 +55,16 @@ class HeldHeaders:
     def take(self, entries_max: int, through: RowKey) -> EntryHeaders:
         """Take the earliest headers that are not behind a key, at most so many."""
         ends = [min(row_count_through(run, through), entries_max) for run in self._runs]
-        headers = EntryHeaders.concatenate([run.take(slice(0, end)) for run, end in zip(self._runs, ends, strict=True)])
-        order = order_of_rows(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
-        order = np.arange(len(headers))[:entries_max] if order is None else order[:entries_max]
-        taken = np.bincount(np.repeat(np.arange(len(ends)), ends)[order], minlength=len(ends)).tolist()
+        found = EntryHeaders.concatenate([run.take(slice(0, end)) for run, end in zip(self._runs, ends, strict=True)])
+        taken = ends
+        if len(ends) > 1:
+            order = order_of_rows(found.deliver_at_ms, found.ledger_ids, found.entry_ids)
+            order = np.arange(len(found))[:entries_max] if order is None else order[:entries_max]
+            taken = np.bincount(np.repeat(np.arange(len(ends)), ends)[order], minlength=len(ends)).tolist()
+            found = found.take(order)
         self._runs = [
             run.take(slice(count, None)) for run, count in zip(self._runs, taken, strict=True) if count < len(run)
         ]
-        found = headers.take(order)
         for ledger_id, entry_ids in by_ledger(found.ledger_ids, found.entry_ids):
             self._entries_in[ledger_id] -= entry_ids
             if not self._entries_in[ledger_id]:

@@ -7,6 +7,7 @@ assigned. At the end all consumers are served, and all published entries must ha
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 from hypothesis import strategies as st
@@ -128,8 +129,9 @@ class _Machine(RuleBasedStateMachine):
     def send(self, data: st.DataObject, count: int) -> None:
         client = data.draw(st.sampled_from([client for client in self.clients if client.unsent]))
         batch, client.unsent = client.unsent[:count], client.unsent[count:]
-        for item in batch:
-            if self.core.is_pending(client.state, key_of(item)):
+        are_pending = self.core.are_pending(client.state, [key_of(item) for item in batch])
+        for item, is_own in zip(batch, are_pending, strict=True):
+            if is_own:
                 client.held.append(key_of(item))
             else:
                 client.permits += item[COUNT]
@@ -482,7 +484,7 @@ class _Machine(RuleBasedStateMachine):
                 self._flow(client, 100)
                 client.held += [key_of(item) for item in client.unsent]
                 client.unsent = []
-                client.held = [at for at in client.held if self.core.is_pending(client.state, at)]
+                client.held = list(compress(client.held, self.core.are_pending(client.state, client.held)))
                 if client.held:
                     self._acknowledge(client, list(dict.fromkeys(client.held)), client)
             if self.read is None:
