@@ -18,6 +18,9 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 
+_Callback = Callable[[], None]
+"""Has a name, since the annotations of an inner function are made at each call."""
+
 
 def make_dispatcher(
     subscription_type: SubscriptionType,
@@ -50,7 +53,7 @@ def make_dispatcher(
     core = _make_core(subscription_type, config, topic_name, cursor, view, has_delays=has_delays)
     factory = tracker_factory
 
-    def new_tracker(on_available: Callable[[], None]) -> DelayedDeliveryTracker:
+    def new_tracker(on_available: _Callback) -> DelayedDeliveryTracker:
         assert factory is not None
 
         return factory.new_tracker(

@@ -261,7 +261,7 @@ class Reader:
         is_tracked = tracker.add_messages(headers.ledger_ids, headers.entry_ids, headers.deliver_at_ms)
         if not is_tracked.all():
             self._look_at_tracker()
-            self._run_actions(self._intake.on_refused(headers.take(np.flatnonzero(~is_tracked))))
+            self._run_actions(self._intake.on_refused(headers.where(~is_tracked)))
 
     def reread(self, entries: Mapping[int, BitMap]) -> None:
         """Read these again, and track or deliver them: they were withdrawn, and are to be delivered after all."""
@@ -395,7 +395,7 @@ class Reader:
         if self.tracker is None:
             return headers
         is_tracked = self.tracker.tracked_meanwhile(headers.ledger_ids, headers.entry_ids)
-        return headers if is_tracked is None else headers.take(np.flatnonzero(~is_tracked))
+        return headers if is_tracked is None else headers.where(~is_tracked)
 
     def _note_undelayed(self, headers: EntryHeaders) -> None:
         if self.tracker is not None and (headers.deliver_at_ms == NOT_DELAYED).any():

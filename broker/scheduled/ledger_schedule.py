@@ -106,13 +106,11 @@ def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: 
 
 
 def _delayed(part: EntryHeaders) -> EntryHeaders:
-    is_delayed = part.deliver_at_ms != NOT_DELAYED
-    # Usually all are delayed, and nothing is copied.
-    return part if is_delayed.all() else part.take(np.flatnonzero(is_delayed))
+    return part.where(part.deliver_at_ms != NOT_DELAYED)
 
 
 def _batches(known: Batches, parts: list[EntryHeaders]) -> Batches:
-    new = [part.take(np.flatnonzero((part.message_counts > 1) & (part.deliver_at_ms != NOT_DELAYED))) for part in parts]
+    new = [part.where((part.message_counts > 1) & (part.deliver_at_ms != NOT_DELAYED)) for part in parts]
     if not any(map(len, new)):
         return known
     found = Batches(

@@ -183,7 +183,8 @@ class Subscription:
             self.consumers.append(consumer)
             # The first consumer may have brought another policy.
             self._restore_parts(parts_of(self.cursor.properties))
-            if subscription_type is SubscriptionType.KEY_SHARED and not self.dispatcher.key_hash_ranges(consumer):
+            has_others = subscription_type is SubscriptionType.KEY_SHARED and len(self.consumers) > 1
+            if has_others and not self.dispatcher.key_hash_ranges(consumer):
                 logger.warning(
                     "consumer %s of %s / %s gets no key until others leave: all its points on the ring are taken; "
                     "raise subscriptionKeySharedConsistentHashingReplicaPoints",

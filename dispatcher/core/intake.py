@@ -143,7 +143,7 @@ class Intake(SubscriptionCore):
             if is_delayed.any():
                 if request.is_scan:
                     actions = self._take_delayed(headers, is_delayed)
-                headers = headers.take(np.flatnonzero(~is_delayed))
+                headers = headers.where(~is_delayed)
         self.plan.put_aside(request, left_out)
         room = self.room() if request.takes_immediate else 0
         first_not_taken = None
@@ -175,12 +175,12 @@ class Intake(SubscriptionCore):
             is_future &= (ledger_ids < self.delays_through.ledger_id) | (
                 (ledger_ids == self.delays_through.ledger_id) & (entry_ids <= self.delays_through.entry_id)
             )
-        held = headers.take(np.flatnonzero(is_delayed & ~is_future))
+        held = headers.where(is_delayed & ~is_future)
         if self.delays_through != AFTER_EVERYTHING:
             # An entry of which the time is not heeded is due since it was read.
             held = replace(held, deliver_at_ms=np.minimum(held.deliver_at_ms, self.now_ms))
         self.held_due.add(held)
-        return [TrackDelayed(headers.take(np.flatnonzero(is_future)))] if is_future.any() else []
+        return [TrackDelayed(headers.where(is_future))] if is_future.any() else []
 
     def _admit(self, immediate: EntryHeaders, orders_ms: NDArray[np.int64], held: EntryHeaders) -> list[Action]:
         """Make immediate entries ready, and those that were held, in one order."""
@@ -210,10 +210,10 @@ class Intake(SubscriptionCore):
     def _not_acknowledged(self, headers: EntryHeaders) -> EntryHeaders:
         """Leave out entries that are acknowledged, or passed by mark-delete: no consumer may get it any more."""
         ledger_id, entry_id = self._mark_deleted_through
-        is_above = (headers.ledger_ids > ledger_id) | (
-            (headers.ledger_ids == ledger_id) & (headers.entry_ids > entry_id)
-        )
-        return not_acknowledged(headers if is_above.all() else headers.take(np.flatnonzero(is_above)), self._cursor)
+        if len(headers) and headers.ledger_ids.min() <= ledger_id:
+            is_behind = (headers.ledger_ids == ledger_id) & (headers.entry_ids > entry_id)
+            headers = headers.where((headers.ledger_ids > ledger_id) | is_behind)
+        return not_acknowledged(headers, self._cursor)
 
     # Due entries.
 
@@ -234,7 +234,7 @@ class Intake(SubscriptionCore):
 
         headers = self._not_acknowledged(headers)
         is_lost = (headers.deliver_at_ms != NOT_DELAYED) & self.plan.has_taken(headers.ledger_ids, headers.entry_ids)
-        headers = headers.take(np.flatnonzero(is_lost))
+        headers = headers.where(is_lost)
         lost = list(zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True))
         in_hand = self._in_hand(set(lost))
         rows = [row for row, at in enumerate(lost) if at not in in_hand and at not in self.held_due]

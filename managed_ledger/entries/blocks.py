@@ -12,7 +12,7 @@ with one value per commit.
 
 import struct
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -122,8 +122,7 @@ def stored_payloads(first: int, values: Sequence[bytes]) -> PayloadBlock:
         if value.startswith(_ONE_PAYLOAD):
             payloads.append(value[len(_ONE_PAYLOAD) + _OFFSET.size :])
         else:
-            offsets = struct.unpack_from(f"<{payload_count(value) + 1}I", value)
-            payloads += [value[start:end] for start, end in pairwise(offsets)]
+            payloads += [payload_at(value, index) for index in range(payload_count(value))]
     return FreshPayloads(first, payloads, sum(map(len, payloads)))
 
 

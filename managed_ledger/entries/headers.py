@@ -94,6 +94,13 @@ class EntryHeaders:
             _read_only(self.message_counts[indices]),
         )
 
+    def where(self, mask: NDArray[np.bool_]) -> "EntryHeaders":
+        """Those of a mask, in their order; mostly it is all or nothing, which copies no columns."""
+        count = np.count_nonzero(mask)
+        if count == len(self):
+            return self
+        return self.take(np.flatnonzero(mask)) if count else _EMPTY
+
     @classmethod
     def empty(cls) -> "EntryHeaders":
         """No headers at all."""

@@ -52,4 +52,4 @@ def not_acknowledged(headers: EntryHeaders, cursor: Acknowledgements) -> EntryHe
             if is_acknowledged is None:
                 is_acknowledged = np.zeros(len(headers), np.bool_)
             is_acknowledged[rows] = np.isin(headers.entry_ids[rows], np.frombuffer(found.to_array(), dtype=np.uint32))
-    return headers if is_acknowledged is None else headers.take(np.flatnonzero(~is_acknowledged))
+    return headers if is_acknowledged is None else headers.where(~is_acknowledged)

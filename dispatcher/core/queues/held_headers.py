@@ -78,7 +78,7 @@ class HeldHeaders:
         for run in self._runs:
             is_above = (run.ledger_ids > ledger_id) | ((run.ledger_ids == ledger_id) & (run.entry_ids > entry_id))
             if is_above.any():
-                kept.append(run.take(np.flatnonzero(is_above)))
+                kept.append(run.where(is_above))
         self._runs = kept
         for passed in [passed for passed in self._entries_in if passed < ledger_id]:
             del self._entries_in[passed]
