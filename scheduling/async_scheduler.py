@@ -89,6 +89,7 @@ class AsyncScheduler:
         at: Time | None = None,
         after: timedelta | None = None,
         shift: timedelta | None = None,
+        operation_id: str | None = None,
         is_dry_run: bool = False,
     ) -> Outcome:
         """Give messages another time, as `Scheduler.reschedule` does.
@@ -98,7 +99,13 @@ class AsyncScheduler:
         1
         """
         return await asyncio.to_thread(
-            self._scheduler.reschedule, which, at=at, after=after, shift=shift, is_dry_run=is_dry_run
+            self._scheduler.reschedule,
+            which,
+            at=at,
+            after=after,
+            shift=shift,
+            operation_id=operation_id,
+            is_dry_run=is_dry_run,
         )
 
     async def deliver_now(self, which: Which, *, is_dry_run: bool = False) -> Outcome:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 
 class SchedulingError(Exception):
-    """The base of all errors that leave this package."""
+    """The base of what a service or an address makes the client raise; wrong arguments are a `ValueError` or `TypeError`."""
 
     retriable: ClassVar[bool] = False
 
@@ -39,6 +39,17 @@ class ScheduleRequestError(SchedulingError):
 
 
 class ServiceUnavailableError(SchedulingError):
-    """The service does not answer, or fails (a status of 5xx). A change may have been made or not: look again."""
+    """The service does not answer, or fails (a status of 5xx). A change may have been made or not: look again.
+
+    Every change can be repeated. A shift has to be repeated with the same `operation_id`: the service leaves out the
+    messages that it has shifted before.
+
+    Attributes:
+        operation_id: The id of the shift whose outcome is not known; None for any other request.
+    """
 
     retriable = True
+
+    def __init__(self, error: str, *, operation_id: str | None = None) -> None:
+        super().__init__(error)
+        self.operation_id = operation_id

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from managed_ledger.value_types import Json
-from scheduling.api import ScheduleApi, Token, topic_path
-from scheduling.errors import ScheduleArgumentError, ScheduleRequestError
+from scheduling.api import ScheduleApi, Token, new_operation_id, topic_path
+from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
 from scheduling.values import (
     NOTHING,
     TIME_MS_MAX,
@@ -124,8 +124,8 @@ class Scheduler:
             The handle.
 
         Raises:
-            ValueError: Not exactly one of `at` and `after` is given, or a time has no zone.
-            TypeError: The payload is not bytes, or a time is none.
+            ValueError: Not exactly one of `at` and `after` is given, `after` is below zero, or a time has no zone.
+            TypeError: The payload is not bytes, a property is no text, or a time is none.
             ScheduleRequestError: The time is after the year 9999; nothing was published.
             pulsar.PulsarException: The service cannot be reached, or refuses the message.
         """
@@ -133,10 +133,15 @@ class Scheduler:
             raise ValueError("give either at or after: when the message is to be delivered")
         if not isinstance(payload, bytes):
             raise TypeError(f"the payload must be bytes, not {type(payload).__name__}")
+        for name, value in (properties or {}).items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise TypeError(f"properties are texts by texts, not {name!r}: {value!r}")
         when: dict[str, Any]
         if at is not None:
             when = {"deliver_at": _schedulable("deliverAtMs", time_ms(at), TIME_MS_MAX)}
         else:
+            if after is not None and after < timedelta(0):
+                raise ValueError(f"after is {after}, which is below zero: give a time that is past as at")
             delay_ms = _schedulable("delayMs", _span(after), TIME_MS_MAX - time.time_ns() // 1_000_000)
             when = {"deliver_after": timedelta(milliseconds=delay_ms)}
         message_id = self._open_producer().send(
@@ -170,6 +175,7 @@ class Scheduler:
         at: Time | None = None,
         after: timedelta | None = None,
         shift: timedelta | None = None,
+        operation_id: str | None = None,
         is_dry_run: bool = False,
     ) -> Outcome:
         """Give messages another time. Exactly one of the old and the new message is ever delivered.
@@ -184,6 +190,8 @@ class Scheduler:
             at: The new time.
             after: The new time, from now.
             shift: How much later than before; below zero for earlier.
+            operation_id: The id of a shift that is repeated, as `ServiceUnavailableError.operation_id` gave it: what
+                was shifted then is not shifted again. None for a new one.
             is_dry_run: Only return the number of messages.
 
         Returns:
@@ -193,15 +201,24 @@ class Scheduler:
             ValueError: Not exactly one of `at`, `after` and `shift` is given.
             ScheduleRequestError: The service refuses, and nothing has changed: a time is past, or a part of a batch is
                 meant, of which only the whole can be moved.
-            ServiceUnavailableError: It does not answer; whether it was done is not known.
+            ServiceUnavailableError: It does not answer; whether it was done is not known. To repeat it is safe, a shift
+                with the error's `operation_id`.
         """
         if sum(given is not None for given in (at, after, shift)) != 1:
             raise ValueError("give one of at, after and shift: when the messages are to be delivered instead")
+        if operation_id is not None and shift is None:
+            raise ValueError("operation_id is of a shift: every other change can be repeated as it is")
         if at is not None:
             body: Json = {"deliverAtMs": time_ms(at)}
         else:
             body = {"delayMs": span_ms(after)} if after is not None else {"shiftMs": _span(shift)}
-        return self._change("reschedule", "rescheduled", which, is_dry_run, body)
+        if shift is not None and operation_id is None:
+            operation_id = new_operation_id()
+        try:
+            return self._change("reschedule", "rescheduled", which, is_dry_run, body, operation_id)
+        except ServiceUnavailableError as error:
+            error.operation_id = operation_id
+            raise
 
     def deliver_now(self, which: Which, *, is_dry_run: bool = False) -> Outcome:
         """Let messages be due at once.
@@ -236,9 +253,12 @@ class Scheduler:
                 ZSTD or SNAPPY is compressed still (`payload_compression`).
 
         Raises:
+            ValueError: The limit is below zero.
             ScheduleRequestError: The service refuses.
             ServiceUnavailableError: It does not answer.
         """
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit is {limit}, which is below zero")
         return islice(self._listed(matching or Matching(), limit, has_payload), limit)
 
     def count(self, matching: Matching | None = None) -> int:
@@ -265,12 +285,14 @@ class Scheduler:
         for page in self._api.pages(f"{self._path}/scheduled", query, limit=limit):
             yield from (_message_of(one) for one in page["messages"])
 
-    def _change(self, what: str, verb: str, which: Which, is_dry_run: bool, body: Json) -> Outcome:
+    def _change(
+        self, what: str, verb: str, which: Which, is_dry_run: bool, body: Json, operation_id: str | None = None
+    ) -> Outcome:
         body = body | {"dryRun": is_dry_run} | dict(self._of_subscription())
         outcome = NOTHING
         for selection in _selections(which):
             try:
-                answer = self._api.post(f"{self._path}/scheduled/{what}", body | selection)
+                answer = self._api.post(f"{self._path}/scheduled/{what}", body | selection, operation_id=operation_id)
             except ScheduleRequestError as error:
                 if not error.finds_nothing(selection):
                     raise
@@ -322,6 +344,7 @@ def _selections(which: Which) -> Iterator[Json]:
 
     Raises:
         ValueError: The selection has no condition, which must not mean all messages.
+        TypeError: The selection is None.
     """
     if isinstance(which, Everything):
         yield {"all": True}
@@ -332,6 +355,8 @@ def _selections(which: Which) -> Iterator[Json]:
             raise ValueError("a Matching without a condition means nothing: give EVERYTHING for all messages")
         yield selection
         return
+    if which is None:
+        raise TypeError("None selects nothing: give a handle, several, a Matching, or EVERYTHING")
     handles = [which] if isinstance(which, str) else list(which)
     for first in range(0, len(handles), HANDLES_PER_REQUEST):
         yield {"messageIds": handles[first : first + HANDLES_PER_REQUEST]}

@@ -305,7 +305,7 @@ def _change(name: str, summary: str, body: str, answer: str) -> Json:
     operation_id = {
         "name": "Operation-Id",
         "in": "header",
-        "description": "Asked by it, operations/... says how far it is",
+        "description": "operations/ID says how far it is; a shift that is repeated with it moves nothing twice",
         "schema": TEXT,
     }
     return {

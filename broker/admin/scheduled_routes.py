@@ -408,6 +408,7 @@ class _Routes:
             count, moved = await operations.move(
                 movable,
                 new_time.all_of if new_time is not None else lambda deliver_at_ms: np.full_like(deliver_at_ms, now_ms),
+                shifted_by=_shifted_by(request, new_time),
             )
             answer |= {verb: count, "alreadyDue": progress.matched - count}
             if selector.message_ids is not None:
@@ -471,6 +472,17 @@ class _Routes:
             advice = "Only Shared and Key_Shared subscriptions delay; this one gets everything at once"
             raise RequestError(409, f"Subscription {name} delays nothing", field="subscription", advice=advice)
         return TopicSchedule(topic, self._service.catalog, delaying, self._service.now_ms)
+
+
+def _shifted_by(request: web.Request, new_time: requests.NewTime | None) -> str | None:
+    """Return what the copies of a shift are marked with, where it has an id: repeated, it must move no copy again.
+
+    All other changes can be repeated as they are. The shift is part of the mark, as an id may be used again.
+    """
+    operation_id = request.headers.get(_OPERATION_ID)
+    if not operation_id or new_time is None or new_time.field != "shiftMs":
+        return None
+    return f"{operation_id} {new_time.shift_ms}"
 
 
 def _matches_nothing(body: Json) -> RequestError:

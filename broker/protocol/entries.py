@@ -41,9 +41,18 @@ def _parsed(entry: bytes) -> tuple[MessageMetadata, int]:
         raise ProtocolError(str(error)) from error
 
 
+SHIFTED_BY: Final = "postdate.shiftedBy"
+"""The property of a copy that says which operation made it, where a repeat of the operation must not move it again."""
+
+
 def with_delivery_time(
-    entry: bytes, *, deliver_at_ms: int, publish_time_ms: int, more_properties: Mapping[str, str]
-) -> bytes:
+    entry: bytes,
+    *,
+    deliver_at_ms: int,
+    publish_time_ms: int,
+    more_properties: Mapping[str, str],
+    shifted_by: str | None = None,
+) -> bytes | None:
     """Return the entry with another delivery and publish time; payload, key, schema and everything else stay.
 
     Args:
@@ -51,11 +60,22 @@ def with_delivery_time(
         deliver_at_ms: The new delivery time.
         publish_time_ms: The new publish time.
         more_properties: Properties that it gets if it has none of that name.
+        shifted_by: The operation, if it must move no entry twice.
+
+    Returns:
+        The entry, None if the operation has made this one.
 
     Raises:
         ProtocolError: It has no metadata that makes sense.
     """
     metadata, end = _parsed(entry)
+    if shifted_by is not None:
+        others = [one for one in metadata.properties if one.key != SHIFTED_BY]
+        if any(one.key == SHIFTED_BY and one.value == shifted_by for one in metadata.properties):
+            return None
+        del metadata.properties[:]
+        metadata.properties.extend(others)
+        metadata.properties.add(key=SHIFTED_BY, value=shifted_by)
     metadata.deliver_at_time = deliver_at_ms
     metadata.publish_time = publish_time_ms
     present = {one.key for one in metadata.properties}

@@ -200,12 +200,16 @@ class Operations:
         await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
 
     @completed
-    async def move(self, matched: Matched, new_time: Callable[[Int64Array], Int64Array]) -> tuple[int, Moved]:
+    async def move(
+        self, matched: Matched, new_time: Callable[[Int64Array], Int64Array], *, shifted_by: str | None = None
+    ) -> tuple[int, Moved]:
         """Replace the found messages by copies with another time; durable on return, portion by portion.
 
         Args:
             matched: The result of `movable`.
             new_time: Gives the new times from the old ones.
+            shifted_by: The operation, if it is not to move what it has moved before: it is repeated, as its outcome was
+                not known.
 
         Returns:
             The number of messages moved, and for the first copies their positions by the old positions. Messages that
@@ -229,7 +233,7 @@ class Operations:
 
         try:
             async for portion in portions(self._topic.ledger, rows, entries_max=_MOVE_ENTRIES, bytes_max=_MOVE_BYTES):
-                under_way.append(await self._move_portion(portion, new_time))
+                under_way.append(await self._move_portion(portion, new_time, shifted_by))
                 # Cached rows and finished portions are taken without suspending.
                 await asyncio.sleep(0)
                 # Several at a time, as the cost of a synced write does not depend on its size.
@@ -242,7 +246,7 @@ class Operations:
         return count, moved
 
     async def _move_portion(
-        self, portion: Portion, new_time: Callable[[Int64Array], Int64Array]
+        self, portion: Portion, new_time: Callable[[Int64Array], Int64Array], shifted_by: str | None
     ) -> "asyncio.Task[_MovedPortion]":
         """Begin to move a portion: from the return on no consumer gets the old entries, and the copies are pending."""
         headers = portion.headers
@@ -254,8 +258,9 @@ class Operations:
         turns = Turns()
         now_ms = self._now_ms()
         for row, entry in enumerate(portion.entries):
-            if entry is not None:
-                copies[positions[row]] = _copy(entry, portion, row, new_ms[row], now_ms)
+            copy = None if entry is None else _copy(entry, portion, row, new_ms[row], now_ms, shifted_by)
+            if copy is not None:
+                copies[positions[row]] = copy
             await turns.give_way()
         # From here to the call of `replace` there is no await, so no consumer can get an entry in between.
         deliver_at_ms = dict(zip(positions, headers.deliver_at_ms.tolist(), strict=True))
@@ -391,11 +396,22 @@ def _in_order_of_appending(rows: Rows, new_ms: Int64Array) -> Rows:
     return rows if same_time else rows.take(rows.by_position())
 
 
-def _copy(payload: bytes, portion: Portion, row: int, deliver_at_ms: int, now_ms: int) -> NewEntry:
+def _copy(
+    payload: bytes, portion: Portion, row: int, deliver_at_ms: int, now_ms: int, shifted_by: str | None
+) -> NewEntry | None:
     headers = portion.headers
     original = {ORIGINAL_PUBLISH_TIME: str(int(headers.publish_time_ms[row]))}
+    entry = with_delivery_time(
+        payload,
+        deliver_at_ms=deliver_at_ms,
+        publish_time_ms=now_ms,
+        more_properties=original,
+        shifted_by=shifted_by,
+    )
+    if entry is None:
+        return None
     return NewEntry(
-        with_delivery_time(payload, deliver_at_ms=deliver_at_ms, publish_time_ms=now_ms, more_properties=original),
+        entry,
         now_ms,
         deliver_at_ms,
         int(headers.sticky_hashes[row]),

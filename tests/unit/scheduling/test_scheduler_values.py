@@ -102,3 +102,37 @@ def test_a_failure_within_the_service_is_no_refusal_since_a_part_may_be_done(
         scheduler.cancel(EVERYTHING)
 
     assert type(failed.value) is kind
+
+
+def test_a_shift_without_an_answer_names_the_operation_to_repeat() -> None:
+    """Nothing listens at the address; every other change can be repeated as it is."""
+    with Scheduler("pulsar://127.0.0.1:1", "http://127.0.0.1:1", "t") as scheduler:
+        with pytest.raises(ServiceUnavailableError) as shifted:
+            scheduler.reschedule(EVERYTHING, shift=timedelta(hours=1))
+        with pytest.raises(ServiceUnavailableError) as again:
+            scheduler.reschedule(EVERYTHING, shift=timedelta(hours=1), operation_id=shifted.value.operation_id)
+        with pytest.raises(ServiceUnavailableError) as moved:
+            scheduler.reschedule(EVERYTHING, after=timedelta(hours=1))
+        with pytest.raises(ValueError, match="operation_id"):
+            scheduler.reschedule(EVERYTHING, after=timedelta(hours=1), operation_id="x")
+
+    assert shifted.value.operation_id
+    assert again.value.operation_id == shifted.value.operation_id
+    assert moved.value.operation_id is None
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda one: one.schedule(b"x", after=timedelta(-1)), ValueError),
+        (lambda one: one.schedule(b"x", after=timedelta(1), properties={"a": 1}), TypeError),
+        (lambda one: one.cancel(None), TypeError),
+        (lambda one: one.upcoming(limit=-1), ValueError),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name_before_anything_is_sent(call, error: type[Exception]) -> None:
+    with (
+        Scheduler("pulsar://127.0.0.1:1", "http://127.0.0.1:1", "t") as scheduler,
+        pytest.raises(error, match=r"below zero|properties|None selects"),
+    ):
+        call(scheduler)
