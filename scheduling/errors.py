@@ -5,7 +5,7 @@ from typing import ClassVar
 
 
 class SchedulingError(Exception):
-    """The base of what a service or an address makes the client raise; wrong arguments are a `ValueError` or `TypeError`."""
+    """The base of what a service or an address makes the client raise; wrong arguments raise other errors."""
 
     retriable: ClassVar[bool] = False
 

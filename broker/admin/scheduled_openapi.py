@@ -94,7 +94,7 @@ def scheduled_paths() -> Json:
             "Rescheduled",
         ),
         f"{_TOPIC}/scheduled/deliver-now": _change(
-            "deliverNow", "Let messages be due at once, as copies with new ids", "Selection", "Delivered"
+            "deliverNow", "Let messages be due at once, as copies with new ids", "MoveSelection", "Delivered"
         ),
         f"{_TOPIC}/pause": _change(
             "pause",
@@ -179,6 +179,12 @@ def scheduled_schemas() -> Json:
         "subscription": {"type": "string", "description": "None: all that delay"},
         "dryRun": {**BOOL, "description": "Only count"},
     }
+    skipping = {
+        "skipBatchesInPart": {
+            **BOOL,
+            "description": "Move all but batches of which a part is meant or left: a copy is whole. Without it: 409",
+        }
+    }
     rule = "Either messageIds alone, or all alone, or any of key, property, from and until together"
     new_time = {
         "deliverAtMs": {**TIME, "description": "The new time; not past"},
@@ -189,6 +195,9 @@ def scheduled_schemas() -> Json:
         "matched": {**COUNT, "description": f"Scheduled messages that are meant. {_OF_MESSAGES}"},
         "alreadyDue": {**COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
         "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},
+    }
+    skipped = {
+        "skipped": {**COUNT, "description": "Of what is meant, the messages of batches that skipBatchesInPart skips"}
     }
     ids = {"ids": {"type": "object", "additionalProperties": TEXT, "description": "Old to new, where ids were given"}}
     topic_subscription = {
@@ -258,14 +267,19 @@ def scheduled_schemas() -> Json:
             }
         ),
         "Selection": {**object_of(selection, required=[]), "description": rule, "additionalProperties": False},
+        "MoveSelection": {
+            **object_of(selection | skipping, required=[]),
+            "description": rule,
+            "additionalProperties": False,
+        },
         "NewTime": {
-            **object_of(selection | new_time, required=[]),
+            **object_of(selection | skipping | new_time, required=[]),
             "description": f"{rule}; and one of deliverAtMs, delayMs and shiftMs",
             "additionalProperties": False,
         },
         "Cancelled": object_of(matched | {"cancelled": COUNT}, required=list(matched)),
-        "Rescheduled": object_of(matched | {"rescheduled": COUNT} | ids, required=list(matched)),
-        "Delivered": object_of(matched | {"delivered": COUNT} | ids, required=list(matched)),
+        "Rescheduled": object_of(matched | skipped | {"rescheduled": COUNT} | ids, required=list(matched)),
+        "Delivered": object_of(matched | skipped | {"delivered": COUNT} | ids, required=list(matched)),
         "Pause": {
             **object_of({"subscription": {**TEXT, "description": "None: all"}}, required=[]),
             "additionalProperties": False,
@@ -301,7 +315,7 @@ _RANGE: Final = (
 
 
 def _change(name: str, summary: str, body: str, answer: str) -> Json:
-    is_selection = body in ("Selection", "NewTime")
+    is_selection = body in ("Selection", "MoveSelection", "NewTime")
     operation_id = {
         "name": "Operation-Id",
         "in": "header",

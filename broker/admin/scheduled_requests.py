@@ -32,7 +32,8 @@ TIME_MS_MAX: Final = 253_402_300_799_999
 
 SELECTORS: Final = ("messageIds", "key", "keyBase64", "property", "from", "until", "all")
 SELECTION_FIELDS: Final = frozenset({*SELECTORS, "subscription", "dryRun"})
-RESCHEDULE_FIELDS: Final = frozenset({*SELECTION_FIELDS, "deliverAtMs", "delayMs", "shiftMs"})
+MOVE_FIELDS: Final = frozenset({*SELECTION_FIELDS, "skipBatchesInPart"})
+RESCHEDULE_FIELDS: Final = frozenset({*MOVE_FIELDS, "deliverAtMs", "delayMs", "shiftMs"})
 
 _MESSAGE_ID: Final = re.compile(r"(\d{1,19}):(\d{1,10})(?::(\d{1,9}))?")
 _DIGITS: Final = re.compile(r"-?\d+")

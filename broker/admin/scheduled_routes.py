@@ -15,6 +15,7 @@ Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in
 `broker.scheduled`. Each needs its permission (`broker.admin.web_access`).
 """
 
+import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -307,7 +308,7 @@ class _Routes:
 
     async def deliver_now(self, request: web.Request) -> Json:
         """Make messages due at once."""
-        body = await _body(request, requests.SELECTION_FIELDS)
+        body = await _body(request, requests.MOVE_FIELDS)
         return await self._move(request, body, "deliver-now", "delivered", None)
 
     async def pause(self, request: web.Request) -> Json:
@@ -393,15 +394,22 @@ class _Routes:
                 raise _matches_nothing(body)
             if selector.message_ids is not None:
                 _refuse_parts_by_id(matched)
-            _refuse_batches_in_part(operations.batches_in_part(matched), body)
+            in_part = operations.batches_in_part(matched)
+            is_skipping = requests.parse_bool("skipBatchesInPart", body.get("skipBatchesInPart", False))
+            if is_skipping:
+                matched = await asyncio.to_thread(matched.without, in_part)
+            else:
+                _refuse_batches_in_part(in_part, body)
             movable = await operations.movable(matched)
             if new_time is not None:
                 self._check_new_times(topic, movable, new_time)
             answer: Json = {
                 "matched": progress.matched,
-                "alreadyDue": progress.matched - movable.message_count,
+                "alreadyDue": matched.message_count - movable.message_count,
                 "unknown": matched.unknown,
             }
+            if is_skipping:
+                answer["skipped"] = progress.matched - matched.message_count
             if is_dry_run:
                 return answer
             now_ms = self._service.now_ms()
@@ -410,7 +418,7 @@ class _Routes:
                 new_time.all_of if new_time is not None else lambda deliver_at_ms: np.full_like(deliver_at_ms, now_ms),
                 shifted_by=_shifted_by(request, new_time),
             )
-            answer |= {verb: count, "alreadyDue": progress.matched - count}
+            answer |= {verb: count, "alreadyDue": matched.message_count - count}
             if selector.message_ids is not None:
                 # Each as it was named, and the other chunks of its message.
                 asked = {str(one): one.position for one in selector.message_ids if one.position in moved}
@@ -508,7 +516,8 @@ def _refuse_batches_in_part(batches: Sequence[Position], body: Json) -> None:
             409,
             f"A batch is moved whole, and of {shown} only some messages are meant or left",
             field=given,
-            advice="Leave these batches out; cancel their messages one by one, and publish anew what is to come later",
+            advice="Move all others with skipBatchesInPart: true; cancel the messages of these one by one, and publish "
+            "anew what is to come later",
         )
 
 

@@ -18,6 +18,8 @@ from broker.scheduled.topic_schedule import BatchLeft, RowsFound, TopicSchedule
 from broker.server.slices import Turns
 from managed_ledger.entries.headers import NO_CHUNK, EntryHeader, EntryHeaders
 from managed_ledger.position import Position
+from managed_ledger.replacing import by_ledger
+from tracker.columns.positions import is_in_bitmap, ledger_groups
 
 _IDS_PER_LOOK: Final = 64
 """Ids that are found between two looks at the clock."""
@@ -51,6 +53,16 @@ class Matched:
     def rows(self) -> Rows:
         """The whole entries as columns, in order of delivery."""
         return self.entries if isinstance(self.entries, Rows) else ordered([rows_of_times(self.entries)])
+
+    def without(self, batches: Collection[Position]) -> "Matched":
+        """Return the messages without some batches and all that are meant of batches in part."""
+        gone = by_ledger(batches)
+        rows = self.rows
+        is_kept = np.ones(len(rows), np.bool_)
+        for ledger_id, group in ledger_groups(rows.ledger_ids):
+            is_kept[group] = ~is_in_bitmap(rows.entry_ids[group], gone.get(ledger_id))
+        kept = {at: left for at, left in self.batches.items() if at not in set(batches)}
+        return Matched(rows.take(is_kept), kept, unknown=self.unknown)
 
     def positions(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Return the positions of some of the whole entries."""

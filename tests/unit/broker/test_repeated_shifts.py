@@ -14,7 +14,7 @@ HOUR_MS = 3_600_000
 FIRST_MS = NOW_MS + 60_000
 
 
-class Client:
+class ShiftingClient:
     """Shifts by the hour, and looks when the messages of the batch are due."""
 
     def __init__(self, server: WebServer) -> None:
@@ -39,7 +39,7 @@ class Client:
 
 def test_a_shift_that_is_repeated_with_its_id_moves_nothing_twice(tmp_path: Path) -> None:
     async def story(server: WebServer, _: Peer) -> None:
-        client = Client(server)
+        client = ShiftingClient(server)
         first = await client.shift("spring-1")
         again = await client.shift("spring-1")
 
@@ -53,7 +53,7 @@ def test_another_shift_moves_all_again(tmp_path: Path) -> None:
     """An id that is used again for a longer shift, and another id, are other operations."""
 
     async def story(server: WebServer, _: Peer) -> None:
-        client = Client(server)
+        client = ShiftingClient(server)
         await client.shift("spring-1")
         assert (await client.shift("spring-1", hours=2))["rescheduled"] == 2
         assert await client.hours_later() == {3}

@@ -74,6 +74,35 @@ def test_a_part_of_a_batch_is_not_moved(tmp_path: Path, change: str) -> None:
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize("selection", [{"all": True}, {"from": DUE_MS}, {"property": "name=a"}])
+@pytest.mark.parametrize("change", ["reschedule", "deliver-now"])
+def test_batches_of_which_a_part_is_meant_or_left_are_skipped_where_that_is_asked(
+    tmp_path: Path, change: str, selection: dict[str, Any]
+) -> None:
+    """In an incident all that can be moved is moved at once."""
+    more = {"deliverAtMs": NEW_MS} if change == "reschedule" else {}
+    verb = "rescheduled" if change == "reschedule" else "delivered"
+
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        a, b = await api.ids()
+        await api.publish(plain_frame(b"x", properties=[{"key": "name", "value": "a"}]), 3)
+        await api.post("cancel", messageIds=[b])
+
+        refused, _ = await api.post(change, **selection, **more)
+        dry = await api.post(change, **selection, **more, skipBatchesInPart=True, dryRun=True)
+        done = await api.post(change, **selection, **more, skipBatchesInPart=True)
+
+        assert refused == 409
+        assert dry == (200, {"matched": 2, "alreadyDue": 0, "unknown": 0, "skipped": 1})
+        assert done == (200, {**dry[1], verb: 1})
+        left = {one["messageId"]: one["deliverAtMs"] for one in await api.listed()}
+        assert left.pop(a) == DUE_MS
+        assert list(left.values()) == [NEW_MS if change == "reschedule" else NOW_MS]
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("selector", ["messageIds", "key", "all", "from"])
 @pytest.mark.parametrize("change", ["reschedule", "deliver-now"])
 def test_moving_a_batch_never_brings_a_cancelled_message_back(tmp_path: Path, change: str, selector: str) -> None:
