@@ -173,43 +173,70 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
         owner = core.consumers.get(core.owner_of_slot(slot))
         draining = core.fence.get(slot) if isinstance(core.fence, DrainingHashesTracker) else None
         draining_at = core.consumers[draining.owner_index].name if draining is not None else None
-        reason = _why_it_waits(core, slot, owner)
+        reason = _why_fenced(core, slot, owner)
+        if owner is not None and draining_at is not None:
+            reason = (
+                f"consumer {draining_at} has not acknowledged earlier messages of the hash, "
+                f"which is consumer {owner.name}'s now"
+            )
     elif isinstance(core, SingleActiveCore):
         owner = core.active
+        # No entry is pending there: what was read was given to the active consumer, and nothing says when.
+        if core.plan is not None and position < core.plan.next_immediate:
+            holder = owner
+    elif len(core.consumers) == 1:
+        (owner,) = core.consumers.values()
     is_waiting = isinstance(core, MultipleConsumersCore) and (
         any(key_of(item) == position for item in core.waiting.items()) or position in core.held_due
     )
     if not core.consumers:
         reason = "no consumer is connected"
-    elif not isinstance(core, KeySharedCore):
-        reason = "its consumers take no more at the moment" if is_waiting else ""
     return EntryStatus(
         consumer=None if holder is None else holder.name,
-        given_ms=None if holder is None else holder.pending.given_ms(position),
+        given_ms=holder.pending.given_ms(position) if holder is not None and position in holder.pending else None,
         is_waiting=is_waiting,
         owner=None if owner is None else owner.name,
         slot=slot,
-        reason=reason,
+        reason=reason or _why_not_now(core, owner),
         draining_at=draining_at,
     )
 
 
 def _why_it_waits(core: KeySharedCore, slot: int, owner: ConsumerState | None) -> str:
-    heap = core.waiting.heaps.get(slot)
+    if slot not in core.waiting.heaps and slot not in core.waiting.returning.slot_counts:
+        return "nothing waits"
+    return _why_fenced(core, slot, owner) or _why_not_now(core, owner) or "it is about to be sent"
+
+
+def _why_fenced(core: KeySharedCore, slot: int, owner: ConsumerState | None) -> str:
+    """Return why a slot's entries may go to no consumer; empty if its owner may get them."""
     if slot in core.waiting.returning.slot_counts:
         return "some of it is on its way back from a consumer that gave back much"
-    if heap is None:
-        return "nothing waits"
     if owner is None:
         return "no consumer owns the hash"
-    if core.fence.blocks(heap[0], owner.index, is_fresh=False):
+    heap = core.waiting.heaps.get(slot)
+    if heap is not None and core.fence.blocks(heap[0], owner.index, is_fresh=False):
         if isinstance(core.fence, RecentlyJoinedFence):
             return "its consumer joined lately, and what came before that is not all acknowledged"
         return "another consumer has not acknowledged earlier messages of the hash"
-    if owner.is_blocked:
-        return "its consumer holds too many unacknowledged messages"
-    if core.is_blocked:
+    return ""
+
+
+def _why_not_now(core: SubscriptionCore, owner: ConsumerState | None) -> str:
+    """Return why nothing goes out to the owner now, to any consumer where there is none; empty if something may."""
+    if isinstance(core, MultipleConsumersCore) and core.is_blocked:
         return "the subscription holds too many unacknowledged messages"
-    if owner.permits <= 0:
-        return "its consumer has not asked for more messages"
-    return "it is about to be sent"
+    takers = list(core.consumers.values()) if owner is None else [owner]
+    if all(one.is_blocked or one.permits <= 0 for one in takers):
+        if len(takers) > 1:
+            return (
+                f"none of its {len(takers)} consumers has room: each has not asked for more messages, "
+                "or holds too many unacknowledged ones"
+            )
+        if takers and takers[0].is_blocked:
+            return "its consumer has no room: it holds too many unacknowledged messages"
+        return "its consumer has no room: it has not asked for more messages"
+    rate_per_second = core.gate.rate_per_second
+    if rate_per_second is not None:
+        return f"the rate of the resume lets through {rate_per_second:g} messages a second"
+    return ""

@@ -113,12 +113,17 @@ def scheduled_paths() -> Json:
             "parameters": topic_parts(),
             "get": operation(
                 "explain",
-                "Where a message is, or the scheduled messages of a key are, and why",
+                "Where a message is, or the unacknowledged messages of a key are, and why",
                 ref("Explanation"),
                 [
                     _SUBSCRIPTION,
                     in_query("messageId", TEXT, "ledger:entry, or ledger:entry:index; either this or a key"),
-                    in_query("key", TEXT, "The ordering key; the partition key of a message without one"),
+                    in_query(
+                        "key",
+                        TEXT,
+                        "The ordering key; the partition key of a message without one. Messages without a delay are "
+                        "looked for in the first million unacknowledged entries, those of a batch by the batch's key",
+                    ),
                     in_query("keyBase64", TEXT, "A key that is no text"),
                 ],
             ),
@@ -151,7 +156,11 @@ def scheduled_schemas() -> Json:
         "state": {"enum": ["delayed", "held", "waiting", "pending", "acknowledged", "expired"]},
         "sentence": TEXT,
         "consumer": {**TEXT_OR_NULL, "description": "The consumer that has it, or that it waits for"},
-        "sinceMs": MS,
+        "sinceMs": {
+            "type": ["integer", "null"],
+            "description": "Milliseconds since 1970: delayed since it was published, held since the pause began, "
+            "waiting since it was due or published, pending since its consumer got it; null where not known",
+        },
         "since": TEXT_TIME,
         "slot": {"type": ["integer", "null"], "description": "The hash slot of its key"},
         "reason": {**TEXT_OR_NULL, "description": "The reason why it waits"},

@@ -88,6 +88,10 @@ CALLER: Final = web.RequestKey("caller", Caller)
 _OPERATION_ID: Final = "Operation-Id"
 _OPERATIONS_MAX: Final = 100
 _BATCHES_SHOWN_MAX: Final = 10
+_NO_KEY_ADVICE: Final = (
+    "Acknowledged, cancelled and expired messages are not found by key, and those of a batch by the batch's key alone: "
+    "explain them by messageId"
+)
 _NOTHING_ADVICE: Final = "GET .../scheduled lists the scheduled messages; delivered and cancelled ones are gone"
 
 
@@ -357,12 +361,16 @@ class _Routes:
                     advice="It never was, or every subscription has acknowledged it and its ledger was trimmed",
                 )
             return found
-        found = await explain_key(schedule, key, now_ms=self._service.now_ms(), ttl_ms=ttl_ms)
-        if found is None:
-            raise RequestError(
-                404, f"{topic.name} has no scheduled message of this key", field="key", advice=_NOTHING_ADVICE
-            )
-        return found
+        of_key = await explain_key(schedule, key, now_ms=self._service.now_ms(), ttl_ms=ttl_ms)
+        if not of_key.answer["messages"]:
+            error = f"{topic.name} has no unacknowledged message of this key"
+            if not of_key.is_whole:
+                error = (
+                    f"{topic.name} has no scheduled message of this key, "
+                    f"and no other one among its first {of_key.searched} unacknowledged entries"
+                )
+            raise RequestError(404, error, field="key", advice=_NO_KEY_ADVICE)
+        return of_key.answer
 
     async def operation(self, request: web.Request) -> Json:
         """The progress of an operation."""

@@ -11,22 +11,43 @@ A subscription notes what expired (`broker.topics.expired_entries`), within boun
 the state of a message whose time to live has ended is `acknowledged`, and the field `mayHaveExpired` is true.
 """
 
-from dataclasses import replace
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import Final
 
-from broker.scheduled.messages import MessageId, both, described
+import numpy as np
+from pyroaring import BitMap
+
+from broker.scheduled.messages import READ_ENTRIES, MessageId, both, described
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
 from command_line.output import iso
+from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Json
 
 _ENDS: Final = {"expired": 1, "acknowledged": 2}
 MESSAGES_MAX: Final = 100
 """The most messages of a key in one answer."""
+SEARCHED_ENTRIES_MAX: Final = 1_000_000
+"""The most unacknowledged entries whose headers are looked at for the undelayed messages of a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyExplanation:
+    """The messages found of a key, and how far the search for undelayed ones went."""
+
+    answer: Json
+    searched: int
+    """Entries of the backlog whose headers were looked at."""
+    is_whole: bool
+    """Whether that was the whole backlog."""
 
 
 async def explain_message(schedule: TopicSchedule, message_id: MessageId, *, now_ms: int, ttl_ms: int) -> Json | None:
@@ -50,35 +71,91 @@ async def explain_message(schedule: TopicSchedule, message_id: MessageId, *, now
     return {"sentence": found[0]["sentence"], "messages": found} if found else None
 
 
-async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_ms: int) -> Json | None:
-    """Return the states of a key's scheduled messages, in order of time; None where there is none.
+async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_ms: int) -> KeyExplanation:
+    """Return the states of a key's unacknowledged messages, in order of time: delayed, due, undelayed and pending ones.
+
+    The columns find the delayed ones. Others are looked for in the headers of the backlog, by the hash of the key.
 
     Raises:
         LedgerError: The log cannot be read.
     """
-    log = schedule.topic.ledger
     selector = Selector(key=key)
     wanted = selector.wanted
-    found: list[Json] = []
-    while len(found) < MESSAGES_MAX:
+    found: list[tuple[int, Json]] = []
+
+    async def take(headers: EntryHeaders) -> None:
+        entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        for row, entry in enumerate(entries):
+            chosen = entry is not None and selector.filter.chosen(entry)
+            if entry is None or not chosen:
+                continue
+            time_ms = int(headers.deliver_at_ms[row])
+            if time_ms == NOT_DELAYED:
+                time_ms = int(headers.publish_time_ms[row])
+            for one, json in described(entry, row, headers, has_payload=False):
+                if chosen is True or one.batch_index in chosen:
+                    found.append((time_ms, _explained(schedule, one, json, headers, row, now_ms, ttl_ms)))
+
+    while len(found) <= MESSAGES_MAX:
         rows = await schedule.page(wanted, MESSAGES_MAX)
         if not len(rows):
             break
         wanted = replace(wanted, after=rows.place(len(rows) - 1))
-        headers = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
-        entries = await log.read_payloads(headers.ledger_ids, headers.entry_ids)
-        for row, entry in enumerate(entries):
-            if entry is not None and selector.filter.chosen(entry):
-                found += [
-                    _explained(schedule, one, json, headers, row, now_ms, ttl_ms)
-                    for one, json in described(entry, row, headers, has_payload=False)
-                ]
-    if not found:
-        return None
-    del found[MESSAGES_MAX:]
-    count = len(found)
-    what = "1 message of this key is scheduled" if count == 1 else f"{count} messages of this key are scheduled"
-    return {"sentence": f"{what}; the first one: {found[0]['sentence']}", "messages": found}
+        await take(await schedule.topic.ledger.read_headers_at(rows.ledger_ids, rows.entry_ids))
+    search = _BacklogSearch(schedule)
+    async for part in search.of_hash(sticky_hash(key)):
+        await take(part)
+        if len(found) > 2 * MESSAGES_MAX:
+            break
+    # Stable: messages of one time stay in the order of the log.
+    found.sort(key=lambda one: one[0])
+    messages = [json for _, json in found[:MESSAGES_MAX]]
+    sentence = ""
+    if messages:
+        count = str(len(messages)) if len(found) <= MESSAGES_MAX else f"more than {MESSAGES_MAX}"
+        what = "1 message of this key is" if count == "1" else f"{count} messages of this key are"
+        sentence = f"{what} not acknowledged; the first one: {messages[0]['sentence']}"
+    return KeyExplanation({"sentence": sentence, "messages": messages}, search.searched, search.is_whole)
+
+
+class _BacklogSearch:
+    """Looks for a hash in the headers of the entries that some subscription has not acknowledged."""
+
+    def __init__(self, schedule: TopicSchedule) -> None:
+        self.searched = 0
+        self.is_whole = True
+        """Whether it has not ended before the end of the backlog."""
+        self._schedule = schedule
+        self._cursors = [one.cursor for one in schedule.subscriptions]
+
+    async def of_hash(self, wanted: int) -> AsyncIterator[EntryHeaders]:
+        """Yield the entries of a hash that are not scheduled, in the order of the log, a slice at a time."""
+        log = self._schedule.topic.ledger
+        position = min((one.next_unacknowledged_position for one in self._cursors), default=AFTER_EVERYTHING)
+        last = log.last_position
+        while position <= last:
+            entries_max = min(READ_ENTRIES, SEARCHED_ENTRIES_MAX - self.searched)
+            if entries_max <= 0:
+                self.is_whole = False
+                return
+            read = await log.read_headers(position, entries_max=entries_max, skip=self._acknowledged_in, through=last)
+            self.searched += len(read.headers)
+            yield self._not_scheduled(read.headers.where(read.headers.sticky_hashes == wanted))
+            if read.next_position <= position:
+                return
+            position = read.next_position
+            # What is in memory is read without suspending.
+            await asyncio.sleep(0)
+
+    def _acknowledged_in(self, ledger_id: int) -> BitMap:
+        return reduce(and_, (one.acknowledged_in(ledger_id) for one in self._cursors))
+
+    def _not_scheduled(self, headers: EntryHeaders) -> EntryHeaders:
+        columns = zip(
+            headers.ledger_ids.tolist(), headers.entry_ids.tolist(), headers.deliver_at_ms.tolist(), strict=True
+        )
+        is_other = [not self._schedule.is_scheduled(Position(*at), deliver_at_ms) for *at, deliver_at_ms in columns]
+        return headers.where(np.array(is_other, np.bool_))
 
 
 def _explained(
@@ -156,7 +233,11 @@ def _of_subscription(
     pause = subscription.pause
     if is_delayed and deliver_at_ms > now_ms:
         held = f"; then the pause since {iso(pause.paused_since_ms)} holds it" if pause.paused_since_ms else ""
-        return state | {"state": "delayed", "sentence": f"{message_id} is delayed until {iso(deliver_at_ms)}{held}."}
+        return state | {
+            "state": "delayed",
+            "sentence": f"{message_id} is delayed until {iso(deliver_at_ms)}{held}.",
+            **both("since", int(headers.publish_time_ms[row])),
+        }
     due = f"has been due since {iso(deliver_at_ms)}" if is_delayed else "is due"
     if pause.paused_since_ms is not None:
         return state | {
@@ -167,13 +248,14 @@ def _of_subscription(
     if status is None:
         reason, owner, slot = "no consumer is connected", None, None
     else:
-        reason = status.reason if status.reason not in ("", "nothing waits") else "it is about to be read"
+        reason = status.reason or ("it is about to be sent" if status.is_waiting else "it is about to be read")
         owner, slot = status.draining_at or status.owner, status.slot
     behind = "" if owner is None else f" behind consumer {owner}"
     return state | {
         "state": "waiting",
         "sentence": f"{message_id} {due} and waits{behind}: {reason}.",
         "consumer": owner,
+        **both("since", deliver_at_ms if is_delayed else int(headers.publish_time_ms[row])),
         "slot": slot,
         "reason": reason,
     }
