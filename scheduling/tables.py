@@ -202,7 +202,7 @@ def pause_lines(answer: Json) -> list[str]:
 
 
 def explanation_lines(answer: Json) -> list[str]:
-    """Return an explanation: the sentence, then each message and subscription.
+    """Return an explanation: the sentence, then each message and subscription that it does not tell of.
 
     >>> explanation_lines({"sentence": "3:9 is delayed until T.", "messages": [{"messageId": "3:9",
     ...     "sentence": "3:9 is delayed until T.", "subscriptions": [{"subscription": "me", "state": "delayed",
@@ -213,7 +213,15 @@ def explanation_lines(answer: Json) -> list[str]:
     sentences = [answer["sentence"]]
     if len(messages) > 1 or len(messages[0]["subscriptions"]) > 1:
         for message in messages:
-            sentences += [f"{cut(one['subscription'], 20)}: {one['sentence']}" for one in message["subscriptions"]]
+            states = message["subscriptions"]
+            sentences += [
+                f"{cut(one['subscription'], 20)}: {one['sentence']}"
+                for one in states
+                # The answer's own sentence ends with a message's, which names its subscription only among several.
+                if not answer["sentence"].endswith(
+                    f"{one['subscription']}: {one['sentence']}" if len(states) > 1 else one["sentence"]
+                )
+            ]
     return folded(*sentences)
 
 

@@ -35,9 +35,7 @@ export function showTopic(outer, name, viewName, subscription) {
   const view = { ...outer, main: content, name, subscription, scope, changed: new EventTarget() };
   const doAll = (kind) => async () => { if (await act(name, kind, { all: true, ...scope }, `everything that is scheduled ${inWords}`)) refreshAll(); };
 
-  outer.main.replaceChildren(
-    el("nav", { "aria-label": "Path", class: "path" }, el("a", { href: "#/" }, "Topics"), " / "),
-    el("div", { class: "title" }, el("h1", {}, name), paused),
+  const parts = [
     figures,
     el("div", { class: "tools" },
       labelled("Subscription", choice),
@@ -46,15 +44,30 @@ export function showTopic(outer, name, viewName, subscription) {
     el("nav", { "aria-label": "Views", class: "tabs" }, ...Object.entries(VIEWS).map(([one, [text]]) =>
       el("a", { href: topicLink(name, one, ...(subscription ? [subscription] : [])), "aria-current": one === viewName && "page" }, text))),
     content,
+  ];
+  outer.main.replaceChildren(
+    el("nav", { "aria-label": "Path", class: "path" }, el("a", { href: "#/" }, "Topics"), " / "),
+    el("div", { class: "title" }, el("h1", {}, name), paused),
+    ...parts,
   );
+
+  /** Show the topic, or of one that is not there the name and the problem alone. */
+  function showParts(isThere) {
+    for (const part of parts) part.hidden = !isThere;
+    paused.hidden ||= !isThere;
+  }
 
   async function doPause(kind) {
     if (await actOnPause(name, kind, subscription)) refreshAll();
   }
 
   const look = poll(view, REFRESH_MS, async () => {
-    const [found, of] = await Promise.all([ask(name, "scheduled/histogram", { ...scope, buckets: 1 }), topic(name)]);
+    const [found, of] = await Promise.all([ask(name, "scheduled/histogram", { ...scope, buckets: 1 }), topic(name)]).catch((error) => {
+      if (error.status === 404 && error.field === "topic") showParts(false);
+      throw error;
+    });
     if (view.signal.aborted) return;
+    showParts(true);
     const names = of.subscriptions.map((one) => one.name);
     if (subscription && !names.includes(subscription)) names.push(subscription);
     if (names.join("\n") !== [...choice.options].slice(1).map((one) => one.value).join("\n")) {

@@ -154,3 +154,16 @@ def test_a_slot_that_drains_says_who_holds_it(page: Page, client: pulsar.Client,
     assert all("holder" in one for one in rows[rows.index(next(one for one in rows if "Held by" in one)) + 1 :])
     assert len(page.all(".ring .slice")) == 2
     assert page.all(".ring .draining")
+
+
+def test_of_a_topic_that_is_not_there_the_message_alone_is_shown(page: Page, topic: str) -> None:
+    page.topic(f"{topic}-nosuch", "schedule")
+
+    page.text_has("#problem", "There is no topic")
+
+    assert page.one("main h1").text.endswith(f"{topic}-nosuch")
+    assert not [one.text for one in page.all("main button") if one.is_displayed()]
+    # It asks no more from here on.
+    page.open("#/")
+    page.one("#topics")
+    assert {"404 (Not Found)" in one for one in page.complaints()} == {True}

@@ -36,3 +36,18 @@ def test_columns_behind_wide_characters_stand_where_the_others_stand() -> None:
     starts = {_columns(line.partition("a=b")[0]) for line in message_lines(messages, is_more=False)[1:]}
 
     assert len(starts) == 1
+
+
+def test_no_sentence_of_an_explanation_stands_there_twice() -> None:
+    def message(message_id: str, *names: str) -> dict[str, object]:
+        states = [{"subscription": name, "sentence": f"{message_id} is due."} for name in names]
+        return {"subscriptions": states}
+
+    of_one = {"sentence": "idle: 3:9 is due.", "messages": [message("3:9", "done", "idle")]}
+    of_key = {
+        "sentence": "2 messages are there; the first one: 3:9 is due.",
+        "messages": [message("3:9", "me"), message("3:10", "me")],
+    }
+
+    assert explanation_lines(of_one) == ["idle: 3:9 is due.", "done: 3:9 is due."]
+    assert explanation_lines(of_key) == ["2 messages are there; the first one: 3:9 is due.", "me: 3:10 is due."]
