@@ -144,7 +144,7 @@ class _BacklogSearch:
             if read.next_position <= position:
                 return
             position = read.next_position
-            # What is in memory is read without suspending.
+            # Headers in memory are read without suspending.
             await asyncio.sleep(0)
 
     def _acknowledged_in(self, ledger_id: int) -> BitMap:

@@ -1,4 +1,4 @@
-"""The states of messages as `GET .../explain` tells them: at whom, behind whom and why; by id and by key."""
+"""The states of messages in the answers of `GET .../explain`, with consumers and reasons, by id and by key."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ def _entry(key: bytes) -> bytes:
     return b"\x0e\x01" + bytes(4) + len(data).to_bytes(4, "big") + data + b"x"
 
 
-class World:
+class ExplainedTopic:
     """A service with one topic, its clock and its HTTP interface."""
 
     def __init__(self, service: Service, clock: FakeClock, url: str) -> None:
@@ -75,7 +75,7 @@ class World:
         await until(lambda: sum(one.msg_out_counter for one in dispatcher.stats().consumers) == count)
 
 
-def play(folder: Path, story: Callable[[World], Awaitable[None]]) -> None:
+def play(folder: Path, story: Callable[[ExplainedTopic], Awaitable[None]]) -> None:
     """Play a story on a service of its own."""
     clock = FakeClock(1_800_000_000_000)
 
@@ -86,7 +86,7 @@ def play(folder: Path, story: Callable[[World], Awaitable[None]]) -> None:
         )
         url = f"http://127.0.0.1:{server.port}/postdate/v1/topics/public/default/t"
         try:
-            await story(World(service, clock, url))
+            await story(ExplainedTopic(service, clock, url))
         finally:
             await server.close()
             await service.close()
@@ -96,7 +96,7 @@ def play(folder: Path, story: Callable[[World], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED])
 def test_a_message_waits_for_a_consumer_that_has_no_room(tmp_path: Path, kind: int) -> None:
-    async def story(world: World) -> None:
+    async def story(world: ExplainedTopic) -> None:
         await world.consumer("small", kind, permits=1)
         published_ms = world.clock()
         positions = [await world.append(None) for _ in range(3)]
@@ -116,7 +116,7 @@ def test_a_message_waits_for_a_consumer_that_has_no_room(tmp_path: Path, kind: i
 
 
 def test_a_message_waits_for_the_room_of_any_consumer(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+    async def story(world: ExplainedTopic) -> None:
         for name in ("a", "b"):
             await world.consumer(name, SHARED, permits=0)
 
@@ -130,7 +130,7 @@ def test_a_message_waits_for_the_room_of_any_consumer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED])
 def test_a_message_waits_for_the_rate_of_a_resume(tmp_path: Path, kind: int) -> None:
-    async def story(world: World) -> None:
+    async def story(world: ExplainedTopic) -> None:
         await world.consumer("c", kind, permits=100)
         await world.ask("POST", "/pause", {})
         positions = [await world.append(None) for _ in range(20)]
@@ -146,7 +146,7 @@ def test_a_message_waits_for_the_rate_of_a_resume(tmp_path: Path, kind: int) -> 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
 def test_what_the_active_consumer_got_is_pending_at_it_until_it_is_acknowledged(tmp_path: Path, kind: int) -> None:
-    async def story(world: World) -> None:
+    async def story(world: ExplainedTopic) -> None:
         peer = await world.consumer("active", kind, permits=2)
         positions = [await world.append(None) for _ in range(3)]
         await world.sent(2)
@@ -168,7 +168,7 @@ def test_what_the_active_consumer_got_is_pending_at_it_until_it_is_acknowledged(
 
 
 def test_a_message_waits_behind_the_consumer_that_has_earlier_ones_of_the_hash(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+    async def story(world: ExplainedTopic) -> None:
         await world.consumer("first", KEY_SHARED, permits=100)
         keys = [f"key-{number}".encode() for number in range(40)]
         for key in keys:
@@ -191,7 +191,7 @@ def test_a_message_waits_behind_the_consumer_that_has_earlier_ones_of_the_hash(t
 
 
 def test_a_delayed_message_is_so_since_it_was_published_and_waits_since_it_is_due(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+    async def story(world: ExplainedTopic) -> None:
         await world.consumer("c", SHARED, permits=0)
         published_ms = world.clock()
         position = await world.append(5_000)
@@ -207,7 +207,7 @@ def test_a_delayed_message_is_so_since_it_was_published_and_waits_since_it_is_du
 
 
 def test_the_messages_of_a_key_are_found_that_are_not_delayed(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+    async def story(world: ExplainedTopic) -> None:
         await world.consumer("c", SHARED, permits=1)
         pending = await world.append(None)
         await world.append(None, b"other")
@@ -229,7 +229,7 @@ def test_the_messages_of_a_key_are_found_that_are_not_delayed(tmp_path: Path) ->
 def test_a_search_for_a_key_that_has_an_end_says_how_far_it_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(world: World) -> None:
+    async def story(world: ExplainedTopic) -> None:
         await world.consumer("c", SHARED, permits=0)
         for key in (b"a", b"b", b"c", KEY):
             await world.append(None, key)
