@@ -13,6 +13,9 @@ import click
 TIME_MS_MAX: Final = 2**63 - 1
 """The largest number of milliseconds that a column of times holds."""
 
+_DATE_DIGITS_MAX: Final = 11
+"""A number with no more digits is before 1973 in milliseconds, and is rather a date of ISO 8601 without its signs."""
+
 _RELATIVE_TIME: Final = re.compile(r"([0-9]{1,12})([smhdwy]?)")
 _UNIT_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 _LIFETIME_S_MAX: Final = 1000 * 365 * 86400
@@ -57,6 +60,8 @@ class SpanMs(_ParamType):
         if isinstance(value, int):
             return value
         text = str(value).strip()
+        if text.startswith("-") and not self._has_sign:
+            self.fail(f"{text} is below zero: write it without a minus", param, ctx)
         sign = -1 if self._has_sign and text.startswith("-") else 1
         try:
             return sign * 1_000 * relative_seconds(text.removeprefix("-") if self._has_sign else text)
@@ -89,17 +94,31 @@ def relative_seconds(text: str) -> int:
 def parse_time_ms(text: str) -> int:
     """Return a time as milliseconds since 1970.
 
-    >>> parse_time_ms("2026-11-21T19:37:29.971Z"), parse_time_ms("2026-11-21T21:37+02:00"), parse_time_ms("1000")
-    (1795289849971, 1795289820000, 1000)
+    Digits alone are milliseconds where they are as many as those of a time after 1973. Fewer are refused, but for 0: as
+    milliseconds, the date 20270615 would select what is due from the morning of 1970 on, which is everything.
+
+    >>> parse_time_ms("2026-11-21T19:37:29.971Z"), parse_time_ms("2026-11-21T21:37+02:00"), parse_time_ms("0")
+    (1795289849971, 1795289820000, 0)
 
     Raises:
         ValueError: The text is no time, has no zone, or is before 1970.
     """
     text = text.strip()
+    if may_be_date(text):
+        raise ValueError(f"{text} is before 1973 in milliseconds: write a date and time as 2026-11-21T19:37:29Z")
     time_ms = int(text) if text.isascii() and text.isdigit() else _of_iso(text)
     if not 0 <= time_ms <= TIME_MS_MAX:
         raise ValueError(f"{text} is not between 1970-01-01T00:00:00Z and {TIME_MS_MAX} ms after it")
     return time_ms
+
+
+def may_be_date(text: str) -> bool:
+    """Whether a number is too small for a time in milliseconds that anybody means; 0 is the beginning of all times.
+
+    >>> may_be_date("20270615"), may_be_date("1800000000000"), may_be_date("0")
+    (True, False, False)
+    """
+    return text.isascii() and text.isdigit() and 0 < len(text.lstrip("0")) <= _DATE_DIGITS_MAX
 
 
 def _of_iso(text: str) -> int:

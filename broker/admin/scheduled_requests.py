@@ -17,7 +17,7 @@ import numpy as np
 from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
 from broker.scheduled.selection import TIME_MS_LAST
-from command_line.times import parse_time_ms
+from command_line.times import may_be_date, parse_time_ms
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array, Json
 
@@ -107,11 +107,14 @@ def check_fields(given: Collection[str], known: Collection[str], what: str) -> N
     """
     for name in given:
         if name not in known:
-            raise _bad(name, f"{name!r} is no {what} of this request", f"Known are: {', '.join(sorted(known))}")
+            advice = f"Known are: {', '.join(sorted(known))}" if known else f"This request has no {what}s"
+            raise _bad(name, f"{name!r} is no {what} of this request", advice)
 
 
 def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int:
     """Return a time in milliseconds; a text is read as commands read it (`command_line.times`), so it needs a zone.
+
+    A number of JSON is milliseconds, however small; a text of few digits is no time.
 
     >>> parse_time("from", "2027-01-15T09:00:00+01:00"), parse_time("from", 1_800_000_000_000)
     (1800000000000, 1800000000000)
@@ -119,7 +122,8 @@ def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int
     Raises:
         RequestError: The text is no time.
     """
-    value = _number_or_text(value)
+    if not (isinstance(value, str) and may_be_date(value)):
+        value = _number_or_text(value)
     if isinstance(value, str):
         try:
             # A plus that was not quoted in a URL is a space.

@@ -594,7 +594,17 @@ def _query(request: web.Request, known: tuple[str, ...]) -> Json:
 async def _body(request: web.Request, known: tuple[str, ...] | frozenset[str], *, is_optional: bool = False) -> Json:
     if request.query_string:
         requests.check_fields(request.query, (), "parameter")
-    data = await request.read()
+    try:
+        data = await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        advice = f"Give up to {requests.MESSAGE_IDS_MAX} ids at a time, or say which are meant by key, property or time"
+        raise RequestError(413, f"The body is too large: {error.text}", field=None, advice=advice) from error
+    except web.RequestPayloadError as error:
+        # Nothing behind such a body can be read: aiohttp would log a failure if it tried, and the connection ends.
+        request.content.feed_eof()
+        request.protocol.close()
+        advice = "Send the body as it is and without Content-Encoding, or encoded as that header says"
+        raise RequestError(400, "The body cannot be decoded", field="Content-Encoding", advice=advice) from error
     if is_optional and not data:
         return {}
     if request.content_type != "application/json":

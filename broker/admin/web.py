@@ -175,7 +175,7 @@ def _only_for(audience: WebAudience) -> Middleware:
 
 def _refusal(request: web.Request, reason: str) -> dict[str, str | None]:
     """Return the body of a refusal: Pulsar's `reason`, or the error object of this service's own interface."""
-    if not request.path.startswith(f"{PREFIX}/"):
+    if not f"{request.path}/".startswith(f"{PREFIX}/"):
         return {"reason": reason}
     return {"error": reason, "field": None, "advice": f"See {PREFIX}/openapi.json"}
 

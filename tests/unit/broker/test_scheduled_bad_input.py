@@ -16,7 +16,9 @@ from tests.helpers.scheduled_topic import TOPIC, play
 TOPIC_PATH = f"/postdate/v1/topics/{TOPIC}"
 SURROGATE = "\ud800"
 """Half of a character, which JSON can hold and UTF-8 cannot."""
-TIMES: list[Any] = [None, True, 1.5, [], {}, "", "soon", -1, 10**20, "2027-01-15T08:00:00", SURROGATE]
+DATES_IN_DIGITS = ["2027", "20270615", "5", "99999999999"]
+"""Read as milliseconds they are before 1973."""
+TIMES: list[Any] = [None, True, 1.5, [], {}, "", "soon", -1, 10**20, "2027-01-15T08:00:00", SURROGATE, *DATES_IN_DIGITS]
 WRONG: dict[str, list[Any]] = {
     "messageIds": [None, 5, "1:0", [], {}, [5], [None], ["x"], ["1"], ["1:-1"], ["1:0:x"], ["99999999999999999999:0"]],
     "key": [None, 5, True, [], {}, SURROGATE],
@@ -100,7 +102,8 @@ QUERIES: list[Case] = [
     ("scheduled?payload=maybe", None, 400, "payload"),
     ("scheduled?after=rubbish", None, 400, "after"),
     ("scheduled?from=soon", None, 400, "from"),
-    ("scheduled?from=5&until=5", None, 400, "until"),
+    ("scheduled?from=1800000000000&until=1800000000000", None, 400, "until"),
+    ("scheduled?from=0&until=20270615", None, 400, "until"),
     ("scheduled?property=x", None, 400, "property"),
     ("scheduled?keyBase64=*", None, 400, "keyBase64"),
     ("scheduled?subscription=nobody", None, 404, "subscription"),
@@ -132,6 +135,7 @@ BODIES: list[tuple[bytes, str, int, str | None]] = [
     (b'{"all": true}', "text/plain", 415, "Content-Type"),
     (b'{"all": true}', "application/x-www-form-urlencoded", 415, "Content-Type"),
     (b'{"key": "%b"}' % (b"k" * 2_000_000), "application/json", 413, None),
+    (b'{"messageIds": [%b"1:0"]}' % (b'"1:0", ' * 500_000), "application/json", 413, None),
 ]
 
 
@@ -207,6 +211,40 @@ def test_a_body_that_is_no_json_object_is_refused(
     async def story(server: WebServer, _: Peer) -> None:
         path = f"{TOPIC_PATH}/scheduled/cancel"
         await _check(server, "POST", path, status, field, data=io.BytesIO(body), headers={"Content-Type": content_type})
+
+    play(tmp_path, story)
+
+
+def test_a_body_that_is_not_encoded_as_its_head_says_is_refused_and_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(server: WebServer, _: Peer) -> None:
+        head = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        for what in (*CHANGES, "pause", "resume"):
+            body = {"data": io.BytesIO(b'{"all": true}'), "headers": head}
+            await _check(server, "POST", f"{TOPIC_PATH}/{what}", 400, "Content-Encoding", **body)
+
+    play(tmp_path, story)
+    assert not [one for one in caplog.records if one.exc_info]
+
+
+def test_a_refusal_says_how_to_mend_the_request(tmp_path: Path) -> None:
+    cases = [
+        ("GET", "/postdate/v1", None, "/postdate/v1/openapi.json"),
+        ("POST", f"{TOPIC_PATH}/scheduled/cancel?dryRun=true", {"all": True}, "This request has no parameters"),
+        ("POST", f"{TOPIC_PATH}/scheduled/cancel", {"messageIds": ["1:0"] * 500_000}, "Give up to 10000 ids at a time"),
+        ("POST", f"{TOPIC_PATH}/scheduled/cancel", {"from": "20270615", "dryRun": True}, "Write ISO 8601"),
+    ]
+
+    async def story(server: WebServer, _: Peer) -> None:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
+            for method, path, body, advice in cases:
+                data = None if body is None else io.BytesIO(json.dumps(body).encode())
+                head = {"Content-Type": "application/json"}
+                async with session.request(method, path, data=data, headers=head) as reply:
+                    answer = await reply.json()
+                assert set(answer) == {"error", "field", "advice"}
+                assert advice in answer["advice"]
 
     play(tmp_path, story)
 
