@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
-from command_line.output import counted, json_option, print_json
+from command_line.output import json_option, print_json
 from command_line.progress import Steps
 from command_line.times import SIGNED_SPAN, SPAN, TIME
 from managed_ledger.value_types import Json
@@ -25,6 +25,7 @@ from scheduling.command_options import (
     filter_options,
     in_order,
     on_service,
+    paused_subscription_option,
     query_of,
     subscription_option,
 )
@@ -32,12 +33,14 @@ from scheduling.errors import ScheduleRequestError, SchedulingError
 from scheduling.tables import (
     backlog_meant,
     backlog_sentence,
+    changing_count,
     count_lines,
     explanation_lines,
     folded,
     message_lines,
     outcome_line,
     pause_lines,
+    question_line,
     topic_lines,
 )
 
@@ -136,6 +139,9 @@ def count(
         click.echo("\n".join(count_lines(answer)))
 
 
+_NOTHING_CHANGES: Final = "no message of these ids, or no match, is scheduled"
+_NOTHING_MOVES: Final = f"{_NOTHING_CHANGES}, or all are due already"
+
 _changing = in_order(
     click.argument("topic"),
     click.argument("ids", nargs=-1, metavar="[ID]..."),
@@ -152,7 +158,7 @@ _changing = in_order(
         "postdate scheduled cancel reminders 12:7 12:9",
         "postdate scheduled cancel reminders --key anna --dry-run",
         "postdate scheduled cancel reminders --property campaign=spring --yes",
-        wrong="no message of these ids, or no match, is scheduled",
+        wrong=_NOTHING_CHANGES,
     ),
 )
 @_changing
@@ -167,7 +173,7 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
         "postdate scheduled reschedule reminders 12:7 --at 2027-01-15T08:00:00Z",
         "postdate scheduled reschedule reminders --key anna --shift 1h",
         "postdate scheduled reschedule reminders --all --shift -5m --yes",
-        wrong="no message of these ids, or no match, is scheduled",
+        wrong=_NOTHING_MOVES,
     ),
 )
 @_changing
@@ -191,7 +197,7 @@ def reschedule(
     epilog=help_end(
         "postdate scheduled deliver-now reminders 12:7",
         "postdate scheduled deliver-now reminders --until 2027-01-15T08:00:00Z --dry-run",
-        wrong="no message of these ids, or no match, is scheduled",
+        wrong=_NOTHING_MOVES,
     ),
 )
 @_changing
@@ -217,26 +223,28 @@ def _change(
     **filters: Any,
 ) -> None:
     """Count the selected messages, ask for confirmation where there is more than one, and change them."""
-    body = fields_of_filters(**filters)
-    if sum((bool(ids), bool(body), is_all)) != 1:
+    selection = fields_of_filters(**filters)
+    given = [bool(ids), bool(selection), is_all]
+    if not any(given):
         raise click.UsageError("say which messages: by ID, by --key, --property, --from and --until, or --all")
+    if sum(given) > 1:
+        raise click.UsageError("IDs, --all, and conditions such as --key exclude each other: give one of them")
     if ids:
-        body["messageIds"] = list(ids)
+        selection["messageIds"] = list(ids)
     if is_all:
-        body["all"] = True
-    if subscription is not None:
-        body["subscription"] = subscription
+        selection["all"] = True
+    body = selection if subscription is None else selection | {"subscription": subscription}
     path = f"{topic_path(topic)}/scheduled"
     try:
         with _progress(api, path, verb) as operation_id:
             answer = api.post(f"{path}/{what}", body | new_time | {"dryRun": True}, operation_id=operation_id)
         if not is_dry_run:
-            if answer["matched"] > 1 and not is_sure:
-                click.confirm(f"{counted(answer['matched'], 'message')} will be {verb}. Go on?", abort=True, err=True)
+            if changing_count(answer, verb) > 1 and not is_sure:
+                click.confirm(f"{question_line(answer, verb)} Go on?", abort=True, err=True)
             with _progress(api, path, verb) as operation_id:
                 answer = api.post(f"{path}/{what}", body | new_time, operation_id=operation_id)
     except ScheduleRequestError as error:
-        if not error.finds_nothing(body):
+        if not error.finds_nothing(selection):
             raise
         if is_json:
             print_json({"matched": 0, "alreadyDue": 0, "unknown": len(ids)})
@@ -245,10 +253,12 @@ def _change(
         sys.exit(EXIT_CODE_WRONG)
     if is_json:
         print_json(answer)
-        return
-    click.echo(outcome_line(answer, verb, is_dry_run=is_dry_run))
-    for old, new in answer.get("ids", {}).items():
-        click.echo(f"{old} is {new} now")
+    else:
+        click.echo(outcome_line(answer, verb, is_dry_run=is_dry_run))
+        for old, new in answer.get("ids", {}).items():
+            click.echo(f"{old} is {new} now")
+    if not answer.get(verb, changing_count(answer, verb)):
+        sys.exit(EXIT_CODE_WRONG)
 
 
 @contextmanager
@@ -290,7 +300,7 @@ def _progress(api: ScheduleApi, path: str, verb: str, *, interval_s: float = PRO
 
 _holding = in_order(
     click.argument("topic"),
-    subscription_option,
+    paused_subscription_option,
     confirmation_options,
     json_option("the subscriptions and whether they are paused"),
 )
@@ -329,16 +339,17 @@ def _hold(
     is_json: bool,
 ) -> None:
     """Count the backlog that is meant, ask for confirmation if it has several entries, and pause or resume."""
-    path = topic_path(topic)
+    path, rate = topic_path(topic), body.get("ratePerSecond")
     if is_dry_run or not is_sure:
         backlog, delayed = backlog_meant(api.get(path), subscription, what)
         if is_dry_run:
             found = api.get(f"{path}/scheduled/histogram", query_of({"subscription": subscription, "buckets": 1}))
             figures = {"delayed": found["delayed"], "due": found["total"] - found["delayed"], "backlog": backlog}
-            print_json(figures) if is_json else click.echo("\n".join(folded(backlog_sentence(backlog, delayed, what))))
+            sentence = backlog_sentence(backlog, delayed, what, rate)
+            print_json(figures) if is_json else click.echo("\n".join(folded(sentence)))
             return
         if backlog > 1:
-            click.confirm(f"{backlog_sentence(backlog, delayed, what)} Go on?", abort=True, err=True)
+            click.confirm(f"{backlog_sentence(backlog, delayed, what, rate)} Go on?", abort=True, err=True)
     answer = api.post(f"{path}/{what}", body | {"subscription": subscription})
     _show_pauses(answer, is_json)
 

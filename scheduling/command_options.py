@@ -49,7 +49,7 @@ def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
 
 subscription_option = click.option("--subscription", help="Only for this subscription. Default: all that delay.")
 paused_subscription_option = click.option(
-    "--subscription", help="Only this subscription. Default: all of the topic, without delays too."
+    "--subscription", help="Only this subscription. Default: all of the topic, also those that do not delay."
 )
 confirmation_options = in_order(
     dry_run_option("print the number of messages"),

@@ -121,6 +121,37 @@ def count_lines(histogram: Json) -> list[str]:
     return lines
 
 
+def changing_count(answer: Json, verb: str) -> int:
+    """Return how many messages a change will concern, from the answer of its dry run: what is due is not moved.
+
+    >>> changing_count({"matched": 3, "alreadyDue": 1}, "cancelled")
+    3
+    >>> changing_count({"matched": 3, "alreadyDue": 1}, "rescheduled")
+    2
+    """
+    matched, due = int(answer["matched"]), int(answer["alreadyDue"])
+    return matched if verb == "cancelled" else matched - due
+
+
+def question_line(answer: Json, verb: str) -> str:
+    """Return what a change will do, from the answer of its dry run.
+
+    >>> question_line({"matched": 15, "alreadyDue": 2}, "rescheduled")
+    '13 messages will be rescheduled; 2 are due already and stay.'
+    >>> question_line({"matched": 15, "alreadyDue": 1}, "cancelled")
+    '15 messages will be cancelled; 1 of them is due already.'
+    """
+    text = f"{counted(changing_count(answer, verb), 'message')} will be {verb}"
+    if due := answer["alreadyDue"]:
+        are = "is" if due == 1 else "are"
+        text += (
+            f"; {due:,} of them {are} due already"
+            if verb == "cancelled"
+            else f"; {due:,} {are} due already and stay{'s' if due == 1 else ''}"
+        )
+    return f"{text}."
+
+
 def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
     """Return a line about the outcome of a change.
 
@@ -128,11 +159,13 @@ def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
     '2 messages cancelled; 1 was due already'
     >>> outcome_line({"matched": 3, "alreadyDue": 0, "unknown": 1}, "cancelled", is_dry_run=True)
     '3 messages would be cancelled; 1 id is unknown'
+    >>> outcome_line({"matched": 3, "alreadyDue": 1, "unknown": 0}, "delivered", is_dry_run=True)
+    '2 messages would be delivered; 1 was due already'
     """
     text = (
-        f"{counted(answer['matched'], 'message')} would be {verb}"
+        f"{counted(changing_count(answer, verb), 'message')} would be {verb}"
         if is_dry_run
-        else f"{counted(answer[verb.split()[0]], 'message')} {verb}"
+        else f"{counted(answer[verb], 'message')} {verb}"
     )
     due, unknown = answer["alreadyDue"], answer["unknown"]
     if due:
@@ -169,15 +202,26 @@ def backlog_meant(topic: Json, subscription: str | None, what: str) -> tuple[int
     return sum(one["backlog"] for one in meant), sum(one["delayed"] for one in meant)
 
 
-def backlog_sentence(backlog: int, delayed: int, what: str) -> str:
+def backlog_sentence(backlog: int, delayed: int, what: str, rate: float | None = None) -> str:
     """Return what a pause or resume will do with a backlog.
 
     >>> backlog_sentence(503, 3, "resume")
     'A backlog of 503 entries will be let go: 3 delayed messages at their time, all else at once.'
     >>> backlog_sentence(1, 0, "pause")
     'A backlog of 1 entry will be held: 0 delayed messages from their time on, all else from now on.'
+    >>> backlog_sentence(14, 14, "resume", 5)
+    'A backlog of 14 entries will be let go at up to 5 messages a second: 14 delayed messages not before their time.'
+
+    Args:
+        backlog: The entries of the log that are meant.
+        delayed: How many delayed messages are in them.
+        what: "pause" or "resume".
+        rate: How many messages a second are let go at most; None for no limit.
     """
     entries = f"{backlog:,} {'entry' if backlog == 1 else 'entries'}"
+    if what == "resume" and rate is not None:
+        let_go = f"let go at up to {rate:g} messages a second"
+        return f"A backlog of {entries} will be {let_go}: {counted(delayed, 'delayed message')} not before their time."
     done, at, now = (
         ("held", "from their time on", "from now on") if what == "pause" else ("let go", "at their time", "at once")
     )

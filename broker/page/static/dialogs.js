@@ -69,14 +69,17 @@ function newTime(onchange) {
   return { content: el("div", { class: "tools" }, labelled("New time", kind), amount, unit, at), value };
 }
 
+/** How many messages a change would concern, from the answer of its dry run: what is due already is cancelled but not moved. */
+const changing = (answer, kind) => (kind === "cancel" ? answer.matched : answer.matched - answer.alreadyDue);
+
 /** The answer of a dry run, as a sentence. */
 function foreseen(answer, kind) {
   const words = WORDS[kind];
-  const parts = [`${plural(answer.matched, "message")} will be ${words.done}.`];
+  const parts = [`${plural(changing(answer, kind), "message")} will be ${words.done}.`];
   if (answer.alreadyDue) {
     parts.push(kind === "cancel"
       ? `${count(answer.alreadyDue)} of them ${answer.alreadyDue === 1 ? "is" : "are"} due already: a consumer may have ${answer.alreadyDue === 1 ? "it" : "them"}.`
-      : `${plural(answer.alreadyDue, "message")} ${answer.alreadyDue === 1 ? "is" : "are"} due already and may not move.`);
+      : `${plural(answer.alreadyDue, "message")} ${answer.alreadyDue === 1 ? "is" : "are"} due already and will not move.`);
   }
   if (answer.unknown) parts.push(`${plural(answer.unknown, "id")} of what was chosen ${answer.unknown === 1 ? "is" : "are"} gone.`);
   return parts.join(" ");
@@ -122,8 +125,8 @@ export async function act(topic, kind, selector, what) {
       const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time, dryRun: true });
       if (mine !== latest) return;
       told.textContent = foreseen(answer, kind);
-      confirm.textContent = `${words.verb} ${plural(answer.matched, "message")}`;
-      confirm.disabled = answer.matched === 0;
+      confirm.textContent = `${words.verb} ${plural(changing(answer, kind), "message")}`;
+      confirm.disabled = changing(answer, kind) === 0;
     } catch (error) {
       if (mine === latest) refuse(error);
     }
@@ -182,9 +185,15 @@ export async function actOnPause(topic, kind, subscription) {
     const sum = (name) => meant.reduce((total, one) => total + one[name], 0);
     const backlog = `A backlog of ${plural(sum("backlog"), "entry", "entries")} will be`;
     const delayed = plural(sum("delayed"), "delayed message");
-    told.textContent = kind === "pause"
-      ? `${backlog} held: ${delayed} from their time on, all else from now on, until delivery is resumed. A batch is one entry. Messages that consumers have stay with them.`
-      : `${backlog} let go: ${delayed} at their time, all else at once. A batch is one entry.`;
+    const tell = () => {
+      told.textContent = kind === "pause"
+        ? `${backlog} held: ${delayed} from their time on, all else from now on, until delivery is resumed. A batch is one entry. Messages that consumers have stay with them.`
+        : rate.value === ""
+          ? `${backlog} let go: ${delayed} at their time, all else at once. A batch is one entry.`
+          : `${backlog} let go at up to ${plural(Number(rate.value), "message")} a second: ${delayed} not before their time. A batch is one entry.`;
+    };
+    rate.addEventListener("input", tell);
+    tell();
     confirm.disabled = false;
   } catch (error) {
     told.textContent = "How many are meant is not known.";
