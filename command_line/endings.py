@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from traceback import walk_tb
 from typing import Final, NoReturn, ParamSpec, TypeVar
 
 import click
@@ -27,6 +28,9 @@ EXIT_CODE_WRONG: Final = 1
 EXIT_CODE_REFUSED: Final = 2
 EXIT_CODE_INTERRUPTED: Final = 130
 """128 and the number of SIGINT, as shells have it."""
+
+_WRITERS: Final = frozenset({"click.utils", "rich.console"})
+"""The modules by which commands write their output."""
 
 _CODES = """\
   0    done
@@ -83,6 +87,8 @@ def refusing_of(
             except BrokenPipeError:
                 _end_without_reader()
             except Exception as error:
+                if isinstance(error, OSError):
+                    end_if_output_fails(error)
                 text = explain(error)
                 if text is None and isinstance(error, ModuleNotFoundError):
                     text = install_advice(error.name, sys.argv[1:])
@@ -95,6 +101,18 @@ def refusing_of(
         return run
 
     return refusing
+
+
+def end_if_output_fails(error: OSError) -> None:
+    """End the process with one line if the output could not be written: such an error names no file.
+
+    Args:
+        error: A failure, of the output or of anything else; of anything else, this returns.
+    """
+    raised_in = {frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)}
+    if error.filename is None and raised_in & _WRITERS:
+        say(f"cannot write the output: {error.strerror or error}")
+        _end_without_reader()
 
 
 def _end_without_reader() -> NoReturn:

@@ -35,6 +35,12 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("postdate: interrupted\n")
         sys.exit(EXIT_CODE_INTERRUPTED)
+    except OSError as error:
+        # A help text is written outside of the commands.
+        from command_line.endings import end_if_output_fails
+
+        end_if_output_fails(error)
+        raise
 
 
 if __name__ == "__main__":

@@ -316,3 +316,15 @@ def test_a_request_that_is_no_http_is_told_in_one_line_and_a_defect_with_its_tra
 
     assert (record(BadHttpMessage("x")).exc_info, record(BadHttpMessage("x")).levelno) == (None, logging.WARNING)
     assert record(KeyError("x")).exc_info is not None
+
+
+@pytest.mark.parametrize("words", ["--help", "topics --help", "config", "snapshots --help"])
+def test_output_that_cannot_be_written_is_told_in_one_line(words: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "broker.cli", *words.split()]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, check=False)
+
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "postdate: cannot write the output: No space left on device\n",
+    )

@@ -5,6 +5,7 @@ Of the topic's three messages two are due in a minute, and one is due already an
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,20 @@ def test_a_date_in_digits_selects_nothing(tmp_path: Path, time: str) -> None:
         assert ask("scheduled count T --from 1970-01-01T00:00:01Z").stdout.startswith("3 messages are scheduled")
 
     run(tmp_path, check)
+
+
+@pytest.mark.parametrize("command", ["topics", "topics --json", "scheduled list public/default/t"])
+def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path, command: str) -> None:
+    async def story(server: WebServer, _: Peer) -> None:
+        line = [*command.split(), "--url", f"http://127.0.0.1:{server.port}"]
+        with Path("/dev/full").open("w") as full:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "broker.cli", *line, stdout=full, stderr=asyncio.subprocess.PIPE
+            )
+            _, told = await process.communicate()
+        assert (process.returncode, told) == (2, b"postdate: cannot write the output: No space left on device\n")
+
+    play(tmp_path, story)
 
 
 @pytest.mark.parametrize(
