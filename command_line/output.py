@@ -1,6 +1,9 @@
 """The output of commands: JSON for programs; times, sizes and numbers for people in one notation."""
 
 import json
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -8,6 +11,9 @@ from typing import Any, Final, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+WIDTH_MIN: Final = 80
+"""Tables are made for so many columns at least."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Datetime knows the years 1 to 9999, the years that ISO 8601 writes with four digits.
@@ -57,6 +63,14 @@ def counted(count: int, noun: str) -> str:
     ('1 snapshot', '2,000 snapshots')
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def output_width() -> int | None:
+    """Return the columns of the screen, at least 80: those of `COLUMNS`, else of the terminal; None where none is."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return max(WIDTH_MIN, int(columns))
+    return max(WIDTH_MIN, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
 def print_json(value: object, *, is_line: bool = False) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
-from command_line.output import json_option, print_json
+from command_line.output import json_option, output_width, print_json
 from command_line.progress import Steps
 from command_line.times import SIGNED_SPAN, SPAN, TIME
 from managed_ledger.value_types import Json
@@ -60,7 +60,9 @@ def topics(api: ScheduleApi, is_json: bool) -> None:
     if is_json:
         print_json(answer)
     else:
-        click.echo("\n".join(topic_lines(answer["topics"])) if answer["topics"] else "There is no topic")
+        click.echo(
+            "\n".join(topic_lines(answer["topics"], output_width())) if answer["topics"] else "There is no topic"
+        )
 
 
 @click.group()
@@ -106,7 +108,7 @@ def list_scheduled(
     elif not found:
         click.echo("Nothing is scheduled")
     else:
-        click.echo("\n".join(message_lines(found, is_more=after is not None)))
+        click.echo("\n".join(message_lines(found, is_more=after is not None, width=output_width())))
 
 
 @scheduled.command(
@@ -358,7 +360,7 @@ def _show_pauses(answer: Json, is_json: bool) -> None:
     if is_json:
         print_json(answer)
     else:
-        click.echo("\n".join(pause_lines(answer)))
+        click.echo("\n".join(pause_lines(answer, output_width())))
 
 
 @click.command(

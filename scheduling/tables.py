@@ -1,42 +1,52 @@
-"""The output of the commands on a screen of 80 columns: tables, a histogram, and lines about changes. Pure.
+"""The output of the commands on a screen: tables, a histogram, and lines about changes. Pure.
 
-Keys and names may be of any length and hold any character. They are cut to their column and control characters are
-replaced, so that a producer's text cannot move the cursor of an operator's terminal. `--json` has them whole.
+Keys and names may be of any length and hold any character. On a terminal they are cut in the middle to their column,
+since names often differ in their ends; where no width is given, as in a pipe, they are whole. Control characters are
+replaced, so that a producer's text cannot move the cursor of an operator's terminal. `--json` has them as they are.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from textwrap import wrap
 from typing import Final
-from unicodedata import east_asian_width
+from unicodedata import category, east_asian_width
 
 from command_line.output import counted, iso, size
 from managed_ledger.value_types import Json
 
 WIDTH: Final = 80
 _BAR: Final = 28
+_NAME: Final = 16
+_KEY: Final = 15
+_COMBINING: Final = ("Mn", "Me")
 
 
-def cut(text: str, width: int) -> str:
-    r"""Cut a text to a column, and replace unprintable characters.
+def cut(text: str, width: int | None) -> str:
+    r"""Cut the middle out of a text that is too wide for its column, and replace unprintable characters.
 
-    >>> cut("customer-4711", 8), cut("a\tb", 8), cut("東京東京東", 8)
-    ('custome…', 'a?b', '東京東…')
+    >>> cut("customer-4711", 8), cut("a\tb", 8), cut("東京東京東", 8), cut("customer-4711", None)
+    ('cust…711', 'a?b', '東京…東', 'customer-4711')
     """
     text = "".join(sign if sign.isprintable() else "?" for sign in text)
-    if columns(text) <= width:
+    if width is None or columns(text) <= width:
         return text
-    ends = accumulate(columns(sign) for sign in text[:width])
-    return text[: sum(end < width for end in ends)] + "…"
+    end_width = (width - 1) // 2
+    ends = _within(text[::-1], end_width)
+    return text[: _within(text, width - 1 - end_width)] + "…" + (text[-ends:] if ends else "")
+
+
+def _within(signs: str, width: int) -> int:
+    """Return how many characters fit into so many columns."""
+    return sum(1 for _ in takewhile(lambda end: end <= width, accumulate(map(columns, signs))))
 
 
 def columns(text: str) -> int:
-    """Return the most columns of a terminal that a text takes: wide characters take two.
+    r"""Return the most columns of a terminal that a text takes: wide characters take two, combining ones none.
 
-    >>> columns("tokyo"), columns("東京")
-    (5, 4)
+    >>> columns("tokyo"), columns("東京"), columns("e\u0301")
+    (5, 4, 1)
     """
-    return sum(2 if east_asian_width(sign) in "WF" else 1 for sign in text)
+    return sum(0 if category(sign) in _COMBINING else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
 def padded(text: str, width: int) -> str:
@@ -49,30 +59,63 @@ def padded(text: str, width: int) -> str:
     return text + " " * (width - columns(text))
 
 
-def topic_lines(topics: Sequence[Json]) -> list[str]:
+def topic_lines(topics: Sequence[Json], width: int | None = WIDTH) -> list[str]:
     """Return the table of `postdate topics`, subscriptions below their topics.
 
-    >>> for line in topic_lines([{"name": "public/default/reminders", "delayed": 2, "backlog": 3, "paused": False,
-    ...     "nextDueMs": 0, "subscriptions": [{"name": "me", "delayed": 2, "backlog": 3, "paused": True,
-    ...     "nextDueMs": 0}]}]):
+    A name that is wider than its column has a line of its own.
+
+    >>> for line in topic_lines([{"name": "public/default/reminders", "delayed": 2, "backlog": 3, "paused": True,
+    ...     "nextDueMs": 0, "lastDueMs": 5_000, "subscriptions": [{"name": "me", "delayed": 2, "backlog": 3,
+    ...     "paused": True, "nextDueMs": 0, "lastDueMs": 5_000}]}]):
     ...     print(line)
-    topic / subscription              delayed    backlog  next due
-    public/default/reminders                2          3  1970-01-01T00:00:00.000Z
-      me                                    2          3  paused
+    topic              delayed   backlog  next due              last due
+    public/default/reminders (paused)
+                             2         3  1970-01-01T00:00:00Z  1970-01-01T00:00:05Z
+      me (paused)            2         3  1970-01-01T00:00:00Z  1970-01-01T00:00:05Z
+
+    Args:
+        topics: The answer of GET /postdate/v1/topics.
+        width: The columns of the screen; None where names are never cut and have no lines of their own.
     """
-    lines = [f"{'topic / subscription':<30} {'delayed':>10} {'backlog':>10}  next due"]
+    rows = [("topic", "", f"{'delayed':>9} {'backlog':>9}  {'next due':<20}  last due")]
     for topic in topics:
-        lines.append(_topic_line(topic["name"], topic, is_paused=False))
-        lines += [_topic_line(f"  {one['name']}", one, is_paused=one["paused"]) for one in topic["subscriptions"]]
+        rows.append((topic["name"], _paused_mark(topic), _topic_figures(topic)))
+        rows += [
+            (f"  {one['name']}", " (paused)" * one["paused"], _topic_figures(one)) for one in topic["subscriptions"]
+        ]
+    names = [cut(name, None if width is None else width - len(mark)) + mark for name, mark, _ in rows]
+    column = max(map(columns, names))
+    if width is not None:
+        column = min(column, max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
+    lines = []
+    for name, (_, _, figures) in zip(names, rows, strict=True):
+        lines += (
+            [f"{padded(name, column)} {figures}"] if columns(name) <= column else [name, f"{'':{column}} {figures}"]
+        )
     return lines
 
 
-def _topic_line(name: str, one: Json, *, is_paused: bool) -> str:
-    due = "paused" if is_paused else "-" if one["nextDueMs"] is None else iso(one["nextDueMs"])
-    return f"{padded(name, 30)} {one['delayed']:>10,} {one['backlog']:>10,}  {due}"
+def _paused_mark(topic: Json) -> str:
+    """Return how much of a topic is paused: all of its subscriptions, some or none."""
+    paused, total = sum(one["paused"] for one in topic["subscriptions"]), len(topic["subscriptions"])
+    if not topic["paused"]:
+        return ""
+    return " (paused)" if paused == total else f" ({paused} of {total} paused)"
 
 
-def message_lines(messages: Sequence[Json], *, is_more: bool) -> list[str]:
+def _topic_figures(one: Json) -> str:
+    next_due, last_due = (
+        "-" if one[name] is None else _to_the_second(one[name]) for name in ("nextDueMs", "lastDueMs")
+    )
+    return f"{one['delayed']:>9,} {one['backlog']:>9,}  {next_due:<20}  {last_due}"
+
+
+def _to_the_second(time_ms: int) -> str:
+    """Write a time without its milliseconds, which are cut off."""
+    return iso(time_ms - time_ms % 1_000).replace(".000Z", "Z")
+
+
+def message_lines(messages: Sequence[Json], *, is_more: bool, width: int | None = WIDTH) -> list[str]:
     """Return the table of `postdate scheduled list`.
 
     >>> for line in message_lines([{"messageId": "3:9", "deliverAtMs": 0, "key": "anna", "keyBase64": None,
@@ -80,15 +123,23 @@ def message_lines(messages: Sequence[Json], *, is_more: bool) -> list[str]:
     ...     print(line)
     due                       id               key                  size  properties
     1970-01-01T00:00:00.000Z  3:9              anna                 12 B  kind=retry
+
+    Args:
+        messages: The messages, as GET .../scheduled gives them.
+        is_more: Whether there are more.
+        width: The columns of the screen; None where nothing is cut.
     """
-    lines = [f"{'due':<24}  {'id':<15}  {'key':<15}  {'size':>8}  properties"]
-    for one in messages:
-        key = one["key"] if one["key"] is not None else one["keyBase64"] or "-"
+    keys = [one["key"] if one["key"] is not None else one["keyBase64"] or "-" for one in messages]
+    key_width = max([_KEY, *(columns(cut(key, None)) for key in keys)])
+    if width is not None:
+        # What a screen has beyond 80 columns is for keys; what they leave of it is for properties.
+        key_width = min(key_width, max(_KEY, _KEY + width - WIDTH))
+    lines = [f"{'due':<24}  {'id':<15}  {'key':<{key_width}}  {'size':>8}  properties"]
+    for key, one in zip(keys, messages, strict=True):
         properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
-        line = (
-            f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {padded(key, 15)}  {size(one['sizeBytes']):>8}  "
-        )
-        lines.append((line + cut(properties, max(1, WIDTH - columns(line)))).rstrip())
+        line = f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {padded(key, key_width)}  "
+        line += f"{size(one['sizeBytes']):>8}  "
+        lines.append((line + cut(properties, None if width is None else max(1, width - columns(line)))).rstrip())
     if is_more:
         lines.append("There are more: narrow by time, key or property, or raise --limit.")
     return lines
@@ -228,7 +279,7 @@ def backlog_sentence(backlog: int, delayed: int, what: str, rate: float | None =
     return f"A backlog of {entries} will be {done}: {counted(delayed, 'delayed message')} {at}, all else {now}."
 
 
-def pause_lines(answer: Json) -> list[str]:
+def pause_lines(answer: Json, width: int | None = WIDTH) -> list[str]:
     """Return lines about the pause of each subscription.
 
     >>> pause_lines({"subscriptions": [{"name": "me", "paused": True, "pausedSince": "2027-01-15T08:00:00.000Z",
@@ -241,7 +292,7 @@ def pause_lines(answer: Json) -> list[str]:
         state = "delivers" if rate is None else f"delivers, at most {rate:g} a second until it has caught up"
         if one["paused"]:
             state = f"paused since {one['pausedSince']}"
-        lines.append(f"{cut(one['name'], 30)}: {state}")
+        lines.append(f"{cut(one['name'], None if width is None else width - len(state) - 2)}: {state}")
     return lines or ["The topic has no subscription"]
 
 
@@ -259,7 +310,7 @@ def explanation_lines(answer: Json) -> list[str]:
         for message in messages:
             states = message["subscriptions"]
             sentences += [
-                f"{cut(one['subscription'], 20)}: {one['sentence']}"
+                f"{cut(one['subscription'], None)}: {one['sentence']}"
                 for one in states
                 # The answer's own sentence ends with a message's, which names its subscription only among several.
                 if not answer["sentence"].endswith(

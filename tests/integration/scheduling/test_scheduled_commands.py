@@ -24,7 +24,9 @@ def ask(postdate_service: RunningService, scheduler: Scheduler, topic: str):
 
     def run(words: str, answer: str | None = None) -> Result:
         line = [topic if word == "T" else word for word in shlex.split(words)]
-        result = CliRunner().invoke(postdate, [*line, "--url", postdate_service.web_url], input=answer)
+        result = CliRunner().invoke(
+            postdate, [*line, "--url", postdate_service.web_url], input=answer, env={"COLUMNS": "80"}
+        )
         assert "Traceback" not in result.output
         is_json = "--json" in line
         assert is_json or all(len(one) <= 80 for one in result.stdout.splitlines()), result.stdout

@@ -89,9 +89,11 @@ def test_a_date_in_digits_selects_nothing(tmp_path: Path, time: str) -> None:
 
 @pytest.mark.parametrize("command", ["topics", "topics --json", "scheduled list public/default/t"])
 def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path, command: str) -> None:
+    full = Path("/dev/full").open("wb")  # noqa: SIM115 (closed by the story)
+
     async def story(server: WebServer, _: Peer) -> None:
         line = [*command.split(), "--url", f"http://127.0.0.1:{server.port}"]
-        with Path("/dev/full").open("w") as full:
+        with full:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "broker.cli", *line, stdout=full, stderr=asyncio.subprocess.PIPE
             )
