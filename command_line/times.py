@@ -113,7 +113,7 @@ def parse_time_ms(text: str) -> int:
 
 
 def may_be_date(text: str) -> bool:
-    """Whether a number is too small for a time in milliseconds that anybody means; 0 is the beginning of all times.
+    """Whether digits are rather a date than milliseconds: the number is small, and is not 0, the beginning of times.
 
     >>> may_be_date("20270615"), may_be_date("1800000000000"), may_be_date("0")
     (True, False, False)

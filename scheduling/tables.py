@@ -132,7 +132,7 @@ def message_lines(messages: Sequence[Json], *, is_more: bool, width: int | None 
     keys = [one["key"] if one["key"] is not None else one["keyBase64"] or "-" for one in messages]
     key_width = max([_KEY, *(columns(cut(key, None)) for key in keys)])
     if width is not None:
-        # What a screen has beyond 80 columns is for keys; what they leave of it is for properties.
+        # The columns beyond 80 are for keys, and those that keys do not need are for properties.
         key_width = min(key_width, max(_KEY, _KEY + width - WIDTH))
     lines = [f"{'due':<24}  {'id':<15}  {'key':<{key_width}}  {'size':>8}  properties"]
     for key, one in zip(keys, messages, strict=True):

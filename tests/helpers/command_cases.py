@@ -98,7 +98,7 @@ _SECRET = "'data:;base64,MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE='"
 _TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm5hIn0.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 """A token that no authority has signed: its signature is all zeros."""
 
-_TIMES = ("2026-13-01T00:00:00Z", "2026-01-01T00:00:00", "99999999999999999999", "-1", "soon", "''")
+_TIMES = ("2026-13-01T00:00:00Z", "2026-01-01T00:00:00", "99999999999999999999", "-1", "soon", "''", "20260115")
 
 CASES: dict[str, Cases] = {
     "serve": Cases(
@@ -148,7 +148,7 @@ CASES: dict[str, Cases] = {
         (
             *_of_service("scheduled cancel", "orders 1:1"),
             _refused("scheduled cancel orders", "say which messages"),
-            _refused("scheduled cancel orders 1:1 --all", "say which messages"),
+            _refused("scheduled cancel orders 1:1 --all", "exclude each other"),
         ),
         shown_by="test_messages_are_cancelled_one_at_once_and_many_after_a_question",
     ),
