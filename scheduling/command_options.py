@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from broker.cli.common import auth_params_option
 from command_line.endings import refusing_of
 from command_line.options import dry_run_option, yes_option
-from command_line.output import iso
 from command_line.times import TIME
 from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi
@@ -84,19 +83,7 @@ def fields_of_filters(key: str | None, properties: tuple[str, ...], from_ms: int
     return found
 
 
-_IN_DIGITS_MS_MIN: Final = 10**11
-"""A smaller number of milliseconds is refused in a query, where it could be a date such as 20270615."""
-
-
 def query_of(fields: Json) -> list[tuple[str, str]]:
-    """Return such fields as the query of a URL, without those that are None.
-
-    >>> query_of({"from": 1_000, "until": 1_800_000_000_000, "property": ["a=b"], "subscription": None})
-    [('from', '1970-01-01T00:00:01.000Z'), ('until', '1800000000000'), ('property', 'a=b')]
-    """
-    pairs = [
-        (name, iso(value) if name in ("from", "until") and value < _IN_DIGITS_MS_MIN else str(value))
-        for name, value in fields.items()
-        if name != "property" and value is not None
-    ]
+    """Return such fields as the query of a URL, without those that are None."""
+    pairs = [(name, str(value)) for name, value in fields.items() if name != "property" and value is not None]
     return pairs + [("property", one) for one in fields.get("property", ())]

@@ -114,7 +114,7 @@ def check_fields(given: Collection[str], known: Collection[str], what: str) -> N
 def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int:
     """Return a time in milliseconds; a text is read as commands read it (`command_line.times`), so it needs a zone.
 
-    A number of JSON is milliseconds, however small; a text of few digits is no time.
+    A number is milliseconds, however small; a text of few digits is none: it can be a date without its signs.
 
     >>> parse_time("from", "2027-01-15T09:00:00+01:00"), parse_time("from", 1_800_000_000_000)
     (1800000000000, 1800000000000)
@@ -149,6 +149,16 @@ def parse_whole(field: str, value: object, low: int, high: int) -> int:
     if not low <= value <= high:
         raise _bad(field, f"{field} is {_shown(value)}, which is not within {low} and {high}", f"Write {low} to {high}")
     return value
+
+
+def number_of_query(text: str) -> str | int:
+    """Return the number that a text of digits is, which a query has in no other way; it changes nothing.
+
+    >>> number_of_query("1000"), number_of_query("2027-01-15T08:00:00Z")
+    (1000, '2027-01-15T08:00:00Z')
+    """
+    number = _number_or_text(text)
+    return number if isinstance(number, int) else text
 
 
 def _number_or_text(value: object) -> object:

@@ -587,7 +587,7 @@ def _query(request: web.Request, known: tuple[str, ...]) -> Json:
         elif len(values) > 1:
             raise RequestError(400, f"{name} is given {len(values)} times", field=name, advice="Give it once")
         else:
-            found[name] = values[0]
+            found[name] = requests.number_of_query(values[0]) if name in ("from", "until") else values[0]
     return found
 
 

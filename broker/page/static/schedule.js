@@ -13,15 +13,12 @@ const BUCKETS = 60;
 const REFRESH_MS = 5_000;
 const SHORTEST_MS = 60;
 const LAST_ASKED_MS = 2 ** 63 - 1_024;
-const FIRST_IN_DIGITS_MS = 10 ** 11;
 
-/** A time before 1973 as a text: a query with so few digits is refused, since a date may be meant. */
-const written = (ms) => (ms > 0 && ms < FIRST_IN_DIGITS_MS ? new Date(ms).toISOString() : ms);
 
 /** A span as a request takes it: a number of JavaScript is less exact than the latest time that a message can have. */
 const asked = ({ fromMs, untilMs }) => ({
-  from: fromMs === undefined ? undefined : written(Math.min(fromMs, LAST_ASKED_MS)),
-  until: untilMs > LAST_ASKED_MS ? undefined : written(untilMs),
+  from: fromMs === undefined ? undefined : Math.min(fromMs, LAST_ASKED_MS),
+  until: untilMs > LAST_ASKED_MS ? undefined : untilMs,
 });
 
 export function showSchedule(view) {
