@@ -14,7 +14,6 @@ const REFRESH_MS = 5_000;
 const SHORTEST_MS = 60;
 const LAST_ASKED_MS = 2 ** 63 - 1_024;
 
-
 /** A span as a request takes it: a number of JavaScript is less exact than the latest time that a message can have. */
 const asked = ({ fromMs, untilMs }) => ({
   from: fromMs === undefined ? undefined : Math.min(fromMs, LAST_ASKED_MS),

@@ -187,7 +187,7 @@ def test_a_message_is_found_by_its_key_and_by_its_id(
 ) -> None:
     shown.topic(topic, "search")
     shown.one("#search").send_keys("customer-3", Keys.ENTER)
-    shown.text_has("#sentence", "30 messages of this key are scheduled; the first one:")
+    shown.text_has("#sentence", "30 messages of this key are not acknowledged; the first one:")
     shown.picture(screenshots / "found-light-wide.png")
 
     first = ask(page_service, topic, "scheduled?limit=1")["messages"][0]["messageId"]
@@ -196,7 +196,7 @@ def test_a_message_is_found_by_its_key_and_by_its_id(
     shown.text_has("#sentence", f"{first} is delayed until")
     shown.one("#search").clear()
     shown.one("#search").send_keys("nobody", Keys.ENTER)
-    shown.text_has("#found", "has no scheduled message of this key")
+    shown.text_has("#found", "has no unacknowledged message of this key")
     # The browser itself notes each answer that is a 404.
     assert all("404" in one for one in shown.complaints())
 
@@ -210,7 +210,7 @@ def test_an_address_that_a_person_has_typed_is_searched_for_as_it_stands(
     page.use()
     page.topic(topic, f"search?{typed}")
 
-    page.text_has("#found", "has no scheduled message of this key")
+    page.text_has("#found", "has no unacknowledged message of this key")
 
     assert page.one("#search").get_attribute("value") == searched
     assert not page.driver.execute_script("return !document.getElementById('problem').hidden")

@@ -50,7 +50,7 @@ def test_a_million_messages_are_drawn_zoomed_listed_and_found(
     page.topic("orders", "search")
     page.one("#search").send_keys("customer-7")
     page.press("Where is it?")
-    page.text_has("#sentence", "10 messages of this key are scheduled")
+    page.text_has("#sentence", "10 messages of this key are not acknowledged")
     page.press("Cancel", "#found")
     page.text_has("dialog .foreseen", "10 messages will be cancelled.")
     page.press("Cancel 10 messages", "dialog")
