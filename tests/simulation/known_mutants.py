@@ -86,8 +86,8 @@ DISPATCHER: Final = [
     Mutant(
         "expired-is-sent",
         "dispatcher/core/multiple_consumers.py",
-        "return position in consumer.pending.items and position > self._mark_deleted_through",
-        "return position in consumer.pending.items",
+        "        return [is_one and at > through for is_one, at in zip(are_pending, positions, strict=True)]\n",
+        "        return are_pending\n",
         "what has expired is sent while consumers forget it in portions",
     ),
     Mutant(
