@@ -29,7 +29,7 @@ from scheduling.command_options import (
     query_of,
     subscription_option,
 )
-from scheduling.errors import ScheduleRequestError, SchedulingError
+from scheduling.errors import ScheduleRequestError, SchedulingError, ServiceUnavailableError
 from scheduling.tables import (
     backlog_meant,
     backlog_sentence,
@@ -155,6 +155,14 @@ _changing = in_order(
 )
 
 
+_moving = click.option(
+    "--skip-batches-in-part",
+    "skips_batches_in_part",
+    is_flag=True,
+    help="Move all but batches of which a part is meant or left.",
+)
+
+
 @scheduled.command(
     epilog=help_end(
         "postdate scheduled cancel reminders 12:7 12:9",
@@ -175,23 +183,35 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
         "postdate scheduled reschedule reminders 12:7 --at 2027-01-15T08:00:00Z",
         "postdate scheduled reschedule reminders --key anna --shift 1h",
         "postdate scheduled reschedule reminders --all --shift -5m --yes",
+        "postdate scheduled reschedule reminders --all --shift 1h --skip-batches-in-part",
         wrong=_NOTHING_MOVES,
     ),
 )
 @_changing
+@_moving
 @click.option("--at", "deliver_at_ms", type=TIME, help="The new time: ISO 8601 or milliseconds.")
 @click.option("--delay", "delay_ms", type=SPAN, help="The new time, from now: 90s, 5m, 2h, 3d.")
 @click.option("--shift", "shift_ms", type=SIGNED_SPAN, help="How much later; with a minus, earlier.")
+@click.option(
+    "--operation-id", help="Repeat a shift that had no answer, by the id of its error: none is shifted twice."
+)
 @on_service
 def reschedule(
-    api: ScheduleApi, deliver_at_ms: int | None, delay_ms: int | None, shift_ms: int | None, **asked: Any
+    api: ScheduleApi,
+    deliver_at_ms: int | None,
+    delay_ms: int | None,
+    shift_ms: int | None,
+    operation_id: str | None,
+    **asked: Any,
 ) -> None:
     """Give messages of TOPIC another time. Exactly one of the old and the new message is delivered."""
     times = {"deliverAtMs": deliver_at_ms, "delayMs": delay_ms, "shiftMs": shift_ms}
     given = {name: value for name, value in times.items() if value is not None}
     if len(given) != 1:
         raise click.UsageError("give one of --at, --delay and --shift")
-    _change(api, "reschedule", "rescheduled", given, **asked)
+    if operation_id is not None and shift_ms is None:
+        raise click.UsageError("--operation-id is of a --shift: repeat every other change as it is")
+    _change(api, "reschedule", "rescheduled", given, operation_id=operation_id, **asked)
 
 
 @scheduled.command(
@@ -203,6 +223,7 @@ def reschedule(
     ),
 )
 @_changing
+@_moving
 @on_service
 def deliver_now(api: ScheduleApi, **asked: Any) -> None:
     """Let messages of TOPIC be due at once."""
@@ -222,6 +243,8 @@ def _change(
     is_dry_run: bool,
     is_sure: bool,
     is_json: bool,
+    skips_batches_in_part: bool = False,
+    operation_id: str | None = None,
     **filters: Any,
 ) -> None:
     """Count the selected messages, ask for confirmation where there is more than one, and change them."""
@@ -236,15 +259,23 @@ def _change(
     if is_all:
         selection["all"] = True
     body = selection if subscription is None else selection | {"subscription": subscription}
+    if skips_batches_in_part:
+        body = body | {"skipBatchesInPart": True}
+    operation_id = operation_id or new_operation_id()
     path = f"{topic_path(topic)}/scheduled"
     try:
-        with _progress(api, path, verb) as operation_id:
+        with _progress(api, path, verb, operation_id):
             answer = api.post(f"{path}/{what}", body | new_time | {"dryRun": True}, operation_id=operation_id)
         if not is_dry_run:
             if changing_count(answer, verb) > 1 and not is_sure:
                 click.confirm(f"{question_line(answer, verb)} Go on?", abort=True, err=True)
-            with _progress(api, path, verb) as operation_id:
+            with _progress(api, path, verb, operation_id):
                 answer = api.post(f"{path}/{what}", body | new_time, operation_id=operation_id)
+    except ServiceUnavailableError as error:
+        if "shiftMs" not in new_time:
+            raise
+        hint = f"repeat it with --operation-id {operation_id}, and no message is shifted twice"
+        raise ServiceUnavailableError(f"{error}; {hint}", operation_id=operation_id) from error
     except ScheduleRequestError as error:
         if not error.finds_nothing(selection):
             raise
@@ -264,9 +295,10 @@ def _change(
 
 
 @contextmanager
-def _progress(api: ScheduleApi, path: str, verb: str, *, interval_s: float = PROGRESS_INTERVAL_S) -> Iterator[str]:
-    """Show the progress of a change that takes long while it runs, its search first; give its operation id."""
-    operation_id = new_operation_id()
+def _progress(
+    api: ScheduleApi, path: str, verb: str, operation_id: str, *, interval_s: float = PROGRESS_INTERVAL_S
+) -> Iterator[None]:
+    """Show the progress of a change that takes long while it runs, its search first."""
     is_over = threading.Event()
 
     def follow() -> None:
@@ -294,7 +326,7 @@ def _progress(api: ScheduleApi, path: str, verb: str, *, interval_s: float = PRO
     follower = threading.Thread(target=follow, daemon=True)
     follower.start()
     try:
-        yield operation_id
+        yield
     finally:
         is_over.set()
         follower.join()

@@ -137,3 +137,38 @@ def test_the_help_of_a_pause_says_that_all_subscriptions_are_meant(command: str)
 
     assert "Default: all of the topic" in shown
     assert "all that delay" not in shown
+
+
+def test_a_shift_is_repeated_by_its_id_and_nothing_else_is(tmp_path: Path) -> None:
+    def check(ask: Ask, ids: list[str]) -> None:
+        shift = "scheduled reschedule T --all --yes --shift 1h --operation-id spring"
+        assert ask(shift).stdout.startswith("2 messages rescheduled")
+        again = ask(shift)
+        assert again.stdout.startswith("0 messages rescheduled")
+        assert again.exit_code == 1
+        other = ask("scheduled reschedule T --all --yes --delay 1h --operation-id spring")
+        assert (other.exit_code, "--operation-id is of a --shift" in other.stderr) == (2, True)
+
+    run(tmp_path, check)
+
+
+def test_batches_of_which_a_part_is_left_are_skipped_where_that_is_asked(tmp_path: Path) -> None:
+    def check(ask: Ask, ids: list[str]) -> None:
+        assert ask(f"scheduled cancel T {ids[2]}").exit_code == 0
+        refused = ask("scheduled reschedule T --all --yes --delay 1h")
+        assert refused.exit_code == 2
+        assert "skipBatchesInPart" in refused.stderr
+        skipped = ask("scheduled reschedule T --all --yes --delay 1h --skip-batches-in-part --json")
+        assert json.loads(skipped.stdout)["skipped"] == 1
+
+    run(tmp_path, check)
+
+
+def test_a_shift_without_an_answer_says_how_to_repeat_it() -> None:
+    line = ["scheduled", "reschedule", "t", "--all", "--yes", "--url", "http://127.0.0.1:1"]
+    shifted = CliRunner().invoke(postdate, [*line, "--shift", "1h"])
+    moved = CliRunner().invoke(postdate, [*line, "--delay", "1h"])
+
+    assert (shifted.exit_code, moved.exit_code) == (2, 2)
+    assert "repeat it with --operation-id " in shifted.stderr
+    assert "repeat it" not in moved.stderr
