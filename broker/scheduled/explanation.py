@@ -127,18 +127,21 @@ class _BacklogSearch:
         """Whether it has not ended before the end of the backlog."""
         self._schedule = schedule
         self._cursors = [one.cursor for one in schedule.subscriptions]
+        self._delayed_throughout: dict[int, int] = {}
+        """Ledgers that have nothing to look for: the schedule has all of their entries."""
 
     async def of_hash(self, wanted: int) -> AsyncIterator[EntryHeaders]:
         """Yield the entries of a hash that are not scheduled, in the order of the log, a slice at a time."""
         log = self._schedule.topic.ledger
         position = min((one.next_unacknowledged_position for one in self._cursors), default=AFTER_EVERYTHING)
         last = log.last_position
+        self._delayed_throughout = await self._schedule.delayed_throughout()
         while position <= last:
             entries_max = min(READ_ENTRIES, SEARCHED_ENTRIES_MAX - self.searched)
             if entries_max <= 0:
                 self.is_whole = False
                 return
-            read = await log.read_headers(position, entries_max=entries_max, skip=self._acknowledged_in, through=last)
+            read = await log.read_headers(position, entries_max=entries_max, skip=self._skipped_in, through=last)
             self.searched += len(read.headers)
             yield self._not_scheduled(read.headers.where(read.headers.sticky_hashes == wanted))
             if read.next_position <= position:
@@ -147,8 +150,10 @@ class _BacklogSearch:
             # Headers in memory are read without suspending.
             await asyncio.sleep(0)
 
-    def _acknowledged_in(self, ledger_id: int) -> BitMap:
-        return reduce(and_, (one.acknowledged_in(ledger_id) for one in self._cursors))
+    def _skipped_in(self, ledger_id: int) -> BitMap:
+        skipped = reduce(and_, (one.acknowledged_in(ledger_id) for one in self._cursors)).copy()
+        skipped.add_range(0, self._delayed_throughout.get(ledger_id, 0))
+        return skipped
 
     def _not_scheduled(self, headers: EntryHeaders) -> EntryHeaders:
         columns = zip(

@@ -171,6 +171,15 @@ class TopicSchedule:
             await turns.give_way()
         return page.rows()
 
+    async def delayed_throughout(self) -> dict[int, int]:
+        """Return the ledgers in which every entry has a delivery time, with how many entries they had.
+
+        Raises:
+            LedgerError: The log cannot be read.
+        """
+        schedules = self._catalog.schedules(self.topic.ledger, self.first_ledger_id, None, None)
+        return {one.ledger_id: one.entries async for one in schedules if len(one) == one.entries}
+
     async def rows(
         self, wanted: Wanted, takes: MessageFilter | None = None, on_searched: OnSearched = _nothing
     ) -> RowsFound:
