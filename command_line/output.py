@@ -1,9 +1,7 @@
 """The output of commands: JSON for programs; times, sizes and numbers for people in one notation."""
 
 import json
-import os
 import shutil
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -65,12 +63,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def output_width() -> int | None:
-    """Return the columns of the screen, at least 80: those of `COLUMNS`, else of the terminal; None where none is."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns):
-        return max(WIDTH_MIN, int(columns))
-    return max(WIDTH_MIN, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+def output_width() -> int:
+    """Return the columns that tables may take: those of `COLUMNS`, else of the terminal, 80 at least and in a pipe."""
+    return max(WIDTH_MIN, shutil.get_terminal_size((WIDTH_MIN, 24)).columns)
 
 
 def print_json(value: object, *, is_line: bool = False) -> None:

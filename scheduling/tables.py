@@ -1,7 +1,7 @@
 """The output of the commands on a screen: tables, a histogram, and lines about changes. Pure.
 
 Keys and names may be of any length and hold any character. On a terminal they are cut in the middle to their column,
-since names often differ in their ends; where no width is given, as in a pipe, they are whole. Control characters are
+since names often differ in their ends. Control characters are
 replaced, so that a producer's text cannot move the cursor of an operator's terminal. `--json` has them as they are.
 """
 
@@ -59,7 +59,7 @@ def padded(text: str, width: int) -> str:
     return text + " " * (width - columns(text))
 
 
-def topic_lines(topics: Sequence[Json], width: int | None = WIDTH) -> list[str]:
+def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
     """Return the table of `postdate topics`, subscriptions below their topics.
 
     A name that is wider than its column has a line of its own.
@@ -75,7 +75,7 @@ def topic_lines(topics: Sequence[Json], width: int | None = WIDTH) -> list[str]:
 
     Args:
         topics: The answer of GET /postdate/v1/topics.
-        width: The columns of the screen; None where names are never cut and have no lines of their own.
+        width: The columns of the screen.
     """
     rows = [("topic", "", f"{'delayed':>9} {'backlog':>9}  {'next due':<20}  last due")]
     for topic in topics:
@@ -83,10 +83,8 @@ def topic_lines(topics: Sequence[Json], width: int | None = WIDTH) -> list[str]:
         rows += [
             (f"  {one['name']}", " (paused)" * one["paused"], _topic_figures(one)) for one in topic["subscriptions"]
         ]
-    names = [cut(name, None if width is None else width - len(mark)) + mark for name, mark, _ in rows]
-    column = max(map(columns, names))
-    if width is not None:
-        column = min(column, max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
+    names = [cut(name, width - len(mark)) + mark for name, mark, _ in rows]
+    column = min(max(map(columns, names)), max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
     lines = []
     for name, (_, _, figures) in zip(names, rows, strict=True):
         lines += (
@@ -115,7 +113,7 @@ def _to_the_second(time_ms: int) -> str:
     return iso(time_ms - time_ms % 1_000).replace(".000Z", "Z")
 
 
-def message_lines(messages: Sequence[Json], *, is_more: bool, width: int | None = WIDTH) -> list[str]:
+def message_lines(messages: Sequence[Json], *, is_more: bool, width: int = WIDTH) -> list[str]:
     """Return the table of `postdate scheduled list`.
 
     >>> for line in message_lines([{"messageId": "3:9", "deliverAtMs": 0, "key": "anna", "keyBase64": None,
@@ -127,19 +125,18 @@ def message_lines(messages: Sequence[Json], *, is_more: bool, width: int | None 
     Args:
         messages: The messages, as GET .../scheduled gives them.
         is_more: Whether there are more.
-        width: The columns of the screen; None where nothing is cut.
+        width: The columns of the screen.
     """
     keys = [one["key"] if one["key"] is not None else one["keyBase64"] or "-" for one in messages]
     key_width = max([_KEY, *(columns(cut(key, None)) for key in keys)])
-    if width is not None:
-        # The columns beyond 80 are for keys, and those that keys do not need are for properties.
-        key_width = min(key_width, max(_KEY, _KEY + width - WIDTH))
+    # The columns beyond 80 are for keys, and those that keys do not need are for properties.
+    key_width = min(key_width, max(_KEY, _KEY + width - WIDTH))
     lines = [f"{'due':<24}  {'id':<15}  {'key':<{key_width}}  {'size':>8}  properties"]
     for key, one in zip(keys, messages, strict=True):
         properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
         line = f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {padded(key, key_width)}  "
         line += f"{size(one['sizeBytes']):>8}  "
-        lines.append((line + cut(properties, None if width is None else max(1, width - columns(line)))).rstrip())
+        lines.append((line + cut(properties, max(1, width - columns(line)))).rstrip())
     if is_more:
         lines.append("There are more: narrow by time, key or property, or raise --limit.")
     return lines
@@ -181,7 +178,7 @@ def changing_count(answer: Json, verb: str) -> int:
     2
     """
     matched, due = int(answer["matched"]), int(answer["alreadyDue"])
-    return matched if verb == "cancelled" else matched - due
+    return matched if verb == "cancelled" else matched - due - int(answer.get("skipped", 0))
 
 
 def question_line(answer: Json, verb: str) -> str:
@@ -279,7 +276,7 @@ def backlog_sentence(backlog: int, delayed: int, what: str, rate: float | None =
     return f"A backlog of {entries} will be {done}: {counted(delayed, 'delayed message')} {at}, all else {now}."
 
 
-def pause_lines(answer: Json, width: int | None = WIDTH) -> list[str]:
+def pause_lines(answer: Json, width: int = WIDTH) -> list[str]:
     """Return lines about the pause of each subscription.
 
     >>> pause_lines({"subscriptions": [{"name": "me", "paused": True, "pausedSince": "2027-01-15T08:00:00.000Z",
@@ -292,7 +289,7 @@ def pause_lines(answer: Json, width: int | None = WIDTH) -> list[str]:
         state = "delivers" if rate is None else f"delivers, at most {rate:g} a second until it has caught up"
         if one["paused"]:
             state = f"paused since {one['pausedSince']}"
-        lines.append(f"{cut(one['name'], None if width is None else width - len(state) - 2)}: {state}")
+        lines.append(f"{cut(one['name'], width - len(state) - 2)}: {state}")
     return lines or ["The topic has no subscription"]
 
 
