@@ -13,8 +13,11 @@ import click
 TIME_MS_MAX: Final = 2**63 - 1
 """The largest number of milliseconds that a column of times holds."""
 
-_DATE_DIGITS_MAX: Final = 11
-"""A number with no more digits is before 1973 in milliseconds, and is rather a date of ISO 8601 without its signs."""
+_DATE_IN_DIGITS: Final = re.compile(
+    # Year, month, day, hour and minute, second.
+    r"(19[7-9]|2[0-9]{2})[0-9]((0[1-9]|1[0-2])((0[1-9]|[12][0-9]|3[01])(([01][0-9]|2[0-3])([0-5][0-9]){1,2})?)?)?"
+)
+"""A date of ISO 8601 without its signs, from 1970 on."""
 
 _RELATIVE_TIME: Final = re.compile(r"([0-9]{1,12})([smhdwy]?)")
 _UNIT_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
@@ -94,18 +97,18 @@ def relative_seconds(text: str) -> int:
 def parse_time_ms(text: str) -> int:
     """Return a time as milliseconds since 1970.
 
-    Digits alone are milliseconds where they are as many as those of a time after 1973. Fewer are refused, but for 0: as
-    milliseconds, the date 20270615 would select what is due from the morning of 1970 on, which is everything.
+    Digits alone are milliseconds, unless they may be a date: as milliseconds, 20270615 would select what is due from
+    the morning of 1970 on, which is everything.
 
-    >>> parse_time_ms("2026-11-21T19:37:29.971Z"), parse_time_ms("2026-11-21T21:37+02:00"), parse_time_ms("0")
-    (1795289849971, 1795289820000, 0)
+    >>> parse_time_ms("2026-11-21T19:37:29.971Z"), parse_time_ms("2026-11-21T21:37+02:00"), parse_time_ms("1000")
+    (1795289849971, 1795289820000, 1000)
 
     Raises:
         ValueError: The text is no time, has no zone, or is before 1970.
     """
     text = text.strip()
     if may_be_date(text):
-        raise ValueError(f"{text} is before 1973 in milliseconds: write a date and time as 2026-11-21T19:37:29Z")
+        raise ValueError(f"{text} may be a date: write it as 2026-11-21T19:37:29Z")
     time_ms = int(text) if text.isascii() and text.isdigit() else _of_iso(text)
     if not 0 <= time_ms <= TIME_MS_MAX:
         raise ValueError(f"{text} is not between 1970-01-01T00:00:00Z and {TIME_MS_MAX} ms after it")
@@ -113,12 +116,14 @@ def parse_time_ms(text: str) -> int:
 
 
 def may_be_date(text: str) -> bool:
-    """Whether digits are rather a date than milliseconds: the number is small, and is not 0, the beginning of times.
+    """Whether digits are rather a date of ISO 8601 without its signs than milliseconds.
 
-    >>> may_be_date("20270615"), may_be_date("1800000000000"), may_be_date("0")
-    (True, False, False)
+    >>> may_be_date("20270615"), may_be_date("2027"), may_be_date("202706150830")
+    (True, True, True)
+    >>> may_be_date("1800000000000"), may_be_date("1000"), may_be_date("20271315")
+    (False, False, False)
     """
-    return text.isascii() and text.isdigit() and 0 < len(text.lstrip("0")) <= _DATE_DIGITS_MAX
+    return _DATE_IN_DIGITS.fullmatch(text) is not None
 
 
 def _of_iso(text: str) -> int:

@@ -10,8 +10,8 @@ TIME: Final[Json] = {
         {"type": "integer", "minimum": 0, "description": "Milliseconds since 1970"},
         {
             "type": "string",
-            "description": "ISO 8601 with a time zone (Z or an offset), without which it is refused; or milliseconds, "
-            "of which 1 to 11 digits are refused as text: they are before 1973, and rather a date such as 20270615",
+            "description": "ISO 8601 with a time zone (Z or an offset), without which it is refused; or milliseconds; "
+            "digits that may be a date, such as 20270615, are refused in a text of a body",
             "examples": ["2027-01-15T08:00:00Z", "2027-01-15T09:00:00+01:00"],
         },
     ],

@@ -114,7 +114,7 @@ def check_fields(given: Collection[str], known: Collection[str], what: str) -> N
 def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int:
     """Return a time in milliseconds; a text is read as commands read it (`command_line.times`), so it needs a zone.
 
-    A number is milliseconds, however small; a text of few digits is none: it can be a date without its signs.
+    A number is milliseconds, and so is a text of digits, unless these are rather a date without its signs.
 
     >>> parse_time("from", "2027-01-15T09:00:00+01:00"), parse_time("from", 1_800_000_000_000)
     (1800000000000, 1800000000000)

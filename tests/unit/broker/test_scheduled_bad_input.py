@@ -16,8 +16,8 @@ from tests.helpers.scheduled_topic import TOPIC, play
 TOPIC_PATH = f"/postdate/v1/topics/{TOPIC}"
 SURROGATE = "\ud800"
 """Half of a character, which JSON can hold and UTF-8 cannot."""
-DATES_IN_DIGITS = ["2027", "20270615", "5", "99999999999"]
-"""Read as milliseconds they are before 1973."""
+DATES_IN_DIGITS = ["2027", "202706", "20270615", "202706150830"]
+"""Read as milliseconds they are before 1977."""
 TIMES: list[Any] = [None, True, 1.5, [], {}, "", "soon", -1, 10**20, "2027-01-15T08:00:00", SURROGATE, *DATES_IN_DIGITS]
 WRONG: dict[str, list[Any]] = {
     "messageIds": [None, 5, "1:0", [], {}, [5], [None], ["x"], ["1"], ["1:-1"], ["1:0:x"], ["99999999999999999999:0"]],
