@@ -15,9 +15,9 @@ TIME_MS_MAX: Final = 2**63 - 1
 
 _DATE_IN_DIGITS: Final = re.compile(
     # Year, month, day, hour and minute, second.
-    r"(19[7-9]|2[0-9]{2})[0-9]((0[1-9]|1[0-2])((0[1-9]|[12][0-9]|3[01])(([01][0-9]|2[0-3])([0-5][0-9]){1,2})?)?)?"
+    r"20[2-9][0-9]((0[1-9]|1[0-2])((0[1-9]|[12][0-9]|3[01])(([01][0-9]|2[0-3])([0-5][0-9]){1,2})?)?)?"
 )
-"""A date of ISO 8601 without its signs, from 1970 on."""
+"""A date of ISO 8601 without its signs, of the years 2020 to 2099."""
 
 _RELATIVE_TIME: Final = re.compile(r"([0-9]{1,12})([smhdwy]?)")
 _UNIT_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
