@@ -1,8 +1,8 @@
 """The output of the commands on a screen: tables, a histogram, and lines about changes. Pure.
 
-Keys and names may be of any length and hold any character. On a terminal they are cut in the middle to their column,
-since names often differ in their ends. Control characters are
-replaced, so that a producer's text cannot move the cursor of an operator's terminal. `--json` has them as they are.
+Keys and names may be of any length and hold any character. They are cut in the middle to their column, since names
+often differ in their ends. Control characters are replaced, so that a producer's text cannot move the cursor of an
+operator's terminal. `--json` has them as they are.
 """
 
 from collections.abc import Sequence

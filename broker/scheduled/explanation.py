@@ -151,7 +151,7 @@ class _BacklogSearch:
             await asyncio.sleep(0)
 
     def _skipped_in(self, ledger_id: int) -> BitMap:
-        skipped = reduce(and_, (one.acknowledged_in(ledger_id) for one in self._cursors)).copy()
+        skipped = reduce(and_, (one.acknowledged_in(ledger_id) for one in self._cursors))
         skipped.add_range(0, self._delayed_throughout.get(ledger_id, 0))
         return skipped
 

@@ -61,7 +61,7 @@ class Matched:
         is_kept = np.ones(len(rows), np.bool_)
         for ledger_id, group in ledger_groups(rows.ledger_ids):
             is_kept[group] = ~is_in_bitmap(rows.entry_ids[group], gone.get(ledger_id))
-        kept = {at: left for at, left in self.batches.items() if at not in set(batches)}
+        kept = {at: left for at, left in self.batches.items() if at.entry_id not in gone.get(at.ledger_id, ())}
         return Matched(rows.take(is_kept), kept, unknown=self.unknown)
 
     def positions(self, begin: int, end: int) -> list[tuple[int, int]]:

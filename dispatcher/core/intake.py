@@ -28,7 +28,7 @@ from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.items import Key, by_ledger
 from dispatcher.core.queues.held_headers import HeldHeaders
 from dispatcher.core.queues.waiting import WaitingEntries
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, is_at_or_behind
 from dispatcher.core.subscription_core import SubscriptionCore
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
@@ -148,9 +148,13 @@ class Intake(SubscriptionCore):
         room = self.room() if request.takes_immediate else 0
         first_not_taken = None
         if request.takes_immediate or request.is_at_frontier:
-            if left_out and (before := _count_before(headers, left_out[0].first)) <= room:
+            before = len(headers)
+            if left_out:
+                first = left_out[0].first
+                before -= int(np.count_nonzero(is_at_or_behind(headers.ledger_ids, headers.entry_ids, first)))
+            if left_out and before <= room:
                 # The immediate entries of the part that was left out come first.
-                room, first_not_taken = before, left_out[0].first
+                room, first_not_taken = before, first
             elif len(headers) > room:
                 first_not_taken = Position(int(headers.ledger_ids[room]), int(headers.entry_ids[room]))
         immediate = headers.take(slice(0, room)) if len(headers) > room else headers
@@ -348,11 +352,3 @@ class Intake(SubscriptionCore):
         """Return how many due entries may be taken in."""
         # The limit counts twice, so that immediate entries that wait for one consumer do not make due ones late.
         return max(0, self.waiting_max() + self.look_ahead_limit() - len(self.waiting))
-
-
-def _count_before(headers: EntryHeaders, position: Position) -> int:
-    """Return how many of these entries, in their order in the log, are before a position."""
-    is_before = (headers.ledger_ids < position.ledger_id) | (
-        (headers.ledger_ids == position.ledger_id) & (headers.entry_ids < position.entry_id)
-    )
-    return int(np.count_nonzero(is_before))

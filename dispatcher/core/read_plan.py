@@ -218,7 +218,7 @@ class ReadPlan:
         frontier = min(unscanned.scanned_to for unscanned in self.ranges)
         if int(ledger_ids.max()) < frontier.ledger_id:
             return
-        is_ahead = _is_at_or_behind(ledger_ids, entry_ids, frontier)
+        is_ahead = is_at_or_behind(ledger_ids, entry_ids, frontier)
         for ledger_id in np.unique(ledger_ids[is_ahead]).tolist():
             taken = entry_ids[is_ahead & (ledger_ids == ledger_id)]
             self.taken_early.setdefault(ledger_id, BitMap()).update(taken.astype(np.uint32))
@@ -227,10 +227,10 @@ class ReadPlan:
         """Return which positions the scan has come by, or left the tracker before that."""
         is_unread = np.zeros(len(ledger_ids), np.bool_)
         for unscanned in self.ranges:
-            is_ahead = _is_at_or_behind(ledger_ids, entry_ids, unscanned.scanned_to)
+            is_ahead = is_at_or_behind(ledger_ids, entry_ids, unscanned.scanned_to)
             if unscanned.through is not None:
                 end = Position(unscanned.through.ledger_id, unscanned.through.entry_id + 1)
-                is_ahead &= ~_is_at_or_behind(ledger_ids, entry_ids, end)
+                is_ahead &= ~is_at_or_behind(ledger_ids, entry_ids, end)
             is_unread |= is_ahead
         for ledger_id, taken in self.taken_early.items():
             rows = np.flatnonzero(is_unread & (ledger_ids == ledger_id))
@@ -242,7 +242,7 @@ class ReadPlan:
         return self.taken_early.get(ledger_id)
 
 
-def _is_at_or_behind(
+def is_at_or_behind(
     ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64], position: Position
 ) -> NDArray[np.bool_]:
     """Return which positions are this one or come after it in the log."""

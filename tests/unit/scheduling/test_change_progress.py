@@ -48,7 +48,7 @@ def test_a_change_says_what_it_does_and_of_how_many(
 ) -> None:
     service = OperationTeller(states)
 
-    with _progress(service, "/topics/t/scheduled", "cancelled", "an-id", interval_s=0.001):  # type: ignore[arg-type]
+    with _progress(service, "/topics/t/scheduled", "cancelled", "an-id", interval_s=0.001):
         assert service.is_asked_out.wait(20)
 
     assert capsys.readouterr().err == told
@@ -58,7 +58,7 @@ def test_a_change_says_what_it_does_and_of_how_many(
 def test_a_change_that_is_over_soon_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     service = OperationTeller([])
 
-    with _progress(service, "/topics/t/scheduled", "cancelled", "an-id"):  # type: ignore[arg-type]
+    with _progress(service, "/topics/t/scheduled", "cancelled", "an-id"):
         pass
 
     assert capsys.readouterr().err == ""
