@@ -239,6 +239,11 @@ main()
 """
 
 
+def heed_interrupts() -> None:
+    """Heed SIGINT: a shell lets what it runs in the background ignore it, and a new process inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
@@ -248,7 +253,9 @@ def test_an_early_interrupt_leaves_no_traceback(module: str, names: dict[str, st
     """Modules are being imported then, of the project or of a library: neither may show a traceback."""
     command = [sys.executable, "-c", _INTERRUPTED, module, "pipeline", "rebuild", names["data"]]
 
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120, preexec_fn=heed_interrupts
+    )
 
     assert result.returncode in (130, -signal.SIGINT)
     assert result.stdout == ""

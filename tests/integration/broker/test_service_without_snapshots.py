@@ -198,7 +198,7 @@ def test_a_request_is_answered_while_the_snapshot_storage_hangs(tmp_path: Path, 
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the process for snapshots in /proc")
-@pytest.mark.parametrize("close_timeout_ms", [1_000, 10_000])
+@pytest.mark.parametrize("close_timeout_ms", [1_000, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 def test_stopping_waits_for_a_snapshot_storage_that_hangs_as_long_as_one_bound_says(
     tmp_path: Path, close_timeout_ms: int
 ) -> None:
