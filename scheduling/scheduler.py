@@ -140,9 +140,10 @@ class Scheduler:
         if at is not None:
             when = {"deliver_at": _schedulable("deliverAtMs", time_ms(at), TIME_MS_MAX)}
         else:
-            if after is not None and after < timedelta(0):
+            after_ms = _span(after)
+            if after_ms < 0:
                 raise ValueError(f"after is {after}, which is below zero: give a time that is past as at")
-            delay_ms = _schedulable("delayMs", _span(after), TIME_MS_MAX - time.time_ns() // 1_000_000)
+            delay_ms = _schedulable("delayMs", after_ms, TIME_MS_MAX - time.time_ns() // 1_000_000)
             when = {"deliver_after": timedelta(milliseconds=delay_ms)}
         message_id = self._open_producer().send(
             payload, partition_key=key, properties=dict(properties) if properties else None, **when

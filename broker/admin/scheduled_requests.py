@@ -138,12 +138,11 @@ def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int
 
 
 def parse_whole(field: str, value: object, low: int, high: int) -> int:
-    """Return a whole number within bounds.
+    """Return a whole number within bounds; a text of digits is none.
 
     Raises:
-        RequestError: The text is no whole number.
+        RequestError: The value is no whole number within the bounds.
     """
-    value = _number_or_text(value)
     if type(value) is not int:
         raise _bad(field, f"{field} must be a whole number, not {_kind(value)}", f"Write {low} to {high}")
     if not low <= value <= high:

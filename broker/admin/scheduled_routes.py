@@ -577,6 +577,10 @@ def _filters(query: Mapping[str, Any]) -> Selector:
     )
 
 
+_NUMBERS: Final = ("from", "until", "limit", "buckets")
+"""Parameters of queries that are numbers, or may be."""
+
+
 def _query(request: web.Request, known: tuple[str, ...]) -> Json:
     requests.check_fields(request.query, known, "parameter")
     found: Json = {}
@@ -587,7 +591,7 @@ def _query(request: web.Request, known: tuple[str, ...]) -> Json:
         elif len(values) > 1:
             raise RequestError(400, f"{name} is given {len(values)} times", field=name, advice="Give it once")
         else:
-            found[name] = requests.number_of_query(values[0]) if name in ("from", "until") else values[0]
+            found[name] = requests.number_of_query(values[0]) if name in _NUMBERS else values[0]
     return found
 
 

@@ -68,9 +68,7 @@ class ScheduleCatalog:
                 return known
             task = self._reading.get(key)
             if task is None:
-                task = asyncio.ensure_future(self._read(log, ledger, known))
-                self._reading[key] = task
-                task.add_done_callback(lambda _: self._reading.pop(key, None))
+                task = self._reading[key] = asyncio.ensure_future(self._read_alone(log, ledger, known))
             # Shielded: others may wait for the same ledger.
             read = await asyncio.shield(task)
             if read.entries >= ledger.entries:
@@ -92,6 +90,14 @@ class ScheduleCatalog:
             if ledger.ledger_id >= first_ledger_id and self.may_have(log, ledger, from_ms, until_ms):
                 yield await self.schedule(log, ledger)
                 await turns.give_way()
+
+    async def _read_alone(self, log: ReadableLog, ledger: LedgerInfo, known: LedgerSchedule | None) -> LedgerSchedule:
+        try:
+            return await self._read(log, ledger, known)
+        finally:
+            # Before the task is done: to wait for a task that is done takes no turn of the loop, so a question about
+            # entries that came meanwhile would get it again and again, and no other callback would run.
+            del self._reading[log.name, ledger.ledger_id]
 
     async def _read(self, log: ReadableLog, ledger: LedgerInfo, known: LedgerSchedule | None) -> LedgerSchedule:
         begin = 0 if known is None else known.entries

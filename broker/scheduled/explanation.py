@@ -93,8 +93,12 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
             if time_ms == NOT_DELAYED:
                 time_ms = int(headers.publish_time_ms[row])
             for one, json in described(entry, row, headers, has_payload=False):
-                if chosen is True or one.batch_index in chosen:
-                    found.append((time_ms, _explained(schedule, one, json, headers, row, now_ms, ttl_ms)))
+                if chosen is not True and one.batch_index not in chosen:
+                    continue
+                explained = _explained(schedule, one, json, headers, row, now_ms, ttl_ms)
+                # Of a batch, some messages may be acknowledged.
+                if any(state["state"] not in _ENDS for state in explained["subscriptions"]):
+                    found.append((time_ms, explained))
 
     while len(found) <= MESSAGES_MAX:
         rows = await schedule.page(wanted, MESSAGES_MAX)

@@ -31,8 +31,8 @@ WRONG: dict[str, list[Any]] = {
 WRONG_BESIDE: dict[str, list[Any]] = {"subscription": [5, True, [], {}], "dryRun": [None, 1, "perhaps", []]}
 WRONG_TIMES: dict[str, list[Any]] = {
     "deliverAtMs": [*TIMES, 1, "1970-01-01T00:00:00Z"],
-    "delayMs": [None, True, 1.5, "soon", [], -1, 10**20],
-    "shiftMs": [None, True, 1.5, "soon", [], -(10**9), 10**20],
+    "delayMs": [None, True, 1.5, "soon", "1", [], -1, 10**20],
+    "shiftMs": [None, True, 1.5, "soon", "1", [], -(10**9), 10**20],
 }
 CHANGES = ["scheduled/cancel", "scheduled/deliver-now", "scheduled/reschedule"]
 NOTHING_MEANT: dict[str, Any] = {

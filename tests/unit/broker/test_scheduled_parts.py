@@ -55,6 +55,21 @@ def test_a_property_cancels_the_messages_of_a_batch_that_have_it_and_no_other(tm
     play(tmp_path, story)
 
 
+def test_a_cancelled_message_of_a_batch_is_none_of_its_keys_messages(tmp_path: Path) -> None:
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        _, b = await api.ids()
+        both = await api.get("/explain?key=k")
+        await api.post("cancel", property="name=a")
+        one = await api.get("/explain?key=k")
+
+        assert len(both["messages"]) == 2
+        assert [message["messageId"] for message in one["messages"]] == [b]
+        assert one["sentence"].startswith("1 message of this key is not acknowledged")
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("change", ["reschedule", "deliver-now"])
 def test_a_part_of_a_batch_is_not_moved(tmp_path: Path, change: str) -> None:
     more = {"deliverAtMs": NEW_MS} if change == "reschedule" else {}

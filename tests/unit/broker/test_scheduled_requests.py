@@ -82,13 +82,16 @@ def test_a_field_that_is_not_known_is_refused_by_its_name() -> None:
 
 @pytest.mark.parametrize("digits", ["1" + "0" * 20, "9" * 5_000, "-" + "9" * 30], ids=["21", "5000", "minus"])
 def test_an_error_tells_no_other_number_than_was_given(digits: str) -> None:
-    for parse in (requests.parse_time, lambda field, value: requests.parse_whole(field, value, 1, 1_000)):
+    def parse_limit(field: str, value: str) -> int:
+        return requests.parse_whole(field, requests.number_of_query(value), 1, 1_000)
+
+    for parse in (requests.parse_time, parse_limit):
         with pytest.raises(RequestError, match="a number of 20 or more digits"):
             parse("from", digits)
 
 
 def test_zeros_in_front_do_not_change_a_number() -> None:
-    assert requests.parse_whole("limit", "7".zfill(30), 1, 1_000) == 7
+    assert requests.number_of_query("7".zfill(30)) == 7
     assert requests.parse_time("from", "1800000000000".zfill(40)) == 1_800_000_000_000
 
 

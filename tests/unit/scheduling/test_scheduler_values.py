@@ -126,6 +126,7 @@ def test_a_shift_without_an_answer_names_the_operation_to_repeat() -> None:
     [
         (lambda one: one.schedule(b"x", after=timedelta(-1)), ValueError),
         (lambda one: one.schedule(b"x", after=timedelta(1), properties={"a": 1}), TypeError),
+        (lambda one: one.schedule(b"x", after=-5), TypeError),
         (lambda one: one.cancel(None), TypeError),
         (lambda one: one.upcoming(limit=-1), ValueError),
     ],
@@ -133,6 +134,6 @@ def test_a_shift_without_an_answer_names_the_operation_to_repeat() -> None:
 def test_wrong_arguments_are_refused_by_name_before_anything_is_sent(call, error: type[Exception]) -> None:
     with (
         Scheduler("pulsar://127.0.0.1:1", "http://127.0.0.1:1", "t") as scheduler,
-        pytest.raises(error, match=r"below zero|properties|None selects"),
+        pytest.raises(error, match=r"below zero|properties|None selects|no timedelta"),
     ):
         call(scheduler)
