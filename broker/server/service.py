@@ -55,6 +55,7 @@ from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.factories import tracker_factory
 from tracker.process import SnapshotProcess
 from tracker.residual_snapshots import ResidualSnapshots
+from tracker.shell.heap import trim_of_c_library
 from tracker.shell.snapshot_work import worker_on
 from tracker.shell.storage_worker import StorageWorker
 
@@ -148,6 +149,8 @@ class Service:
             folder.mkdir(parents=True, exist_ok=True)
             async with _starting(config) as (storage, opening):
                 store = await LedgerStore.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
+                # RocksDB has replayed its write-ahead log, and the C library would keep what that took: up to 20 MB.
+                await asyncio.to_thread(trim_of_c_library())
                 try:
                     await opening.settled()
                 except BaseException:

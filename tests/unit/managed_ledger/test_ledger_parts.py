@@ -14,11 +14,13 @@ from managed_ledger import errors
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.database import Batch, Database, RocksDatabase
 from managed_ledger.disk.keys import Family, block_key, ledger_range
+from managed_ledger.disk.rocksdb_edge import log_settings
 from managed_ledger.entries.blocks import FreshPayloads, HeaderBlock, PayloadBlock
 from managed_ledger.entries.headers import ROW_BYTES, EntryHeaders
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
 from managed_ledger.reading.block_cache import BlockCache
-from managed_ledger.rocksdb_store.store import LISTED_AT_ONCE
+from managed_ledger.rocksdb_store.opening import open_to_write
+from managed_ledger.rocksdb_store.store import LISTED_AT_ONCE, RocksDBStore
 from managed_ledger.writing.committer import Committer
 from tests.helpers.fakes.life_loop import LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
@@ -90,6 +92,27 @@ def test_a_list_has_the_rows_of_a_scan(database: Database) -> None:
 
     for bounds in (ledger_range(7), (block_key(7, 3), block_key(7, 5)), (block_key(7, 5), block_key(7, 5))):
         assert database.listed(Family.PAYLOADS, *bounds) == list(database.scan(Family.PAYLOADS, *bounds))
+
+
+def test_a_list_leaves_the_cache_of_tables_to_scattered_reads(tmp_path: Path) -> None:
+    """Ten thousand topics that are looked at once after a start would fill it for nothing."""
+    opened = open_to_write(tmp_path, log_settings(2**20, creates=True, is_compacting=True))
+    headers = opened.database.get_column_family(Family.HEADERS)
+    store = RocksDBStore(opened)
+    batch = store.new_batch()
+    for entry_id in range(1_000):
+        batch.put(Family.HEADERS, block_key(7, entry_id), bytes(range(256)))
+    store.write(batch, sync=True)
+    store.flush()
+    cached_bytes = [headers.property_int_value("rocksdb.block-cache-usage")]
+
+    for read in (store.listed, store.scan):
+        assert len(list(read(Family.HEADERS, *ledger_range(7)))) == 1_000
+        cached_bytes.append(headers.property_int_value("rocksdb.block-cache-usage"))
+
+    headers.close()
+    store.release()
+    assert cached_bytes[0] == cached_bytes[1] < cached_bytes[2]
 
 
 def _block(first: int, entries: int) -> HeaderBlock:
