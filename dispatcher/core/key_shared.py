@@ -321,7 +321,8 @@ class KeySharedCore(MultipleConsumersCore):
         after = self.selector.owners
         self._set_look_ahead()
         self.fence.settle(self.consumers, before, after, self.now_ms)
-        self._offer_all(_moved(before, after, self.waiting.heaps))
+        if self.waiting.heaps:
+            self._offer_all(_moved(before, after, self.waiting.heaps))
 
     def _adopt(self, policy: KeySharedPolicy, selector: StickyKeyConsumerSelector) -> None:
         """Take the first consumer's policy and its selector."""

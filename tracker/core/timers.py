@@ -47,6 +47,10 @@ class Why(IntEnum):
     """No reader has announced a ledger, and positions of buckets are not known."""
 
 
+_REASONS: Final = tuple(Why)
+"""An enumeration itself is four times as slow to go through."""
+
+
 class Timers:
     """The earliest time of each reason; there are so few that looking at all of them is fastest."""
 
@@ -75,7 +79,7 @@ class Timers:
         """Return the reasons that have come due, in their order, and forget when."""
         if self.earliest_ms > now_ms:
             return []
-        due = [why for why in Why if self._times[why] <= now_ms]
+        due = [why for why, at_ms in zip(_REASONS, self._times, strict=True) if at_ms <= now_ms]
         for why in due:
             self._times[why] = NEVER
         self.earliest_ms = min(self._times)
