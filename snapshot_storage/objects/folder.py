@@ -1,6 +1,6 @@
 """Snapshots as plain files: the objects of a prefix on S3, in a folder, so that either can be copied to the other.
 
-    <folder>/1234/5/00000000abc     one file a snapshot: `objects.format`, under the key of its id (`s3.layout`)
+    <folder>/1234/5/00000000abc     one file a snapshot: `objects.format`, under the key of its id (`objects.keys`)
     <folder>/uploads/<nonce>        unfinished snapshots; never read
 
 For bulk jobs, backups and snapshots from other programs: any number of processes may use a folder at a time. A service
@@ -43,7 +43,7 @@ from snapshot_storage.objects.format import (
     object_extent,
     table_of,
 )
-from snapshot_storage.s3.layout import Serials, bucket_id_for, bucket_id_of, list_prefix, marks_prefix, object_key
+from snapshot_storage.objects.keys import Serials, bucket_id_for, bucket_id_of, list_prefix, marks_prefix, object_key
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage, write_whole
 

@@ -1,6 +1,6 @@
 """The snapshots under one prefix of a bucket, with blocking calls that any thread may make.
 
-One object per snapshot (`objects.format`), under a key that its id gives (`layout`). A read is one ranged GET:
+One object per snapshot (`objects.format`), under a key that its id gives (`objects.keys`). A read is one ranged GET:
 recovery takes the first `head_bytes` of an object, which have header, metadata and the first segments where they
 fit. The places of segments are kept in a cache of bounded size, so that a later read of one is one call as well.
 """
@@ -24,10 +24,7 @@ from snapshot_storage.objects.format import (
     decode_object_info,
     object_extent,
 )
-from snapshot_storage.recently_used import RecentlyUsed
-from snapshot_storage.s3.client import ObjectPiece, S3Client
-from snapshot_storage.s3.config import S3Config
-from snapshot_storage.s3.layout import (
+from snapshot_storage.objects.keys import (
     Serials,
     bucket_id_of,
     list_prefix,
@@ -35,6 +32,9 @@ from snapshot_storage.s3.layout import (
     marks_prefix,
     object_key,
 )
+from snapshot_storage.recently_used import RecentlyUsed
+from snapshot_storage.s3.client import ObjectPiece, S3Client
+from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.writing import S3Writing
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 from snapshot_storage.threaded import write_whole

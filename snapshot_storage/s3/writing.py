@@ -30,8 +30,8 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.objects.format import ObjectHead, SnapshotNames, encode_object_head, table_of
+from snapshot_storage.objects.keys import Serials, bucket_id_for, object_key, upload_mark
 from snapshot_storage.s3.client import S3Client, Upload
-from snapshot_storage.s3.layout import Serials, bucket_id_for, object_key, upload_mark
 
 logger = logging.getLogger(__name__)
 

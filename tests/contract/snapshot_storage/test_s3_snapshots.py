@@ -24,10 +24,10 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.objects.format import SnapshotNames
+from snapshot_storage.objects.keys import Serials, bucket_id_for
 from snapshot_storage.s3.client import S3Client, Upload
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.folder_id import config_of_only_folder
-from snapshot_storage.s3.layout import Serials, bucket_id_for
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.s3.writing import S3Writing
 from snapshot_storage.storage import BucketSnapshotStorage

@@ -27,7 +27,7 @@ from pipeline.jobs.migrate import migrate
 from pipeline.tasks.audit_rows import IndexFinding
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
-from snapshot_storage.s3.layout import object_key
+from snapshot_storage.objects.keys import object_key
 from snapshot_storage.s3.location import s3_location
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS, StoredEntries

@@ -20,8 +20,8 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import StorageUnavailableError
+from snapshot_storage.objects.keys import object_key
 from snapshot_storage.s3.folder_id import FOLDER_ID_FILE
-from snapshot_storage.s3.layout import object_key
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MinioServer
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
