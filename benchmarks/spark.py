@@ -53,7 +53,7 @@ from pipeline.index.staging import StagingFolder, staging_root
 from pipeline.jobs.log_rebuild import _build, _count, _plan_counts, rebuild_log
 from pipeline.planning.log_plan import plan_tasks
 from pipeline.planning.rules import RebuildRules
-from pipeline.spark.session import any_session
+from pipeline.sources.session import any_session
 from pipeline.spark.tasks import attempt_name
 
 NOW_MS = 1_700_000_000_000

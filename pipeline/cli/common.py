@@ -155,7 +155,7 @@ def new_session(master: str) -> Iterator["SparkSession"]:
     Output of our own Java, and of the Python workers that it starts, goes to a file that is deleted in the end; where
     Spark fails for a reason of its own, the file stays, and the error names it.
     """
-    from pipeline.spark.session import any_session, end_java
+    from pipeline.sources.session import any_session, end_java
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_is_no_interrupt)

@@ -19,10 +19,10 @@ from managed_ledger.disk.keys import Family
 from managed_ledger.errors import CursorNotFoundError
 from managed_ledger.names import find_cursor, find_topic
 from managed_ledger.position import Position
+from pipeline.index.acknowledged import Acknowledged, acknowledged_by_all
 from pipeline.index.selection import select
 from pipeline.logs.header_log import LedgerExtent
 from pipeline.logs.log_folder import LogFolder
-from pipeline.tasks.row_checks import Acknowledged, acknowledged_by_all
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.inspection import is_bucket_property
 

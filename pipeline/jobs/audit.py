@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.position import Position
 from managed_ledger.value_types import OnStage, OnStep
+from pipeline.index.acknowledged import Acknowledged
 from pipeline.index.cursor_log import CursorLog, acknowledged_of
 from pipeline.index.cursor_snapshots import is_own
 from pipeline.index.place import cursor_folder, open_index, own_index, with_index
@@ -38,7 +39,6 @@ from pipeline.logs.parquet_log import file_system
 from pipeline.planning.rules import RebuildRules
 from pipeline.spark.tasks import SparkTasks
 from pipeline.tasks.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, IndexFinding, audit_task
-from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.encoding.codec import decode_metadata
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotUnavailableError

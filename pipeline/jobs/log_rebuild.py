@@ -22,16 +22,17 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.value_types import OnStage, OnStep
+from pipeline.index.acknowledged import Acknowledged
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.place import cursor_folder, open_index, own_index, staging_place
 from pipeline.index.publishing import Published, publish
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.logs.open_logs import open_log, with_log
-from pipeline.planning.log_plan import plan_counts, plan_tasks
+from pipeline.planning.log_plan import BucketTask, CountTask, plan_counts, plan_tasks
 from pipeline.planning.rules import RebuildRules
 from pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
-from pipeline.tasks.log_tasks import BucketTask, Counted, CountTask, build_task, count_rows
-from pipeline.tasks.row_checks import Acknowledged, BadRow
+from pipeline.tasks.log_tasks import Counted, build_task, count_rows
+from pipeline.tasks.row_checks import BadRow
 
 
 @dataclass(slots=True)

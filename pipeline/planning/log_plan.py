@@ -8,19 +8,65 @@ Pure: no Spark, no storage.
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.logs.header_log import LedgerExtent, split_ranges
+from pipeline.index.acknowledged import Acknowledged
+from pipeline.logs.header_log import HeaderRange, LedgerExtent, split_ranges
 from pipeline.planning.buckets import LedgerCount, LedgerPiece, PlannedBucket, plan_buckets
 from pipeline.planning.rules import RebuildRules
-from pipeline.tasks.log_tasks import READ_ENTRIES_MAX, BucketTask, CountTask, RangeCount, RowsOfRange
-from pipeline.tasks.row_checks import Acknowledged
 from tracker.core.segment_sizes import segment_row_count_max
 
 TASKS_PER_CORE = 6
 """So many that cores finish at about the same time, so few that starting them (some 20 ms each) costs little."""
 TASK_ROWS_MIN, TASK_ROWS_MAX = 10_000, 1_000_000
+
+READ_ENTRIES_MAX = 250_000
+"""Headers read at once: 8 MB, so that a huge ledger does not take more memory than the bucket made of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountTask:
+    """Header ranges to count, for every subscription of their topic."""
+
+    ranges: tuple[HeaderRange, ...]
+    cursors: Mapping[str, Acknowledged]
+
+
+class RangeCount(NamedTuple):
+    """How many rows of a range are for the index of a subscription."""
+
+    cursor: str
+    part: HeaderRange
+    row_count: int
+
+
+class RowsOfRange(NamedTuple):
+    """Consecutive ones of the rows of a range that are for the index."""
+
+    part: HeaderRange
+    first: int
+    row_count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketTask:
+    """A bucket to build, and where its rows are."""
+
+    topic: str
+    cursor: str
+    bucket_key: str
+    rows: tuple[RowsOfRange, ...]
+    acknowledged: Acknowledged
+    segment_rows_max: int
+    """The most rows of one segment, -1 for no limit."""
+
+    @property
+    def row_count(self) -> int:
+        """How many rows it will have."""
+        return sum(rows.row_count for rows in self.rows)
 
 
 def plan_counts(

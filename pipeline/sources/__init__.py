@@ -1,1 +1,1 @@
-"""Spark's data sources: a log's headers and an index's rows as DataFrames."""
+"""Spark's data sources: a log's headers and an index's rows as DataFrames, and a session that knows them."""

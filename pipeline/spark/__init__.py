@@ -1,1 +1,1 @@
-"""Spark itself: Java, sessions, workers, and planned tasks run one to a partition."""
+"""Spark itself: Java, workers, and planned tasks run one to a partition."""

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.position import Position
+from pipeline.index.acknowledged import Acknowledged
 from pipeline.logs.header_log import HeaderLog, HeaderRange
-from pipeline.tasks.row_checks import Acknowledged, split_rows
+from pipeline.tasks.row_checks import split_rows
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotUnavailableError

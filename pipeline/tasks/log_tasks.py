@@ -5,35 +5,16 @@ the header ranges of a bucket one by one, keeps the rows to be indexed, and seal
 functions.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from pipeline.index.staging import StagedSnapshot, StagingWriter
-from pipeline.logs.header_log import HeaderLog, HeaderRange
+from pipeline.logs.header_log import HeaderLog
+from pipeline.planning.log_plan import BucketTask, CountTask, RangeCount
 from pipeline.planning.rules import RebuildRules
 from pipeline.tasks.bucket_rows import build_bucket
-from pipeline.tasks.row_checks import Acknowledged, BadRow, rows_to_index, split_rows
+from pipeline.tasks.row_checks import BadRow, rows_to_index, split_rows
 from snapshot_storage.encoding.columns import DelayedIndexes
-
-READ_ENTRIES_MAX = 250_000
-"""Headers read at once: 8 MB, so that a huge ledger does not take more memory than the bucket made of it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CountTask:
-    """Header ranges to count, for every subscription of their topic."""
-
-    ranges: tuple[HeaderRange, ...]
-    cursors: Mapping[str, Acknowledged]
-
-
-class RangeCount(NamedTuple):
-    """How many rows of a range are for the index of a subscription."""
-
-    cursor: str
-    part: HeaderRange
-    row_count: int
 
 
 @dataclass(slots=True, eq=False)
@@ -43,32 +24,6 @@ class Counted:
     counts: list[RangeCount] = field(default_factory=list)
     bad_rows: list[BadRow] = field(default_factory=list)
     entries: int = 0
-
-
-class RowsOfRange(NamedTuple):
-    """Consecutive ones of the rows of a range that are for the index."""
-
-    part: HeaderRange
-    first: int
-    row_count: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BucketTask:
-    """A bucket to build, and where its rows are."""
-
-    topic: str
-    cursor: str
-    bucket_key: str
-    rows: tuple[RowsOfRange, ...]
-    acknowledged: Acknowledged
-    segment_rows_max: int
-    """The most rows of one segment, -1 for no limit."""
-
-    @property
-    def row_count(self) -> int:
-        """How many rows it will have."""
-        return sum(rows.row_count for rows in self.rows)
 
 
 class LogChangedError(RuntimeError):

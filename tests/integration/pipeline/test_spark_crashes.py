@@ -26,7 +26,7 @@ _DRIVER = """
 import os, signal, sys
 from dataclasses import replace
 from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.spark.session import any_session
+from pipeline.sources.session import any_session
 from tests.helpers.spark.bulk_data import RULES
 
 stage = []

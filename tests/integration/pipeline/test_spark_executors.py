@@ -29,7 +29,7 @@ import os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
 from pipeline.jobs import log_rebuild
-from pipeline.spark.session import any_session
+from pipeline.sources.session import any_session
 from tests.helpers.spark.bulk_data import RULES
 
 build = log_rebuild._build

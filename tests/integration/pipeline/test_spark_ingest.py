@@ -35,7 +35,7 @@ import os, signal, sys
 from pipeline.sources.index_source import IndexDataSource
 from pipeline.sources.index_writer import IndexWriter
 from pipeline.jobs.ingest import ingest
-from pipeline.spark.session import any_session
+from pipeline.sources.session import any_session
 from tests.helpers.live_index import NOW_MS
 
 data, moment = sys.argv[1:]

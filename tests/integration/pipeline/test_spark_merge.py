@@ -32,7 +32,7 @@ Row = tuple[int, int, int]
 _DRIVER = """
 import os, signal, sys
 from pipeline.jobs.merge import merge
-from pipeline.spark.session import any_session
+from pipeline.sources.session import any_session
 from tests.integration.pipeline.test_spark_merge import SMALL
 
 stage = []

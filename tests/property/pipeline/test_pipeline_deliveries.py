@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.index.acknowledged import Acknowledged
 from pipeline.planning.rules import RebuildRules
-from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.process_rebuild import TimesLog, rebuilt

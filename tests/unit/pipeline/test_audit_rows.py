@@ -6,6 +6,7 @@ from pathlib import Path
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from pipeline.index.acknowledged import Acknowledged
 from pipeline.logs.header_log import HeaderRange
 from pipeline.logs.log_folder import LogFolder
 from pipeline.tasks.audit_rows import (
@@ -18,7 +19,6 @@ from pipeline.tasks.audit_rows import (
     compare,
 )
 from pipeline.tasks.bucket_rows import build_bucket
-from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
