@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from broker.cli.common import configure_logging
 from broker.configuration.config import load_config
-from broker.server.event_loop import run_on_service_loop
+from broker.event_loop import run_on_service_loop
 from broker.server.server import serve
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.reading.block_cache import BlockCache

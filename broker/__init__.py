@@ -2,12 +2,12 @@
 
 - `cli`: the commands of `postdate` that are the service's own.
 - `configuration`: the keys, their sources (file, `--set`), and the warnings about keys that are not read.
-- `server`: the process, the state that all its connections share, and the wiring of the rooms.
-- `network`: ports, TLS, and the admission of a connection before its first frame.
+- `server`: the process and its ports, the state that all its connections share, and the wiring of the rooms.
+- `network`: listening, TLS, and the admission of a connection before its first frame.
 - `protocol`: Pulsar's frames and commands, as bytes and as protobuf messages.
 - `authentication`, `authorization`: the role of a client, and the permissions of a role.
-- `clients`: one connection with its producers, consumers and requests.
-- `topics`: topics, subscriptions, their policies and limits.
+- `clients`: one connection with its requests, and what it publishes and acknowledges.
+- `topics`: topics, subscriptions, their producers, consumers, policies and limits.
 - `scheduled`: scheduled messages: listing, cancelling, rescheduling, pausing and explaining them.
 - `admin`: the web port: health, metrics, Pulsar's admin paths.
 - `monitoring`: the Grafana dashboard and the alert rules that come with the service.

@@ -26,10 +26,10 @@ from broker.admin.figures import (
     WINDOW_FIGURES,
     Metric,
     StoreSnapshot,
-    TopicSnapshot,
 )
-from broker.server.event_loop import TURN_SECONDS, LoopTurns
-from broker.server.slices import in_slices
+from broker.event_loop import TURN_SECONDS, LoopTurns
+from broker.slices import in_slices
+from broker.topics.figures import TopicSnapshot
 from dispatcher.lateness import LATENESS_MS, LatenessHistogram
 from dispatcher.stats import ConsumerStats
 from managed_ledger.durations import BOUNDS_SECONDS

@@ -40,7 +40,7 @@ from broker.scheduled.messages import both
 from broker.scheduled.operations import Operations, Progress, Selector, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
-from broker.server.slices import in_slices
+from broker.slices import in_slices
 from broker.topics.pause import NOT_PAUSED, PauseState
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic

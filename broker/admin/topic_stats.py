@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.clients.consumer import Consumer
+from broker.topics.consumer import Consumer
 from broker.topics.rates import ConsumerCounters
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic

@@ -1,1 +1,1 @@
-"""Authentication: providers that turn a client's credentials into a role, and the keys that configure them."""
+"""Authentication: providers that turn a client's credentials into a role, and the keys of tokens."""

@@ -8,7 +8,6 @@ otherwise the certificate of the TLS session. A client with wrong credentials is
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from broker.authentication.config import TLS_PROVIDER, TOKEN_PROVIDER
 from broker.authentication.provider import (
     AuthenticatedRole,
     AuthenticationError,
@@ -17,6 +16,7 @@ from broker.authentication.provider import (
 )
 from broker.authentication.tls import TLS_METHOD, TlsProvider
 from broker.authentication.token import TOKEN_METHOD, TokenProvider
+from broker.configuration.access import TLS_PROVIDER, TOKEN_PROVIDER
 from broker.configuration.config import BrokerConfig
 
 _BEARER: Final = "Bearer "

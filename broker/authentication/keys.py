@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 
-from broker.authentication.config import RSA_ALGORITHMS
+from broker.configuration.access import RSA_ALGORITHMS
 
 _CURVE_ALGORITHMS: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 SECRET_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}

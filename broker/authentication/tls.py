@@ -8,8 +8,8 @@ Source: Pulsar's `AuthenticationProviderTls`.
 
 from typing import Final
 
-from broker.authentication.config import TLS_PROVIDER
 from broker.authentication.provider import AuthenticatedRole, AuthenticationError, PeerCertificate
+from broker.configuration.access import TLS_PROVIDER
 from broker.configuration.config import BrokerConfig
 
 TLS_METHOD: Final = "tls"

@@ -15,7 +15,7 @@ from broker.cli.token_commands import token as token_group
 from broker.configuration.config import BrokerConfig, load_config
 from broker.configuration.table import commented_config, commented_lines, config_lines, config_table, config_values
 from broker.configuration.unread_keys import check_promises, unread_keys
-from broker.network.hosts import is_wildcard
+from broker.hosts import is_wildcard
 from broker.network.listening import check_bind_address, describe_listening
 from command_line.endings import help_end
 from command_line.output import json_option, print_json
@@ -63,8 +63,8 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
     for warning in warnings_at_start(config):
         logger.warning("%s", warning)
     # Imported late: the other commands need none of it, and it takes most of a second.
+    from broker.event_loop import run_on_service_loop
     from broker.network.listener import allow_open_files
-    from broker.server.event_loop import run_on_service_loop
     from broker.server.server import serve as run_service
     from broker.server.service_manager import ServiceManager
     from tracker.process.tuning import tune_process

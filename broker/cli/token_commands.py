@@ -16,8 +16,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import click
 
-from broker.authentication.config import PUBLIC_ALGORITHMS
 from broker.cli.common import refusing
+from broker.configuration.access import PUBLIC_ALGORITHMS
 from command_line.endings import EXIT_CODE_WRONG, help_end, refuse
 from command_line.output import json_option, print_json
 from command_line.times import relative_seconds

@@ -1,1 +1,1 @@
-"""One client's connection: its requests, the messages it publishes, and the consumers and producers it has."""
+"""One client's connection: its requests, the messages that it publishes, and those that it acknowledges."""

@@ -8,9 +8,9 @@ of its command from being acknowledged.
 import logging
 from typing import Final
 
-from broker.clients.consumer import Consumer
 from broker.protocol.commands import signed
 from broker.protocol.pb.pulsar_api_pb2 import CommandAck
+from broker.topics.consumer import Consumer
 from broker.topics.topic import Topic
 from dispatcher.errors import CumulativeAckRefusedError
 from managed_ledger.position import Position

@@ -21,18 +21,18 @@ from broker.authentication.credentials import Credentials, NextStep
 from broker.authentication.provider import AuthenticationError
 from broker.authorization.grants import Action
 from broker.clients.acknowledging import acknowledge
-from broker.clients.consumer import Consumer
-from broker.clients.producer import Producer
 from broker.clients.publishing import Publisher
 from broker.clients.request_queues import RequestQueues
+from broker.event_loop import call_at_end_of_turn
 from broker.network.listener import Accepted
 from broker.protocol import commands
 from broker.protocol.errors import ProtocolError
 from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
-from broker.server.event_loop import call_at_end_of_turn
 from broker.server.service import Service
-from broker.server.slices import SLICE_S, in_slices
+from broker.slices import SLICE_S, in_slices
+from broker.topics.consumer import Consumer
+from broker.topics.producer import Producer
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.position import Position

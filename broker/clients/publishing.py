@@ -14,9 +14,9 @@ import logging
 from functools import partial
 from typing import Final
 
-from broker.clients.link import ClientLink
 from broker.clients.refusal_log import RefusalLog
 from broker.protocol import commands, frames
+from broker.topics.link import ClientLink
 from broker.topics.topic import Topic
 from dispatcher.sticky_key import sticky_key_hash
 from managed_ledger.entries.headers import NOT_DELAYED

@@ -13,8 +13,6 @@ from typing import Final
 
 from broker.authorization.grants import Action
 from broker.clients.connection import CommandHandler, Connection
-from broker.clients.consumer import Consumer
-from broker.clients.producer import Producer, ProducerAccessMode
 from broker.errors import AuthorizationError, BrokerError, MetadataError, NoRoomError, NotAllowedError
 from broker.protocol import commands
 from broker.protocol.commands import signed
@@ -24,6 +22,8 @@ from broker.protocol.pb.pulsar_api_pb2 import (
     KeySharedMeta,
 )
 from broker.protocol.pb.pulsar_api_pb2 import KeySharedMode as KeySharedModeData
+from broker.topics.consumer import Consumer
+from broker.topics.producer import Producer, ProducerAccessMode
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from dispatcher.config import SubscriptionType

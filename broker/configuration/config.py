@@ -15,11 +15,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
-from broker.authentication.config import AccessConfig
+from broker.configuration.access import AccessConfig
 from broker.configuration.sources import collect
 from broker.configuration.text import ConfigError, Given, may_hold_password
-from broker.network.hosts import is_host, is_wildcard
-from broker.network.tls_config import TlsConfig
+from broker.configuration.tls_config import TlsConfig
+from broker.hosts import is_host, is_wildcard
 from broker.topics.inactive import InactiveTopicsConfig
 from broker.topics.limits import LimitsConfig
 from dispatcher.config import DispatcherConfig

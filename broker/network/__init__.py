@@ -1,1 +1,1 @@
-"""The ports of the service: listening, TLS, and the admission of a connection before its first frame."""
+"""Listening, TLS, and the admission of a connection before its first frame."""

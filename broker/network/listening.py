@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.configuration.config import BrokerConfig
-from broker.network.hosts import address_of, host_of, is_loopback, is_own_host, is_wildcard
+from broker.hosts import address_of, host_of, is_loopback, is_own_host, is_wildcard
 
 Resolve = Callable[[str], list[str]]
 

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from broker.network.tls_config import TlsConfig
+from broker.configuration.tls_config import TlsConfig
 
 logger = logging.getLogger(__name__)
 

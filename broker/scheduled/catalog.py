@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from broker.scheduled.ledger_schedule import LedgerSchedule, extended
-from broker.server.slices import Turns
+from broker.slices import Turns
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog

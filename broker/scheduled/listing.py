@@ -9,7 +9,7 @@ from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, fitting
 from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import WHOLE, PageToken
 from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
-from broker.server.slices import Turns
+from broker.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from managed_ledger.position import AFTER_EVERYTHING

@@ -15,7 +15,7 @@ from broker.scheduled.chunks import ChunkedMessage, chunked_messages
 from broker.scheduled.messages import MessageId, columns_of
 from broker.scheduled.selection import Rows, Wanted, ordered, rows_of_times
 from broker.scheduled.topic_schedule import BatchLeft, RowsFound, TopicSchedule
-from broker.server.slices import Turns
+from broker.slices import Turns
 from managed_ledger.entries.headers import NO_CHUNK, EntryHeader, EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.replacing import by_ledger

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.scheduled.selection import Rows
-from broker.server.slices import Turns
+from broker.slices import Turns
 from broker.topics.cancelled_parts import has_index
 from command_line.output import iso_or_none
 from dispatcher.core.acknowledgements.ack_sets import AckSet

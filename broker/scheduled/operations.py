@@ -21,7 +21,7 @@ from broker.scheduled.messages import MessageId
 from broker.scheduled.portions import Portion, portions
 from broker.scheduled.selection import Rows, Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
-from broker.server.slices import Turns
+from broker.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from dispatcher.core.acknowledgements.ack_sets import unacknowledged

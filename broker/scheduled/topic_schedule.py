@@ -24,7 +24,7 @@ from broker.scheduled.selection import (
     rows_of,
     times_of,
 )
-from broker.server.slices import Turns
+from broker.slices import Turns
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
 from dispatcher.core.acknowledgements.ack_sets import AckSet, unacknowledged

@@ -1,1 +1,1 @@
-"""The process and its wiring: start, serve, periodic jobs, the snapshot storage, and an orderly end."""
+"""The process and its wiring: start, ports, periodic jobs, the snapshot storage, and an orderly end."""

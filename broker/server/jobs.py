@@ -8,12 +8,12 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from broker.clients.link import ClientLink
 from broker.clients.refusal_log import REFUSAL_LOG_S, RefusalLog
 from broker.configuration.config import BrokerConfig
 from broker.server.resting import REST_CHECK_INTERVAL_S, RestingTopics
 from broker.server.scheduler import Job
-from broker.server.slices import in_slices
+from broker.slices import in_slices
+from broker.topics.link import ClientLink
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError

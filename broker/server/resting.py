@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
-from broker.admin.figures import TopicSnapshot
 from broker.errors import BrokerError, SnapshotsLeftError
-from broker.server.slices import in_slices
+from broker.slices import in_slices
+from broker.topics.figures import TopicSnapshot
 from broker.topics.inactive import REST_AFTER_MS, InactiveTopicsConfig
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName

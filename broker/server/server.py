@@ -29,8 +29,8 @@ from broker.admin.web import start_web
 from broker.admin.web_access import access_middleware
 from broker.configuration.config import BrokerConfig
 from broker.network.listening import WebAudience
-from broker.network.ports import listen_for_clients, open_tls, web_ports
 from broker.page.routes import page_routes
+from broker.server.ports import listen_for_clients, open_tls, web_ports
 from broker.server.scheduler import Housekeeping, Job
 from broker.server.service import Service
 from broker.server.service_manager import ServiceManager

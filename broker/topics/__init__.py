@@ -1,1 +1,1 @@
-"""Topics and subscriptions, with their policies and limits."""
+"""Topics and subscriptions, with their producers, consumers, policies and limits."""

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from pyroaring import BitMap
 
-from broker.admin.figures import SubscriptionSnapshot
-from broker.clients.consumer import Consumer
-from broker.clients.link import ClientLink
 from broker.errors import MetadataError
 from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, has_index, parts_of, to_property, without
+from broker.topics.consumer import Consumer
 from broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
+from broker.topics.figures import SubscriptionSnapshot
+from broker.topics.link import ClientLink
 from broker.topics.pause import PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter

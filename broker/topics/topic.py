@@ -9,9 +9,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
-from broker.admin.figures import TopicSnapshot
-from broker.clients.consumer import Consumer
-from broker.clients.producer import Producer, ProducerAccessMode
 from broker.errors import (
     NotAllowedError,
     ProducerBusyError,
@@ -19,9 +16,12 @@ from broker.errors import (
     SubscriptionNotFoundError,
     TopicClosedError,
 )
+from broker.topics.consumer import Consumer
+from broker.topics.figures import TopicSnapshot
 from broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
 from broker.topics.limits import LimitsConfig
 from broker.topics.policies import DelayedDeliveryPolicies
+from broker.topics.producer import Producer, ProducerAccessMode
 from broker.topics.rates import RateMeter
 from broker.topics.snapshot_sweep import SnapshotSweep, Spawn
 from broker.topics.subscription import Subscription

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from broker.authentication.config import AccessConfig
 from broker.authorization.grants import Action
+from broker.configuration.access import AccessConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, FeatureFlags
 from broker.server.service import Service
 from broker.topics.topic_name import TopicName

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.admin.figures import StoreSnapshot, TopicSnapshot
+from broker.admin.figures import StoreSnapshot
 from broker.admin.metrics import MetricsPage
-from broker.server.event_loop import LoopTurns
+from broker.event_loop import LoopTurns
+from broker.topics.figures import TopicSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ _OLD_NAMES: Final = {
     "broker.topics.subscription": "broker.subscription",
     "broker.topics.pause": "pause_of_today",
     "broker.topics.cancelled_parts": "cancelled_parts_of_today",
-    "broker.clients.consumer": "broker.consumer",
+    "broker.topics.consumer": "broker.consumer",
     "broker.configuration.config": "broker.config",
     "tracker.shared.shared_view": "tracker.shared_view",
     "managed_ledger.cursors.cursor": "managed_ledger.cursor",

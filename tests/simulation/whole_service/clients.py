@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from broker.clients.consumer import Consumer
+from broker.topics.consumer import Consumer
 from dispatcher.consumer import Delivery, KeySharedPolicy
 
 
 class Link:
-    """A connection without a client at its other end; one per consumer (a `broker.clients.link.ClientLink`)."""
+    """A connection without a client at its other end; one per consumer (a `broker.topics.link.ClientLink`)."""
 
     peer = "simulated"
     client_version = "simulated"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
+from broker.event_loop import ServiceEventLoop
 from broker.network.listener import Accepted
 from broker.protocol.commands import frame
 from broker.protocol.pb.pulsar_api_pb2 import (
@@ -18,9 +19,8 @@ from broker.protocol.pb.pulsar_api_pb2 import (
     ProducerAccessMode,
     ServerError,
 )
-from broker.server.event_loop import ServiceEventLoop
 from broker.server.service import Service
-from broker.server.slices import SLICE_S
+from broker.slices import SLICE_S
 from broker.topics.limits import ConnectionController, LimitsConfig
 from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.authentication.config import AccessConfig
 from broker.clients.refusal_log import RefusalLog
+from broker.configuration.access import AccessConfig
 from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, ServerError
 from broker.server.service import Service
 from tests.helpers.fakes.service_fakes import Peer, open_service

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from broker.server.event_loop import TURN_S, ServiceEventLoop, call_at_end_of_turn, turns_of
-from broker.server.slices import BEGUN_A_TURN_MAX, SLICE_S, in_slices, side_by_side
+from broker.event_loop import TURN_S, ServiceEventLoop, call_at_end_of_turn, turns_of
+from broker.slices import BEGUN_A_TURN_MAX, SLICE_S, in_slices, side_by_side
 
 
 class _LoopClock:
@@ -206,7 +206,7 @@ def test_a_full_collection_looks_at_no_object_twice() -> None:
     """In a process of its own, as it is the whole process's."""
     program = """
         import gc
-        from broker.server.event_loop import spare_old_objects
+        from broker.event_loop import spare_old_objects
 
         spare_old_objects()
         # What was imported is spared from the start.
@@ -233,7 +233,7 @@ def test_new_objects_are_collected_while_as_many_old_ones_are_freed() -> None:
     program = """
         import asyncio
         import gc
-        from broker.server.event_loop import COLLECTED_OBJECTS_MIN, ServiceEventLoop, spare_old_objects
+        from broker.event_loop import COLLECTED_OBJECTS_MIN, ServiceEventLoop, spare_old_objects
 
         old = [[] for _ in range(300_000)]
         spare_old_objects()

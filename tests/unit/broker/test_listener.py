@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.configuration.tls_config import TlsConfig
 from broker.network.listener import Accepted, Listener, Port, listen
 from broker.network.tls import ServerTls
-from broker.network.tls_config import TlsConfig
 from broker.topics.limits import ConnectionController, LimitsConfig
 from tests.helpers.certificates import Authority
 from tests.helpers.fakes.service_fakes import until

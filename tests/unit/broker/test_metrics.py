@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.admin.figures import SubscriptionSnapshot, TopicSnapshot
 from broker.admin.metrics import stream_metrics
-from broker.server.event_loop import LoopTurns, TurnHistogram
+from broker.event_loop import LoopTurns, TurnHistogram
+from broker.topics.figures import SubscriptionSnapshot, TopicSnapshot
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from broker.configuration.config import ConfigError, load_config
-from broker.network.ports import open_tls
+from broker.configuration.tls_config import TlsConfig
 from broker.network.tls import ServerTls
-from broker.network.tls_config import TlsConfig
+from broker.server.ports import open_tls
 from tests.helpers.certificates import Authority, CertificateFiles, encrypted_key
 
 

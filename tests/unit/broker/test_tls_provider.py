@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from broker.authentication.authenticator import Authenticator
-from broker.authentication.config import TLS_PROVIDER, TOKEN_PROVIDER
 from broker.authentication.provider import AuthenticationError
 from broker.authentication.tls import TlsProvider, role_of
+from broker.configuration.access import TLS_PROVIDER, TOKEN_PROVIDER
 from broker.configuration.config import ConfigError, load_config
 
 BILLING = {"subject": ((("organizationName", "shop"),), (("commonName", "billing"),))}

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from broker.authentication.authenticator import Authenticator
-from broker.authentication.config import AccessConfig
 from broker.authentication.provider import AuthenticatedRole, AuthenticationError
+from broker.configuration.access import AccessConfig
 from broker.configuration.config import BrokerConfig, ConfigError, load_config
 from tests.helpers.tokens import SECRET, SECRET_KEY, TOKEN_PROVIDER, token
 

@@ -14,7 +14,7 @@ Source: PIP-68, "Exclusive Producer".
 from dataclasses import dataclass
 from enum import Enum
 
-from broker.clients.link import ClientLink
+from broker.topics.link import ClientLink
 
 
 class ProducerAccessMode(Enum):

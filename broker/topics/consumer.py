@@ -6,8 +6,8 @@ It holds the fields of SUBSCRIBE. Permits, unacknowledged messages, counters and
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from broker.clients.link import ClientLink
 from broker.protocol import commands, frames
+from broker.topics.link import ClientLink
 from broker.topics.rates import ConsumerCounters, RateMeter
 from dispatcher.consumer import Delivery, KeySharedPolicy
 

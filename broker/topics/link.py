@@ -1,6 +1,6 @@
 """The interface of a client's connection to the other parts of the service.
 
-`connection` implements it. Producers, consumers and the service import this interface alone, so imports point one way.
+`broker.clients.connection` implements it. Producers, consumers and the service import this interface alone.
 """
 
 from typing import Protocol

@@ -1,0 +1,92 @@
+"""The figures of one topic and of its subscriptions, as they are at one moment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from broker.topics.rates import ConsumerCounters
+from dispatcher.lateness import LatenessHistogram
+from dispatcher.stats import SubscriptionStats
+from managed_ledger.writing.append_stats import AppendWindow
+from tracker.stats import TrackerCounters, TrackerStats
+
+NO_RATES: Final = ConsumerCounters()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionSnapshot:
+    """One subscription.
+
+    Attributes:
+        name: Its name.
+        backlog: Entries that are not acknowledged.
+        delayed: Entries that wait for their time.
+        messages_out_total: Messages sent to consumers since the start.
+        bytes_out_total: Bytes sent to them.
+        dispatcher: The dispatcher's figures, None while there is no dispatcher.
+        tracker: The figures of its delayed index, None without a bucket tracker.
+        index_counters_before: The counters of its closed trackers, None if there was none.
+        rebuilds_total: How often its dispatcher was rebuilt after a defect.
+    """
+
+    name: str
+    backlog: int
+    messages_out_total: int
+    bytes_out_total: int
+    delayed: int = 0
+    dispatcher: SubscriptionStats | None = None
+    tracker: TrackerStats | None = None
+    index_counters_before: TrackerCounters | None = None
+    rebuilds_total: int = 0
+    rates: ConsumerCounters = NO_RATES
+    """Per second, of its consumers, in the last whole window."""
+    expired_rate: float = 0.0
+    expired_total: int = 0
+    last_expired_ms: int = 0
+    mark_delete_advanced_ms: int = 0
+    backlog_bytes: int = 0
+    """About how many bytes of the log lie behind its mark-delete position."""
+    is_paused: bool = False
+    held_by_pause: int = 0
+    """Delayed entries that came due since its pause began."""
+    cancelled_total: int = 0
+    rescheduled_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSnapshot:
+    """One topic.
+
+    Attributes:
+        name: Its full name, `persistent://tenant/namespace/topic`.
+        namespace: `tenant/namespace`.
+        producer_count: Producers that are connected.
+        messages_in_total: Messages published since the start.
+        bytes_in_total: Bytes published since the start.
+        storage_size_bytes: Bytes of its log.
+        subscriptions: Its subscriptions.
+        shared_index: The figures of the delayed index that they share, None where each has its own.
+        index_counters_before: The counters of deleted subscriptions' trackers and of closed shared indexes; None if
+            there was none.
+    """
+
+    name: str
+    namespace: str
+    producer_count: int
+    messages_in_total: int
+    bytes_in_total: int
+    storage_size_bytes: int
+    subscriptions: Sequence[SubscriptionSnapshot] = ()
+    shared_index: TrackerStats | None = None
+    index_counters_before: TrackerCounters | None = None
+    rate_in: float = 0.0
+    throughput_in: float = 0.0
+    appended: AppendWindow | None = None
+    """The rate of appended messages in the last whole window."""
+    window_s: float = 60.0
+    """The length of a window."""
+    next_deliver_at_ms: int = 0
+    """The delivery time of the next scheduled message, 0 where there is none."""
+    last_deliver_at_ms: int = 0
+    """The delivery time of the last scheduled message."""
+    lateness: LatenessHistogram | None = None
