@@ -24,7 +24,7 @@ from benchmarks.scheduled import SUBSCRIPTION, TOPIC, fill
 from broker.admin.scheduled_routes import scheduled_routes
 from broker.protocol.commands import frame
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.subscription import Subscription
 from broker.topics.topic_name import TopicName
 from managed_ledger.position import Position

@@ -21,7 +21,7 @@ from benchmarks.many_topics_client import ManyTopicsClient
 from broker.configuration.config import BrokerConfig
 from broker.event_loop import run_on_service_loop
 from broker.server.ports import listen_for_clients
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.inactive import REST_AFTER_MS
 from demo.process import free_ports
 

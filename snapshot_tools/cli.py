@@ -15,7 +15,7 @@ import click
 from rich.markup import escape
 
 from broker.configuration.config import BrokerConfig
-from broker.server.snapshot_storages import retries_of, snapshots_folder
+from broker.service.snapshot_storages import retries_of, snapshots_folder
 from command_line.endings import EXIT_CODE_WRONG, help_end, say
 from command_line.options import dry_run_option, move_options
 from command_line.output import counted, json_option, print_json, size

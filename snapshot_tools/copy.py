@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from broker.configuration.config import BrokerConfig
-from broker.server.snapshot_storages import patient_storage_of, snapshots_folder
+from broker.service.snapshot_storages import patient_storage_of, snapshots_folder
 from pipeline.index.index_copy import (
     Copied,
     CopyResult,

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from broker.configuration.config import BrokerConfig
-from broker.server.snapshot_storages import patient_storage_of
+from broker.service.snapshot_storages import patient_storage_of
 from command_line.endings import help_end
 from command_line.options import yes_option
 from command_line.output import json_option, print_json

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from broker.configuration.config import BrokerConfig
-from broker.server.snapshot_storages import patient_storage_of, snapshots_folder
+from broker.service.snapshot_storages import patient_storage_of, snapshots_folder
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.names import find_cursor, find_topic
 from snapshot_storage.copying import pieces_of

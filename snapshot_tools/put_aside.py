@@ -5,7 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from broker.configuration.config import BrokerConfig
-from broker.server.snapshot_storages import snapshots_folder
+from broker.service.snapshot_storages import snapshots_folder
 from command_line.endings import help_end
 from command_line.options import yes_option
 from command_line.output import counted, json_option, print_json, size

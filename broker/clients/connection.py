@@ -29,7 +29,7 @@ from broker.protocol import commands
 from broker.protocol.errors import ProtocolError
 from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.slices import SLICE_S, in_slices
 from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer

@@ -14,8 +14,8 @@ import logging
 from functools import partial
 from typing import Final
 
-from broker.clients.refusal_log import RefusalLog
 from broker.protocol import commands, frames
+from broker.service.refusal_log import RefusalLog
 from broker.topics.link import ClientLink
 from broker.topics.topic import Topic
 from dispatcher.sticky_key import sticky_key_hash

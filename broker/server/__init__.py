@@ -1,1 +1,1 @@
-"""The process and its wiring: start, ports, periodic jobs, the snapshot storage, and an orderly end."""
+"""The process: its start, its ports, its supervisor, and an orderly end."""

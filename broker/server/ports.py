@@ -11,7 +11,7 @@ from broker.clients.connection import Connection
 from broker.clients.requests import HANDLERS
 from broker.configuration.config import BrokerConfig, settings
 from broker.network.listener import Listener, Port, limit_tls_buffers, listen
-from broker.server.service import Service
+from broker.service.service import Service
 
 if TYPE_CHECKING:
     from broker.network.tls import ServerTls

@@ -31,10 +31,10 @@ from broker.configuration.config import BrokerConfig
 from broker.network.listening import WebAudience
 from broker.page.routes import page_routes
 from broker.server.ports import listen_for_clients, open_tls, web_ports
-from broker.server.scheduler import Housekeeping, Job
-from broker.server.service import Service
 from broker.server.service_manager import ServiceManager
-from broker.server.snapshot_storages import tell_of_put_aside
+from broker.service.scheduler import Housekeeping, Job
+from broker.service.service import Service
+from broker.service.snapshot_storages import tell_of_put_aside
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Names and defaults are Pulsar's, where 0 is no limit. A request over a limit is refused with the error of a real Pulsar,
 and present clients stay. Topics and subscriptions are checked in `broker.topics.topic`, `broker.topics.subscription`
-and `broker.server.service`; connections are counted here.
+and `broker.service.service`; connections are counted here.
 """
 
 from collections import Counter

@@ -8,7 +8,7 @@ from typing import Any
 from broker.authorization.grants import Action
 from broker.configuration.access import AccessConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, FeatureFlags
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER

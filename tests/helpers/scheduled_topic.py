@@ -13,7 +13,7 @@ import aiohttp
 from broker.admin.web import WebServer, start_web
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.server.server import all_routes
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, open_service, until

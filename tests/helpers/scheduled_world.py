@@ -18,7 +18,7 @@ from broker.protocol.entries import metadata_of
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.operations import Operations, Progress, Selector
 from broker.scheduled.topic_schedule import TopicSchedule
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig

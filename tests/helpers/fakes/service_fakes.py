@@ -15,7 +15,7 @@ from broker.network.listener import Accepted
 from broker.protocol.commands import frame
 from broker.protocol.frames import FrameSplitter
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.server.service import Service
+from broker.service.service import Service
 from managed_ledger.value_types import Clock
 
 

@@ -21,7 +21,7 @@ import pytest
 from pulsar import Consumer, ConsumerType, MessageId, Producer
 
 from benchmarks.service_processes import child_pids
-from broker.server.storage_opening import StorageOpening
+from broker.service.storage_opening import StorageOpening
 from demo.process import PostdateProcess, wait_until
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

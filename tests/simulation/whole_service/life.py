@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError

@@ -9,7 +9,7 @@ import pytest
 from broker.authorization.grants import Action, GrantBook
 from broker.authorization.permissions import Authorizer
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, Schema, ServerError
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.topic_name import TopicName
 from tests.helpers.fakes.memory_records import MemoryRecords
 from tests.helpers.fakes.service_fakes import Peer, until

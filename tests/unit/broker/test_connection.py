@@ -19,7 +19,7 @@ from broker.protocol.pb.pulsar_api_pb2 import (
     ProducerAccessMode,
     ServerError,
 )
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.slices import SLICE_S
 from broker.topics.limits import ConnectionController, LimitsConfig
 from broker.topics.topic_name import TopicName

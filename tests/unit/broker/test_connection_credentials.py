@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker.clients.refusal_log import RefusalLog
 from broker.configuration.access import AccessConfig
 from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, ServerError
-from broker.server.service import Service
+from broker.service.refusal_log import RefusalLog
+from broker.service.service import Service
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.guarded_service import connect
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token

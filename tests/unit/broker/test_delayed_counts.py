@@ -11,7 +11,7 @@ from broker.admin.topic_stats import topic_stats
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import COUNTING_SHARE, delayed_counts, note_delayed
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic_name import TopicName

@@ -12,7 +12,7 @@ from broker.admin.web import start_web
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.scheduled import explanation
 from broker.server.server import all_routes
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.topic_name import TopicName
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED

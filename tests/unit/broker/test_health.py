@@ -8,7 +8,7 @@ from pathlib import Path
 
 from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.topic_name import TopicName
 from dispatcher.core.read_plan import ReadRequest
 from managed_ledger.ledger_store import LedgerStore, OpenDatabase, open_rocksdb

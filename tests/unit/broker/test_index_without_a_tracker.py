@@ -17,7 +17,7 @@ from pyroaring import BitMap
 
 from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.subscription import TYPE_PROPERTY, Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_index import INDEX_CURSOR_NAME

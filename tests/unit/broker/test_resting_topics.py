@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.inactive import (
     DELETE_WHEN_NO_SUBSCRIPTIONS,
     DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP,

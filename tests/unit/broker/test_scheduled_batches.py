@@ -13,7 +13,7 @@ from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Operations, Progress, Selector, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TopicSchedule
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.cancelled_parts import parts_of
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic import Topic

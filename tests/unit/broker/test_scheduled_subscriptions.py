@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from broker.admin.web import start_web
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.server.server import all_routes
-from broker.server.service import Service
+from broker.service.service import Service
 from broker.topics.expired_entries import EXPIRED_BYTES_MAX, EXPIRED_PROPERTY, has_expired, with_expired
 from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.subscription import TYPE_PROPERTY, Subscription

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.server.scheduler import Housekeeping, Job
+from broker.service.scheduler import Housekeeping, Job
 
 INTERVAL_S = 0.005
 

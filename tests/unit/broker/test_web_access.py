@@ -17,7 +17,7 @@ from broker.admin.stats_routes import stats_routes
 from broker.admin.web import start_web
 from broker.page.routes import page_routes
 from broker.server.server import access_of
-from broker.server.service import Service
+from broker.service.service import Service
 from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, play, produce_request
 from tests.helpers.tokens import token
 

@@ -26,7 +26,6 @@ from broker.admin.metrics import stream_metrics
 from broker.authentication.authenticator import Authenticator
 from broker.authorization.grants import Actions, GrantBook
 from broker.authorization.permissions import Authorizer
-from broker.clients.refusal_log import RefusalLog
 from broker.configuration.config import BrokerConfig
 from broker.errors import NotAllowedError, ServiceStartError
 from broker.event_loop import turns_of
@@ -34,12 +33,13 @@ from broker.hosts import is_wildcard
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import note_delayed
 from broker.scheduled.listing import note_due_times, note_held
-from broker.server.jobs import PeriodicJobs
-from broker.server.resting import RestingTopics
-from broker.server.scheduler import Job
-from broker.server.snapshot_storages import service_storage_of
-from broker.server.storage_opening import StorageOpening
-from broker.server.topic_opening import TopicOpener
+from broker.service.jobs import PeriodicJobs
+from broker.service.refusal_log import RefusalLog
+from broker.service.resting import RestingTopics
+from broker.service.scheduler import Job
+from broker.service.snapshot_storages import service_storage_of
+from broker.service.storage_opening import StorageOpening
+from broker.service.topic_opening import TopicOpener
 from broker.slices import in_slices, side_by_side
 from broker.topics.limits import ConnectionController
 from broker.topics.link import ClientLink

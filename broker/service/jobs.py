@@ -8,10 +8,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from broker.clients.refusal_log import REFUSAL_LOG_S, RefusalLog
 from broker.configuration.config import BrokerConfig
-from broker.server.resting import REST_CHECK_INTERVAL_S, RestingTopics
-from broker.server.scheduler import Job
+from broker.service.refusal_log import REFUSAL_LOG_S, RefusalLog
+from broker.service.resting import REST_CHECK_INTERVAL_S, RestingTopics
+from broker.service.scheduler import Job
 from broker.slices import in_slices
 from broker.topics.link import ClientLink
 from broker.topics.topic import Topic
