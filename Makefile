@@ -93,9 +93,11 @@ lint: setup ## Lint and check the format
 types: setup ## Check the types strictly
 	$(BIN)/mypy
 
+imports: ROOMS_AS_TOML = [$(ROOMS:%=\"%\",)]
 imports: setup ## Check that imports point one way
 	@mkdir -p build
-	awk '1; /^\[tool.importlinter\]/ { print "root_packages = [$(ROOMS:%=\"%\",)]" }' pyproject.toml > build/imports.toml
+	awk '1; /^\[tool.importlinter\]/ { print "root_packages = $(ROOMS_AS_TOML)" }; \
+		/^type = "acyclic_siblings"/ { print "ancestors = $(ROOMS_AS_TOML)" }' pyproject.toml > build/imports.toml
 	$(BIN)/lint-imports --config build/imports.toml
 
 # $(call protoc,folder below which the generated packages are written)
