@@ -29,7 +29,7 @@ class GrowingLog:
         return RowsRead([], Position(through.ledger_id, through.entry_id + 1))
 
 
-class Counted:
+class CountedLedger:
     """A ledger of so many entries, which a question looks at a few times and not for ever."""
 
     def __init__(self, entries: int) -> None:
@@ -53,12 +53,12 @@ def test_a_question_about_later_entries_ends_whenever_it_comes(turns: int) -> No
     async def story() -> tuple[LedgerSchedule, LedgerSchedule]:
         catalog, growing = ScheduleCatalog(), GrowingLog()
         log = cast(ReadableLog, growing)
-        first = asyncio.create_task(catalog.schedule(log, cast(LedgerInfo, Counted(10))))
+        first = asyncio.create_task(catalog.schedule(log, cast(LedgerInfo, CountedLedger(10))))
         await asyncio.sleep(0.01)
         growing.answer.set_result(None)
         for _ in range(turns):
             await asyncio.sleep(0)
-        second = asyncio.create_task(catalog.schedule(log, cast(LedgerInfo, Counted(20))))
+        second = asyncio.create_task(catalog.schedule(log, cast(LedgerInfo, CountedLedger(20))))
         async with asyncio.timeout(10):
             return await first, await second
 
