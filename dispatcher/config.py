@@ -122,6 +122,9 @@ class DispatcherConfig:
     held_entries_max: int = 1_000_000
     """Held rows at which the scan stops and admission starts, also when more is unread: 40 MB of columns."""
 
+    admit_entries_max: int = 1_000
+    """Held entries that are taken in at once: a few milliseconds. The rest follows in the next turns."""
+
     lookup_entries_max: int = 10_000
     """Entries of a lost snapshot that are read again at once."""
 
@@ -147,6 +150,7 @@ class DispatcherConfig:
             "read_bytes_max",
             "scan_entries_max",
             "held_entries_max",
+            "admit_entries_max",
             "lookup_entries_max",
             "return_entries_max",
             "expired_entries_max",

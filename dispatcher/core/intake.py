@@ -34,7 +34,7 @@ from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.columns import order_of_rows
-from tracker.columns.row_order import NEVER, first_key_at, key_of
+from tracker.columns.row_order import NEVER, RowKey, first_key_at, key_of
 
 _RECOVERY_WAIT_MS_MAX: Final = 1_000
 """How long due entries wait for the index of other ledgers after a start. Recovery takes tens of milliseconds; being on
@@ -121,7 +121,7 @@ class Intake(SubscriptionCore):
             return None
         self._last_confirmed = last_confirmed
         immediates_max = 0
-        if self._has_demand():
+        if self._has_demand() and not self._has_surplus_held():
             immediates_max = min(self.room(), self.config.read_batch_entries_max)
         scan_entries_max = self.config.scan_entries_max if len(self.held_due) < self.config.held_entries_max else 0
         return self.plan.next_request(last_confirmed, immediates_max=immediates_max, scan_entries_max=scan_entries_max)
@@ -145,7 +145,7 @@ class Intake(SubscriptionCore):
                     actions = self._take_delayed(headers, is_delayed)
                 headers = headers.where(~is_delayed)
         self.plan.put_aside(request, left_out)
-        room = self.room() if request.takes_immediate else 0
+        room = self.room() if request.takes_immediate and not self._has_surplus_held() else 0
         first_not_taken = None
         if request.takes_immediate or request.is_at_frontier:
             before = len(headers)
@@ -225,7 +225,7 @@ class Intake(SubscriptionCore):
         """Return how many due entries can be taken in now."""
         if self.plan is None or not self._has_demand() or self._is_holding_due():
             return 0
-        return min(self.due_room(), self.config.read_batch_entries_max)
+        return min(self.due_room(), self.config.read_batch_entries_max, self.config.admit_entries_max)
 
     def on_popped(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Note that entries left the tracker; their headers follow."""
@@ -255,10 +255,10 @@ class Intake(SubscriptionCore):
         headers = self._not_acknowledged(headers)
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
-        # Held entries that were due before the last of these go with them, even beyond the limit.
+        # Held entries that were due before the last of these go first; what is too much for one turn is held.
         last = key_of(headers, -1)
         self.held_due.add(headers)
-        held = self.held_due.take(UNLIMITED, last)
+        held = self.held_due.take(self.config.admit_entries_max, last)
         return self._admit(_NONE, _NONE.publish_time_ms, self._not_acknowledged(held))
 
     @property
@@ -272,16 +272,28 @@ class Intake(SubscriptionCore):
         return self.admit_held()
 
     def admit_held(self) -> list[Action]:
-        """Admit entries that were due when they were read, up to the tracker's first."""
+        """Admit entries that were due when they were read, up to the tracker's first, as many as one turn takes."""
         return self._admit(_NONE, _NONE.publish_time_ms, self._take_held(others=0))
 
     def _take_held(self, *, others: int) -> EntryHeaders:
         """Take held entries that may be admitted, with room beside others."""
-        if not self.held_due or not self._has_demand() or self._is_holding_due():
+        if not self._may_admit_held():
             return _NONE
-        before_ms = NEVER if self.tracker_deliver_at_ms is None else self.tracker_deliver_at_ms
-        held = self.held_due.take(max(0, self.due_room() - others), first_key_at(before_ms))
-        return self._not_acknowledged(held)
+        entries_max = min(max(0, self.due_room() - others), self.config.admit_entries_max)
+        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))
+
+    def _has_surplus_held(self) -> bool:
+        """Return whether more held entries may be admitted than one turn takes; immediate ones wait for these."""
+        if len(self.held_due) <= self.config.admit_entries_max or not self._may_admit_held() or not self.due_room():
+            return False
+        return self.held_due.count_through(self._admitted_through()) > self.config.admit_entries_max
+
+    def _may_admit_held(self) -> bool:
+        return bool(self.held_due) and self._has_demand() and not self._is_holding_due()
+
+    def _admitted_through(self) -> RowKey:
+        """Return the key up to which held entries may be admitted: the tracker gives those behind it in their order."""
+        return first_key_at(NEVER if self.tracker_deliver_at_ms is None else self.tracker_deliver_at_ms)
 
     def _is_holding_due(self) -> bool:
         assert self.plan is not None

@@ -107,8 +107,8 @@ DISPATCHER: Final = [
     Mutant(
         "held-and-acknowledged",
         "dispatcher/core/intake.py",
-        "        return self._not_acknowledged(held)\n\n    def _is_holding_due",
-        "        return held\n\n    def _is_holding_due",
+        "        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))",
+        "        return self.held_due.take(entries_max, self._admitted_through())",
         "what is held is let in without asking what is acknowledged",
     ),
     Mutant(
@@ -503,8 +503,8 @@ ITEMS: Final = [
     Mutant(
         "item-9",
         "dispatcher/core/intake.py",
-        "        return self._not_acknowledged(held)\n\n    def _is_holding_due",
-        "        return held\n\n    def _is_holding_due",
+        "        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))",
+        "        return self.held_due.take(entries_max, self._admitted_through())",
         "what is held is let in without asking what is acknowledged",
         (
             Edit(

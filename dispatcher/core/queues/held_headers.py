@@ -52,6 +52,10 @@ class HeldHeaders:
             run = _sorted(EntryHeaders.concatenate([self._runs.pop(), run]))
         self._runs.append(run)
 
+    def count_through(self, through: RowKey) -> int:
+        """Return how many headers are not behind a key."""
+        return sum(row_count_through(run, through) for run in self._runs)
+
     def take(self, entries_max: int, through: RowKey) -> EntryHeaders:
         """Take the earliest headers that are not behind a key, at most so many."""
         ends = [min(row_count_through(run, through), entries_max) for run in self._runs]

@@ -274,7 +274,9 @@ class _Machine(RuleBasedStateMachine):
         if held_deliver_at_ms is not None and (
             tracker_deliver_at_ms is None or held_deliver_at_ms < tracker_deliver_at_ms
         ):
+            held_before = len(self.core.held_due)
             self._run(self.core.admit_held())
+            assert held_before - len(self.core.held_due) <= self.core.config.admit_entries_max
             return
         due = sorted((at, position) for position, at in self.tracked.items() if at <= self.now_ms)[:wanted]
         if due:
@@ -289,7 +291,10 @@ class _Machine(RuleBasedStateMachine):
     def complete_taking_due(self) -> None:
         assert self.popped is not None
         popped, self.popped = self.popped, None
+        held_before = len(self.core.held_due)
         self._run(self.core.on_due(_headers(popped)))
+        taken_in = held_before + len(popped) - len(self.core.held_due)
+        assert 0 <= taken_in <= self.core.config.admit_entries_max
 
     # Helpers.
 
@@ -546,6 +551,7 @@ class KeySharedMachine(_Machine):
         per_hash=st.sampled_from([1, 2, 500]),
         parked_max=st.sampled_from([0, 5, 1_000]),
         serve_max=st.sampled_from([1, 3, 2_000]),
+        admit_max=st.sampled_from([1, 3, 1_000]),
         portion=st.sampled_from([1, 3, 2_000]),
     )
     def start(
@@ -556,6 +562,7 @@ class KeySharedMachine(_Machine):
         per_hash: int,
         parked_max: int,
         serve_max: int,
+        admit_max: int,
         portion: int,
     ) -> None:
         config = DispatcherConfig(
@@ -567,6 +574,7 @@ class KeySharedMachine(_Machine):
             consistent_hashing_replica_points=3,
             look_ahead_per_hash=per_hash,
             parked_entries_max=parked_max,
+            admit_entries_max=admit_max,
             key_shared_unblocking_interval_ms=interval_ms,
         )
         self.core = KeySharedCore(config, has_delays=True)

@@ -56,6 +56,9 @@ _INTAKE: Final[dict[str, Callable[[Intake], int]]] = {
     "bound: as many are held as may be": lambda core: (
         len(core.held_due) if len(core.held_due) >= core.config.held_entries_max else 0
     ),
+    "portion: more is held than one turn takes in": lambda core: (
+        len(core.held_due) if len(core.held_due) > core.config.admit_entries_max else 0
+    ),
     "bound: entries of a slot are parked": lambda core: len(core.waiting.parked),
     "portion: entries return to their queues": lambda core: len(core.waiting.returning),
     "bound: the scan is ahead of what is read": lambda core: int(
