@@ -134,9 +134,9 @@ class DispatcherConfig:
     expired_entries_max: int = 4_000
     """Entries that expired at their consumer and are forgotten at once: some milliseconds."""
 
-    serve_entries_max: int = 2_000
-    """Key_Shared: waiting entries that are given at once; the rest follows by the timer, so that the entries
-    of a consumer that left do not hold up the loop."""
+    serve_entries_max: int = 1_000
+    """Waiting entries that are given at once; the rest follows by the timer, so that the entries of a consumer
+    that left do not hold up the loop."""
 
     def __post_init__(self) -> None:
         if self.ordering_mode not in (DRAINING_HASHES, LAST_SENT_POSITION):

@@ -76,7 +76,6 @@ class KeySharedCore(MultipleConsumersCore):
         view: SubscriptionView | None = None,
     ) -> None:
         super().__init__(config, has_delays=has_delays, cursor=cursor)
-        self.serve_entries_max = config.serve_entries_max
         self._view = view
         self.policy = KeySharedPolicy()
         self.selector = make_selector(self.policy, config)

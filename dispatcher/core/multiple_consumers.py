@@ -27,6 +27,7 @@ class MultipleConsumersCore(Intake):
         "expired",
         "expired_entries_max",
         "is_blocked",
+        "serve_entries_max",
         "to_serve",
         "unacked",
     )
@@ -40,6 +41,7 @@ class MultipleConsumersCore(Intake):
     ) -> None:
         super().__init__(config, has_delays=has_delays, cursor=cursor)
         self.expired_entries_max = config.expired_entries_max
+        self.serve_entries_max = config.serve_entries_max
         self.unacked = 0
         self.is_blocked = False
         """The subscription holds too many unacknowledged messages."""

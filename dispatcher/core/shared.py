@@ -33,11 +33,18 @@ class SharedCore(MultipleConsumersCore):
     def _serve_all(self) -> list[Action]:
         self.to_serve.clear()
         actions: list[Action] = []
+        entries_max = self.serve_entries_max
         while self.waiting.may_give(_ONLY_SLOT):
+            if entries_max <= 0:
+                # The rest follows by the timer.
+                self.to_serve.update(self.consumers)
+                break
             consumer = self._next_in_turn()
             if consumer is None:
                 break
-            actions.append(self._give(consumer, self._take_turn(consumer)))
+            items = self._take_turn(consumer, entries_max)
+            actions.append(self._give(consumer, items))
+            entries_max -= len(items)
         return actions
 
     def _next_in_turn(self) -> ConsumerState | None:
@@ -52,10 +59,10 @@ class SharedCore(MultipleConsumersCore):
         self._last_served = next((index for index in indices if index > self._last_served), indices[0])
         return self.consumers[self._last_served]
 
-    def _take_turn(self, consumer: ConsumerState) -> list[Item]:
+    def _take_turn(self, consumer: ConsumerState, entries_max: int) -> list[Item]:
         budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
         items: list[Item] = []
-        entries_max = self.config.round_robin_batch_entries_max
+        entries_max = min(entries_max, self.config.round_robin_batch_entries_max)
         while budget > 0 and len(items) < entries_max and self.waiting.may_give(_ONLY_SLOT):
             items.append(self.waiting.pop(_ONLY_SLOT))
             budget -= items[-1][COUNT]

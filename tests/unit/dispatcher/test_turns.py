@@ -7,6 +7,7 @@ import pytest
 
 from dispatcher import DispatcherConfig, SubscriptionType
 from dispatcher.core.intake import Intake
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from tests.helpers.fakes.shell_world import ShellWorld, settle
 from tests.helpers.fakes.virtual_time import now_ms, run
 
@@ -93,6 +94,47 @@ def test_what_is_held_comes_in_order_with_what_the_tracker_gives(kind: Subscript
 
         in_order = sorted(world.log.entries, key=lambda entry: (entry.deliver_at_ms, entry.position))
         assert consumer.positions() == [entry.position for entry in in_order]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", _MANY)
+@pytest.mark.parametrize("event", ["leaves", "asks for everything again", "is resumed"])
+def test_what_waits_is_given_so_many_a_turn(kind: SubscriptionType, event: str) -> None:
+    async def scenario() -> None:
+        world = ShellWorld(kind, config=DispatcherConfig(serve_entries_max=70))
+        first = world.join("a", permits=5_000)
+        world.publish(2_000, keys=50)
+        await settle()
+        assert len(first.positions()) == 2_000
+        core = world.dispatcher.core
+        assert isinstance(core, MultipleConsumersCore)
+        heir = first
+        match event:
+            case "leaves":
+                heir = world.join("b", permits=5_000)
+                world.dispatcher.remove_consumer(first)
+            case "asks for everything again":
+                world.dispatcher.redeliver_unacknowledged_messages(first)
+            case _:
+                world.dispatcher.pause_deliveries()
+                world.dispatcher.redeliver_unacknowledged_messages(first)
+                await settle()
+                world.dispatcher.resume_deliveries()
+        before = first.positions()
+        first.deliveries.clear()
+        state = next(reversed(core.consumers.values()))
+        given = [len(state.pending)]
+        while given[-1] < 2_000:
+            core.check()
+            await asyncio.sleep(0)
+            given.append(len(state.pending))
+        assert max(after - before for before, after in pairwise(given)) == 70
+        await settle()
+
+        key_of = {entry.position: entry.key_hash for entry in world.log.entries}
+        assert sorted(heir.positions(), key=key_of.__getitem__) == sorted(before, key=key_of.__getitem__)
         await world.dispatcher.close()
 
     run(scenario())
