@@ -12,12 +12,6 @@ from managed_ledger.rocksdb_store.files import is_misplaced
 FORMAT_VERSION = 1
 MARKER_FILE = "POSTDATE-LOG"
 NEW_MARKER_FILE = f"{MARKER_FILE}.new"
-_FILES = (MARKER_FILE, "CURRENT", "MANIFEST-*", "*.sst", "*.log")
-
-
-def has_log(path: Path) -> bool:
-    """Whether a folder has any of the files that only a log has: one is enough to tell that others are lost."""
-    return any(True for pattern in _FILES for _ in path.glob(pattern))
 
 
 def read_marker(path: Path) -> int | None:

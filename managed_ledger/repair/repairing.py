@@ -87,7 +87,7 @@ def verify(folder: Path, *, entry_format: EntryFormat | None, on_stage: OnStage,
         LedgerError: There is none, or it cannot be read.
         OSError: The system refuses.
     """
-    with locked(folder):
+    with locked(folder, creates=False):
         return _verified(folder, entry_format, on_stage, on_step)
 
 
@@ -111,7 +111,7 @@ def repair(
         LedgerError: There is none, it cannot be read, or there is no room; nothing was changed.
         OSError: The same.
     """
-    with locked(folder):
+    with locked(folder, creates=True):
         verdict = _verified(folder, entry_format, on_stage, on_step)
         if verdict.is_whole:
             return verdict

@@ -18,11 +18,11 @@ from managed_ledger.cursors.cursor_records import encode_base
 from managed_ledger.disk import keys, meta_copies
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import has_log
 from managed_ledger.entries.blocks import HEADER_BLOCK_ROWS, encode_payloads, payload_at
 from managed_ledger.entries.headers import LOST, NOT_DELAYED, PACK_ROW, ROW, ROW_BYTES
 from managed_ledger.errors import StoreCorruptedError, StoreLockedError, StoreUnavailableError
 from managed_ledger.repair.findings import Findings, LedgerFinding, covered
+from managed_ledger.repair.log_check import check_is_log
 from managed_ledger.repair.survey import EntryFormat, StoredBlock, Survey
 from managed_ledger.rocksdb_store.store import StoreBatch
 
@@ -36,27 +36,39 @@ LOST_ROW = PACK_ROW(NOT_DELAYED, 0, 0, 0, 0, LOST)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, *, creates: bool) -> Iterator[None]:
     """Keep other processes from opening a log meanwhile, by RocksDB's own lock.
+
+    Args:
+        folder: The log.
+        creates: Whether a lock file that is missing is made; without one no process has the log open.
 
     Raises:
         StoreLockedError: A service has it open.
         StoreUnavailableError: There is no log, or the lock cannot be taken.
+        OSError: The folder cannot be read.
     """
-    if not has_log(folder):
-        raise StoreUnavailableError(f"There is no log in {folder}: name the data directory of a service")
+    check_is_log(folder)
     try:
-        descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if creates else 0), 0o644)
+    except FileNotFoundError:
+        descriptor = None
     except OSError as error:
         raise StoreUnavailableError(f"Cannot lock the log in {folder}: {error}") from error
     try:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StoreLockedError(f"The log in {folder} is in use by another process: stop that one") from error
+        if descriptor is not None:
+            _lock(folder, descriptor)
         yield
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(folder: Path, descriptor: int) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise StoreLockedError(f"The log in {folder} is in use by another process: stop that one") from error
 
 
 def rewrite(

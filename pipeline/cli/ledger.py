@@ -14,8 +14,6 @@ from command_line.endings import EXIT_CODE_DONE, EXIT_CODE_WRONG, help_end
 from command_line.options import yes_option
 from command_line.output import json_option, print_json
 from command_line.progress import Steps
-from managed_ledger.disk.log_marker import has_log
-from managed_ledger.errors import StoreUnavailableError
 from pipeline.cli.common import refusing
 
 if TYPE_CHECKING:
@@ -99,11 +97,12 @@ def log_in(data: str) -> Path:
     Raises:
         StoreUnavailableError: There is none.
     """
+    from managed_ledger.repair.log_check import check_is_log
+
     path = Path(data)
-    for folder in (path / LEDGERS_FOLDER, path):
-        if has_log(folder):
-            return folder
-    raise StoreUnavailableError(f"There is no log in {data}: name the data directory of a service")
+    folder = path / LEDGERS_FOLDER if (path / LEDGERS_FOLDER).is_dir() else path
+    check_is_log(folder)
+    return folder
 
 
 def _tell(verdict: "LogVerdict") -> None:

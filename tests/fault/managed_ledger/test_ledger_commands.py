@@ -6,7 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli.main import ledger
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.damaged_logs import content_of, fill, fill_in_a_burst, flip, flip_type
 
 _HOLD = """
@@ -120,9 +121,7 @@ def test_a_log_without_its_only_write_ahead_file_is_named_and_repaired(tmp_path:
     before = _files(log)
 
     verified = _run("verify", str(log.parent))
-    assert {name: content for name, content in _files(log).items() if name != "LOCK"} == {
-        name: content for name, content in before.items() if name != "LOCK"
-    }
+    assert _files(log) == before
     repaired = _run("repair", str(log.parent), "--yes")
     again = _run("verify", str(log.parent))
 
@@ -173,9 +172,7 @@ def test_a_flipped_type_of_a_record_refuses_and_is_repaired(
 
     refused = run("-c", _START, str(copy / "ledgers"))
     verified = run("-m", "broker.cli", "ledger", "verify", str(copy))
-    assert {name: content for name, content in _files(copy).items() if not name.endswith("LOCK")} == {
-        name: content for name, content in before.items() if not name.endswith("LOCK")
-    }
+    assert _files(copy) == before
     repaired = run("-m", "broker.cli", "ledger", "repair", str(copy), "--yes")
 
     assert refused.returncode == 0, refused.stderr
@@ -190,15 +187,65 @@ def test_a_flipped_type_of_a_record_refuses_and_is_repaired(
     assert asyncio.run(content_of(copy / "ledgers")) == expected
 
 
-@pytest.mark.parametrize("left", ["POSTDATE-LOG", "CURRENT", "MANIFEST-*", "*.log"])
+@pytest.mark.parametrize("left", ["POSTDATE-LOG", "MANIFEST-*", "OPTIONS-*", "*.log", "*.sst"])
 def test_a_log_is_known_by_any_of_its_files(tmp_path: Path, data: Path, left: str) -> None:
     for file in sorted((data / "ledgers").glob(left)):
         (tmp_path / "ledgers").mkdir(exist_ok=True)
         shutil.copy(file, tmp_path / "ledgers")
+    before = _files(tmp_path)
 
     assert _run("verify", str(tmp_path)).exit_code == 1
+    assert _files(tmp_path) == before
     assert _run("repair", str(tmp_path), "--yes").exit_code == 0
     assert _run("verify", str(tmp_path)).exit_code == 0
+
+
+def _photos(folder: Path, _: Path) -> None:
+    for name in ("000012.log", "app.log", "photo.jpg"):
+        (folder / name).write_bytes(b"not of a log")
+
+
+def _a_numbered_file(folder: Path, _: Path) -> None:
+    (folder / "000012.log").write_bytes(b"2026-11-23 begins\n" * 1_000)
+
+
+def _one_file_that_says_nothing(folder: Path, log: Path) -> None:
+    shutil.copy(log / "CURRENT", folder)
+
+
+def _a_log_among_photos(folder: Path, log: Path) -> None:
+    shutil.copytree(log, folder, dirs_exist_ok=True)
+    (folder / "POSTDATE-LOG").unlink()
+    _photos(folder, log)
+
+
+def _snapshots(folder: Path, _: Path) -> None:
+    async def fill_it() -> None:
+        async with RocksDBBucketSnapshotStorage(folder) as storage:
+            await storage.create_bucket_snapshot(b"m", [b"s"], bucket_key="k", topic_name="t", cursor_name="c")
+
+    asyncio.run(fill_it())
+
+
+@pytest.mark.parametrize("words", [("verify",), ("repair", "--yes")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "fill_with", [_photos, _a_numbered_file, _one_file_that_says_nothing, _a_log_among_photos, _snapshots]
+)
+def test_a_folder_of_something_else_is_refused_and_left_alone(
+    tmp_path: Path, data: Path, fill_with: Callable[[Path, Path], None], words: tuple[str, ...]
+) -> None:
+    """A repair renames what it takes for a log, and puts an empty one in its place."""
+    folder = tmp_path / "foo"
+    folder.mkdir()
+    fill_with(folder, data / "ledgers")
+    before = _files(tmp_path)
+
+    refused = _run(*words, str(folder))
+
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"postdate: There is no log in {folder}: its file POSTDATE-LOG is missing, and ")
+    assert refused.stderr.count("\n") == 1
+    assert _files(tmp_path) == before
 
 
 def test_nothing_is_repaired_without_being_told_to(damaged: Path) -> None:

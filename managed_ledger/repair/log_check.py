@@ -1,0 +1,70 @@
+"""Whether a folder is a log, so that no other folder is locked, read as one, or replaced by a repair.
+
+The marker file says so. Where it is lost, all names must be those of RocksDB's files, and the content of one of them
+must name the log's column families or have a row that only a log has: the folder of snapshots is RocksDB's as well.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from managed_ledger.disk import keys
+from managed_ledger.disk.keys import Family
+from managed_ledger.disk.log_marker import MARKER_FILE, NEW_MARKER_FILE
+from managed_ledger.errors import StoreUnavailableError
+from managed_ledger.repair.tables import read_table
+from managed_ledger.repair.wal import read_log
+
+_NAMES: Final = re.compile(
+    r"CURRENT|IDENTITY|LOCK|LOG|LOG\.old\.\d+|rocksdict-config\.json|lost\+found|"
+    rf"\d+\.(sst|log|dbtmp)|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|{re.escape(NEW_MARKER_FILE)}"
+)
+_ROWS: Final = frozenset({keys.FORMAT_KEY, keys.COUNTERS_KEY, keys.COPIES_KEY})
+
+
+def check_is_log(folder: Path) -> None:
+    """Refuse a folder that is not known to be a log; nothing in it is changed.
+
+    Raises:
+        StoreUnavailableError: It is none.
+        OSError: The system refuses to read it.
+    """
+    if os.path.lexists(folder / MARKER_FILE):
+        return
+    # A folder that is not there is none either.
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    none = f"There is no log in {folder}: "
+    if not names:
+        raise StoreUnavailableError(f"{none}name the data directory of a service")
+    foreign = next((name for name in names if not _NAMES.fullmatch(name)), None)
+    if foreign is not None:
+        raise StoreUnavailableError(f"{none}its file {MARKER_FILE} is missing, and {foreign} is not of a log")
+    if not any(_has_trace(folder.glob(pattern), is_trace) for pattern, is_trace in _TRACES):
+        raise StoreUnavailableError(f"{none}its file {MARKER_FILE} is missing, and no other file in it is of a log")
+
+
+def _has_trace(files: Iterable[Path], is_trace: Callable[[bytes], bool]) -> bool:
+    # Reading a pipe in the place of a file would wait for ever.
+    return any(is_trace(file.read_bytes()) for file in files if file.is_file())
+
+
+def _names_families(content: bytes) -> bool:
+    return all(family.encode() in content for family in Family)
+
+
+def _is_table_of_log(content: bytes) -> bool:
+    return read_table(content).family in tuple(Family)
+
+
+def _has_row_of_log(content: bytes) -> bool:
+    return any(change.key in _ROWS for change in read_log(content).changes)
+
+
+_TRACES: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
+    ("MANIFEST-*", _names_families),
+    ("OPTIONS-*", _names_families),
+    ("*.sst", _is_table_of_log),
+    ("*.log", _has_row_of_log),
+)
