@@ -6,7 +6,8 @@ again from the log what cursor properties name and the folder no longer has. So 
 link to nowhere stands where RocksDB has a file, and a file or a pipe in the place of the folder: no further try helps.
 One line of the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it
 is, and the opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk
-fails. A folder that cannot be renamed, as a mount point, is emptied into a folder in it (`put_aside`).
+fails, or the target of a link is not there. A folder that cannot be renamed, as a mount point, is emptied into a folder
+in it (`put_aside`).
 
 A folder that is removed or replaced under its writer is opened again at the next write, with its files of then.
 
@@ -98,7 +99,7 @@ def open_to_write(path: Path, *, memory: RocksDBMemory, damage: str | None = Non
 
     Raises:
         StorageLockedError: It is in use by another writer.
-        StorageAccessError: It cannot be written.
+        StorageAccessError: It cannot be written, or is a link to nowhere.
         StorageUnavailableError: The disk refuses.
     """
     lock = _locked(path)
@@ -158,6 +159,10 @@ def open_to_read(path: Path, *, memory: RocksDBMemory, pause: Callable[[float], 
 def _locked(path: Path) -> WriterLock:
     with translated(error_of, path, "use the folder"):
         is_something_else = os.path.lexists(path) and not path.is_dir()
+        # The snapshots may be whole, on a disk that is not mounted yet.
+        is_target_missing = path.is_symlink() and not path.exists()
+    if is_target_missing:
+        raise StorageAccessError(f"the target of the link {path} is not there: mount it, or remove the link")
     if is_something_else:
         _put_aside(path, "it is no folder")
     with translated(error_of, path, "use the folder"):

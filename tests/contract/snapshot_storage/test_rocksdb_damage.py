@@ -554,7 +554,30 @@ def test_what_is_no_file_in_the_place_of_one_is_damage_for_good(
     assert _aside(path) == aside
 
 
-@pytest.mark.parametrize("make", [Path.touch, mkfifo, _make_dangling_link, _make_looping_link, _make_link_to_a_file])
+@pytest.mark.parametrize("make", [_make_dangling_link, _make_looping_link])
+def test_a_link_to_nowhere_in_the_place_of_the_folder_is_refused_and_kept(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """Its target may be a disk that is not mounted yet, with snapshots that are whole."""
+    path = tmp_path / "snapshots"
+    make(path)
+
+    with pytest.raises(StorageAccessError) as refused:
+        _opened(path)
+
+    assert str(refused.value) == f"the target of the link {path} is not there: mount it, or remove the link"
+    assert [one.name for one in tmp_path.iterdir()] == ["snapshots"]
+    assert path.is_symlink()
+    target = path.readlink()
+    if make is _make_dangling_link:
+        target.mkdir(parents=True)
+        folder = _opened(path)
+        assert not _read_all(folder, _fill(folder, 1))
+        folder.close()
+        assert (target / "CURRENT").is_file()
+
+
+@pytest.mark.parametrize("make", [Path.touch, mkfifo, _make_link_to_a_file])
 def test_what_is_no_folder_in_the_place_of_the_folder_is_put_aside(
     tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
