@@ -10,7 +10,7 @@ at any point is harmless. Left out: which cursors have a tracker, and when to lo
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from snapshot_storage.bucket_key import parse_bucket_id
@@ -98,7 +98,7 @@ class ResidualSnapshots:
             # The property may name another cursor's.
             owner = SnapshotOwner(topic_name, cursor_name, self._config)
             await self._worker.run_action(owner, DeleteSnapshot(NO_BUCKET, bucket.bucket_id, is_own=False))
-            await _forget(cursor, bucket, is_unattended)
+            await _forget(cursor, [bucket], is_unattended)
 
     async def clean_ownerless(self, topic_name: str, is_owned: Callable[[BucketSnapshotInfo], bool]) -> set[int]:
         """Delete a topic's snapshots without an owner, as a crash or an outage may leave them.
@@ -126,20 +126,26 @@ class ResidualSnapshots:
 
     async def forget_missing(
         self, cursor: TrackedCursor, present_ids: Collection[int], *, is_unattended: Callable[[], bool]
-    ) -> None:
-        """Remove the properties that name snapshots which are gone, as a crash or an outage may leave them.
+    ) -> int:
+        """Remove the properties that name snapshots which are gone, by a crash, an outage or a loss.
 
         Args:
             cursor: The cursor.
             present_ids: Snapshots that are there; others are asked for.
             is_unattended: See `trim`.
 
+        Returns:
+            The number of properties that were removed; 0 if a tracker has come meanwhile, which finds the same.
+
         Raises:
-            SnapshotStorageError: Some may be left.
+            SnapshotStorageError: The storage does not say whether one is there; nothing is removed.
         """
-        for bucket in read_properties(cursor.properties).buckets:
-            if bucket.bucket_id not in present_ids and await self._is_gone(bucket.bucket_id):
-                await _forget(cursor, bucket, is_unattended)
+        missing = [
+            bucket
+            for bucket in read_properties(cursor.properties).buckets
+            if bucket.bucket_id not in present_ids and await self._is_gone(bucket.bucket_id)
+        ]
+        return await _forget(cursor, missing, is_unattended)
 
     async def _is_gone(self, bucket_id: int) -> bool:
         read = ReadMetadata(NO_BUCKET, bucket_id, through_ms=0, row_count_max=0)
@@ -156,10 +162,14 @@ class ResidualSnapshots:
         return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
 
 
-async def _forget(cursor: TrackedCursor, bucket: SnapshotProperty, is_unattended: Callable[[], bool]) -> None:
-    """Remove a property whose snapshot is gone.
+async def _forget(cursor: TrackedCursor, buckets: Sequence[SnapshotProperty], is_unattended: Callable[[], bool]) -> int:
+    """Remove the properties whose snapshots are gone, in one write; return how many there were without a tracker.
 
-    A tracker that has come meanwhile finds that out by itself, and may have named another snapshot by the same key.
+    A tracker that has come meanwhile finds that out by itself, and may have named other snapshots by the same keys.
     """
-    if is_unattended() and parse_bucket_id(cursor.properties.get(bucket.key, "")) == bucket.bucket_id:
-        await cursor.update_properties(remove=[bucket.key])
+    if not is_unattended():
+        return 0
+    keys = [one.key for one in buckets if parse_bucket_id(cursor.properties.get(one.key, "")) == one.bucket_id]
+    if keys:
+        await cursor.update_properties(remove=keys)
+    return len(keys) if is_unattended() else 0

@@ -24,6 +24,7 @@ from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError
 from managed_ledger.value_types import Clock
+from tracker.stats import TrackerCounters
 
 logger = logging.getLogger(__name__)
 
@@ -172,18 +173,33 @@ def _without_delayed(figures: TopicSnapshot) -> TopicSnapshot:
 
 
 def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:
-    """Leave out the counters that begin at 0 when the topic is opened again, as after a restart."""
+    """Leave out the counters that begin at 0 when the topic is opened again, as after a restart.
+
+    Lost snapshots stay counted: the visit after a start finds them, and no scrape may come before its end.
+    """
     subscriptions = tuple(
-        replace(one, dispatcher=None, tracker=None, index_counters_before=None, messages_out_total=0, bytes_out_total=0)
+        replace(
+            one,
+            dispatcher=None,
+            tracker=None,
+            index_counters_before=_losses(one.tracker, one.index_counters_before),
+            messages_out_total=0,
+            bytes_out_total=0,
+        )
         for one in figures.subscriptions
     )
     return replace(
         figures,
         subscriptions=subscriptions,
         shared_index=None,
-        index_counters_before=None,
+        index_counters_before=_losses(figures.shared_index, figures.index_counters_before),
         messages_in_total=0,
         bytes_in_total=0,
         # There may be thousands of such topics.
         lateness=figures.lateness if figures.lateness is not None and any(figures.lateness.counts) else None,
     )
+
+
+def _losses(*counters: TrackerCounters | None) -> TrackerCounters | None:
+    lost = sum(one.buckets_lost for one in counters if one is not None)
+    return TrackerCounters(buckets_lost=lost) if lost else None

@@ -9,7 +9,8 @@ A tracker deletes its own snapshots. There are three kinds of snapshots without 
 3. Their cursor does not name them: a crash came between storing a snapshot and writing its property, or the kind of
    index has changed.
 
-There are also properties without a snapshot: a crash came between deleting the snapshot and removing its property.
+There are also properties without a snapshot: a crash came between deleting the snapshot and removing its property, or
+the snapshot is lost. They are removed, and told: a tracker that comes later reads their messages from the log again.
 
 Kind 1 is found in the properties, at each retention check. For the rest all snapshots of the topic have to be
 listed. That is done once after its opening, and twice after a cursor was deleted or its tracker has ended for good: at
@@ -44,15 +45,23 @@ class SnapshotSweep:
         ledger: The topic's log.
         residual: Deletes from the storage.
         has_tracker: Whether the cursor of this name has a tracker for its snapshots now.
+        on_lost: Called with a cursor's name and how many of its snapshots were missing.
         spawn: Runs work in the background.
     """
 
     def __init__(
-        self, ledger: ManagedLedger, residual: ResidualSnapshots, *, has_tracker: Callable[[str], bool], spawn: Spawn
+        self,
+        ledger: ManagedLedger,
+        residual: ResidualSnapshots,
+        *,
+        has_tracker: Callable[[str], bool],
+        on_lost: Callable[[str, int], None],
+        spawn: Spawn,
     ) -> None:
         self._ledger = ledger
         self._residual = residual
         self._has_tracker = has_tracker
+        self._on_lost = on_lost
         self._spawn = spawn
         self._task: asyncio.Task[None] | None = None
         # These say whether the next sweep, and the one after it, list all snapshots of the topic.
@@ -73,8 +82,8 @@ class SnapshotSweep:
             self._task = self._spawn(self._sweep())
 
     def close(self) -> None:
-        """Stop deleting: the topic is closed."""
-        self._has_tracker = _is_attended
+        """Stop deleting: the topic is closed. Nothing here refers to it any more."""
+        self._has_tracker, self._on_lost = _is_attended, _pass_over
 
     async def finished(self) -> None:
         """Wait for the end of a sweep that is under way.
@@ -129,7 +138,11 @@ class SnapshotSweep:
     async def _match_once(self) -> None:
         present_ids = await self._residual.clean_ownerless(self._ledger.name, self._is_owned)
         for cursor in self._unattended_cursors():
-            await self._residual.forget_missing(cursor, present_ids, is_unattended=partial(self._is_unattended, cursor))
+            lost = await self._residual.forget_missing(
+                cursor, present_ids, is_unattended=partial(self._is_unattended, cursor)
+            )
+            if lost:
+                self._on_lost(cursor.name, lost)
 
     def _is_owned(self, info: BucketSnapshotInfo) -> bool:
         cursor = self._ledger.cursors.get(info.cursor_name)
@@ -161,6 +174,10 @@ class SnapshotSweep:
 def _is_attended(_: str) -> bool:
     """Answer for a closed topic: every snapshot counts as attended, since its next tracker may need it."""
     return True
+
+
+def _pass_over(*_: object) -> None:
+    """Tell nothing of a closed topic."""
 
 
 def _first_ledger_unacknowledged(cursor: Cursor) -> int:

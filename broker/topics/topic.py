@@ -109,7 +109,9 @@ class Topic:
         self._index = index
         # Counters of deleted subscriptions' indexes; the topic's counters must not decrease with them.
         self._index_counters_before: TrackerCounters | None = None
-        self._sweep = SnapshotSweep(ledger, residual, has_tracker=self._has_tracker, spawn=spawn)
+        self._sweep = SnapshotSweep(
+            ledger, residual, has_tracker=self._has_tracker, on_lost=self._note_lost, spawn=spawn
+        )
         self._lock = asyncio.Lock()
         ledger.set_abandoned_listener(self._send_producers_away)
         self.subscriptions: dict[str, Subscription] = {}
@@ -363,6 +365,19 @@ class Topic:
     def sweep_snapshots(self) -> None:
         """Begin to delete unneeded snapshots without a tracker."""
         self._sweep.start()
+
+    def _note_lost(self, cursor_name: str, count: int) -> None:
+        """Tell and count snapshots that were missing before their cursor had a tracker, which does so itself."""
+        shown = "the shared index" if cursor_name == INDEX_CURSOR_NAME else subscription_of(cursor_name)
+        logger.warning(
+            "%d snapshots of %s / %s are missing: their messages are read from the log again", count, self.name, shown
+        )
+        lost = TrackerCounters(buckets_lost=count)
+        subscription = None if cursor_name == INDEX_CURSOR_NAME else self.subscriptions.get(shown)
+        if subscription is None:
+            self._index_counters_before = summed(self._index_counters_before, lost)
+        else:
+            subscription.index_counters_before = summed(subscription.index_counters_before, lost)
 
     async def expire(self, now_ms: int, ttl_ms: int) -> None:
         """Acknowledge expired messages for every subscription, and let its dispatcher know."""

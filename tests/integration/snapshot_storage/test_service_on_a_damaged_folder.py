@@ -21,7 +21,7 @@ from demo.process import PostdateProcess, wait_until
 from tests.helpers.damaged_logs import flip_type
 from tests.helpers.services.programs.clients import Clients, receive, subscribe, texts
 from tests.helpers.services.services import POSTDATE, make_service
-from tests.helpers.services.snapshot_figures import named_snapshots
+from tests.helpers.services.snapshot_figures import counted, named_snapshots
 
 TIMEOUT_S = 40
 KEYS = 7
@@ -74,9 +74,19 @@ def publish(service: PostdateProcess, first: int, end: int, *, deliver_at_ms: in
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder of a service that was killed."""
-    service = new_service(tmp_path_factory.mktemp("killed"))
+    return _killed(tmp_path_factory.mktemp("killed"), DUE_AFTER_MS)
+
+
+@pytest.fixture(scope="module")
+def killed_early(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, of messages that are due long after the test."""
+    return _killed(tmp_path_factory.mktemp("killed-early"), 3_600_000)
+
+
+def _killed(folder: Path, due_after_ms: int) -> Path:
+    service = new_service(folder)
     service.start()
-    deliver_at_ms = time.time_ns() // 1_000_000 + DUE_AFTER_MS
+    deliver_at_ms = time.time_ns() // 1_000_000 + due_after_ms
     publish(service, 0, 100, deliver_at_ms=deliver_at_ms, snapshots=1)
     service.stop()
     service.start()
@@ -186,6 +196,42 @@ def test_all_is_delivered_in_order_whichever_file_is_damaged(
     finally:
         clients.close()
         assert service.stop() == 0
+
+
+def lose_the_log(snapshots: Path) -> None:
+    max(snapshots.glob("*.log")).unlink()
+
+
+def cut_the_log(snapshots: Path) -> None:
+    cut(max(snapshots.glob("*.log")))
+
+
+def lose_all_files(snapshots: Path) -> None:
+    shutil.rmtree(snapshots)
+    snapshots.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "lost"),
+    [(lose_the_log, {3}), (cut_the_log, {1, 2, 3}), (lose_all_files, {4}), (shutil.rmtree, {4})],
+)
+def test_snapshots_that_are_gone_at_a_start_are_told_and_counted(
+    killed_early: Path, tmp_path: Path, harm: Callable[[Path], None], lost: set[int]
+) -> None:
+    """RocksDB opens the folder without a word, and no consumer is back whose tracker would look for them."""
+    service = new_service(tmp_path / "service")
+    shutil.copytree(killed_early, service.folder / "data")
+    harm(service.folder / "data" / "snapshots")
+    service.start()
+    try:
+        wait_until(lambda: counted(service, "postdate_delayed_buckets_lost_total") > 0, timeout_s=TIMEOUT_S)
+        count = counted(service, "postdate_delayed_buckets_lost_total")
+        assert count in lost
+        assert named_snapshots(service) == 4 - count
+    finally:
+        assert service.stop() == 0
+    (line,) = [line for line in service.log_path.read_text().splitlines() if " WARNING " in line]
+    assert f"{count:.0f} snapshots of persistent://public/default/orders / sub are missing: " in line
 
 
 @pytest.mark.parametrize("folder", ["itself", "its files"])

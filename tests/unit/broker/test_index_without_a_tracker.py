@@ -31,6 +31,7 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.service_fakes import Peer, until
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
+from tracker.bucket_properties import names_buckets
 from tracker.config import BUCKET_FACTORY, TrackerConfig
 
 NOW_MS = 1_800_000_000_000
@@ -375,6 +376,47 @@ def test_an_open_topic_loses_what_nobody_owns_and_nothing_else(world: UntrackedW
             await world.stored.create_bucket_snapshot(b"", [], bucket_key="k", topic_name=name, cursor_name=cursor_name)
         assert sorted(await world.owners()) == ["a"] * 5 + ["gone"]
         await world.serve(look)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_snapshots_that_are_gone_are_told_and_counted_before_a_consumer_comes(
+    world: UntrackedWorld, caplog: pytest.LogCaptureFixture, is_shared: bool
+) -> None:
+    """A tracker, which tells it too, comes with the first consumer, when no property names them any more."""
+
+    async def fill() -> None:
+        await world.subscribe("a")
+        await world.publish()
+        await until(lambda: world.storage.calls[Operation.CREATE] == 3)
+
+    async def look() -> None:
+        topic = await world.topic()
+        cursor = topic.ledger.cursors[INDEX_CURSOR_NAME if is_shared else "a"]
+        assert names_buckets(cursor.properties)
+        await topic.swept()
+        assert not names_buckets(cursor.properties)
+        shown = "the shared index" if is_shared else "a"
+        (line,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+        assert line == f"4 snapshots of {topic.name} / {shown} are missing: their messages are read from the log again"
+        of = "" if is_shared else 'subscription="a",'
+        labels = f'cluster="standalone",namespace="public/default",{of}topic="{topic.name}"'
+        counted = f"postdate_delayed_buckets_lost_total{{{labels}}} 4.0"
+        assert counted in metrics_of(world.service).decode().splitlines()
+
+        await world.subscribe("a")
+        dispatcher = topic.subscriptions["a"].dispatcher
+        await until(lambda: dispatcher is not None and dispatcher.stats().msg_delayed == MESSAGES)
+        assert counted in metrics_of(world.service).decode().splitlines()
+
+    async def main() -> None:
+        await world.serve(fill, is_index_shared=is_shared)
+        await world.stored.start()
+        for info in await world.stored.list_bucket_snapshots():
+            await world.stored.delete_bucket_snapshot(info.bucket_id)
+        caplog.clear()
+        await world.serve(look, is_index_shared=is_shared)
 
     asyncio.run(main())
 
