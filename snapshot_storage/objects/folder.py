@@ -59,10 +59,10 @@ _SEGMENTS_BYTES_MAX = 64 * 2**10
 class ObjectFolderBucketSnapshotStorage(ThreadedBucketSnapshotStorage["ObjectFolder"]):
     """Keeps snapshots as files of a folder; `start` makes it, unless it is only read."""
 
-    def __init__(self, path: Path, *, is_read_only: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, is_read_only: bool = False) -> None:
         """Remember where."""
         super().__init__(threads_max=_THREADS_MAX)
-        self._path = path
+        self._path = Path(path)
         self._is_read_only = is_read_only
 
     def _open_snapshots(self) -> "ObjectFolder":

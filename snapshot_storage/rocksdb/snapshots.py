@@ -6,6 +6,7 @@ rocksdict (`managed_ledger.rocksdb_store`), so a service has this storage in a p
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
 
     def __init__(
         self,
-        path: Path,
+        path: str | os.PathLike[str],
         *,
         is_read_only: bool = False,
         memory: RocksDBMemory | None = None,
@@ -61,7 +62,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             clock_s: A clock that never goes back.
         """
         super().__init__(threads_max=_THREADS, clock_s=clock_s)
-        self._path = path
+        self._path = Path(path)
         self._is_read_only = is_read_only
         self._memory = memory if memory is not None else RocksDBMemory()
         self._pace = ReopeningPace(clock_s)
@@ -123,7 +124,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         """Check the headers; entries are checked when they are read."""
         return list(await self._run("check the headers", lambda folder: folder.header_damage()))
 
-    async def checkpoint(self, path: Path) -> None:
+    async def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Make a backup: another folder with the present snapshots, which a storage can open.
 
         Atomic, and cheap on the same file system, where tables are shared by hard links. Not idempotent: the
@@ -134,7 +135,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             StorageReadOnlyError: This storage was opened to read.
             StorageUnavailableError: The disk refuses.
         """
-        await self._run("make a checkpoint", lambda folder: folder.checkpoint(path))
+        await self._run("make a checkpoint", lambda folder: folder.checkpoint(Path(path)))
 
 
 def _answer_of(call: Callable[P, _Result], *args: P.args, **kwargs: P.kwargs) -> _Result | SnapshotStorageError:

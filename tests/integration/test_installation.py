@@ -94,13 +94,14 @@ print(json.dumps(missing))
 """A program that prints the package that each module lacks, or null where the module can be imported."""
 
 SEAL_AND_RECOVER: Final = """
-import asyncio
+import asyncio, sys
 import google.protobuf, postdate, broker.protocol.pb.pulsar_api_pb2
 
 async def main():
     config = postdate.TrackerConfig(index_count_at_close_min=1)
     deliver_at_ms = postdate.now_ms() + 200
-    async with postdate.MemoryBucketSnapshotStorage() as storage:
+    made = sys.argv[1] if len(sys.argv) > 1 else "postdate.MemoryBucketSnapshotStorage()"
+    async with eval(made) as storage:
         factory = postdate.tracker_factory(config, storage, now_ms=postdate.now_ms)
         cursor, available = postdate.MemoryCursor(), asyncio.Event()
         context = postdate.TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=available.set)
@@ -118,6 +119,26 @@ async def main():
 asyncio.run(main())
 print(google.protobuf.__version__)
 """
+"""Its argument makes the storage, by default one in memory."""
+
+ASK_S3: Final = """
+import asyncio, postdate
+
+async def main():
+    config = postdate.S3Config(
+        bucket="bucket", endpoint="http://127.0.0.1:9", region="r", access_key_id="k", secret_access_key="s"
+    )
+    try:
+        async with postdate.S3BucketSnapshotStorage(config) as storage:
+            await storage.list_bucket_snapshots()
+    except postdate.StorageUnavailableError as error:
+        assert "Could not connect" in str(error), error
+    else:
+        raise AssertionError("a server answered")
+
+asyncio.run(main())
+"""
+"""The library is used up to the network: no server listens on the port of the protocol that discards."""
 
 
 class Environment:
@@ -298,11 +319,11 @@ def test_each_extra_alone_is_enough(extras: Sequence[str], wheel: Path, tmp_path
 
 
 USED: Final[dict[str, Sequence[Sequence[str]]]] = {
-    "rocksdb": [("python", "-c", "import postdate; postdate.RocksDBBucketSnapshotStorage('snapshots')")],
-    "s3": [
-        ("python", "-c", "from postdate import S3BucketSnapshotStorage as S, S3Config; S(S3Config(bucket='bucket'))")
+    "rocksdb": [("python", "-c", SEAL_AND_RECOVER, "postdate.RocksDBBucketSnapshotStorage('{tmp}/snapshots')")],
+    "s3": [("python", "-c", ASK_S3)],
+    "dispatcher": [
+        ("python", "-c", "from dispatcher.slots import sticky_hash; assert sticky_hash(b'key1') == 462881061")
     ],
-    "dispatcher": [("python", "-c", "from dispatcher import make_dispatcher")],
     "service": [("postdate", "config", "--commented"), ("postdate", "token", "create-secret-key", "-o", "{tmp}/key")],
     "client": [("python", "-c", "import pulsar; from postdate import AsyncScheduler, Scheduler")],
     "demo": [("postdate", "demo", "--help"), ("postdate", "scheduled", "--help")],

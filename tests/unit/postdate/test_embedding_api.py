@@ -53,6 +53,19 @@ def test_the_program_of_the_documentation_for_tests_runs_through_an_hour_with_fa
     assert [name for name in testing.__all__ if f"`{name}`" not in section] == []
 
 
+def test_a_folder_may_be_named_by_a_text(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with postdate.RocksDBBucketSnapshotStorage(str(tmp_path / "snapshots")) as storage:
+            bucket_id = await storage.create_bucket_snapshot(
+                b"m", [b"s"], bucket_key="k", topic_name="t", cursor_name="c"
+            )
+            await storage.checkpoint(str(tmp_path / "backup"))
+        async with postdate.RocksDBBucketSnapshotStorage(str(tmp_path / "backup")) as backup:
+            assert [info.bucket_id for info in await backup.list_bucket_snapshots()] == [bucket_id]
+
+    asyncio.run(scenario())
+
+
 def test_what_extras_bring_is_not_needed() -> None:
     """A core install gives everything but two storages, also when other packages are installed beside it."""
     modules = sorted({module for modules in MODULES_OF_EXTRAS.values() for module in modules})
