@@ -120,8 +120,14 @@ class RocksDBFolder:
                 if self._is_in_place():
                     # A flush leaves the next start nothing to replay. It is not for safety: the log has all messages.
                     self._store.flush()
-            except SnapshotStorageError:
-                logger.warning("closing the snapshots in %s", self._path, exc_info=True)
+            except SnapshotStorageError as error:
+                # The text of RocksDB may have several lines. The next start sees to the damage, so there is no advice.
+                reason = " ".join((error.reason if isinstance(error, StorageCorruptedError) else str(error)).split())
+                logger.warning(
+                    "the snapshots in %s were closed without a last flush, and the next start sees to it: %s",
+                    self._path,
+                    reason,
+                )
         with self._write_lock:
             self._is_closed = True
             self._opened.close()

@@ -443,6 +443,38 @@ def test_a_list_that_meets_damage_puts_the_folder_aside(tmp_path: Path) -> None:
     assert len(_aside(path)) == 1
 
 
+class _DamagedFlush:
+    """Rocksdict whose last flush meets a damaged block, as RocksDB tells it: in two lines."""
+
+    def __init__(self, database: Rdict) -> None:
+        self._database = database
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._database, name)
+
+    def flush(self, *_: object, **__: object) -> None:
+        raise Exception("Corruption: block checksum mismatch\nin 000012.sst")
+
+
+def test_damage_that_a_close_meets_is_one_line_without_advice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The next start puts the folder aside by itself, where that is needed."""
+    path = tmp_path / "snapshots"
+    folder = _opened(path)
+    written = _fill(folder, 1)
+    replace_rocksdict(folder, _DamagedFlush)
+
+    folder.close()
+
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info) == (logging.WARNING, None)
+    assert record.getMessage().startswith(f"the snapshots in {path} were closed without a last flush")
+    assert record.getMessage().endswith("Corruption: block checksum mismatch in 000012.sst")
+    assert "move it away" not in record.getMessage()
+    again = _opened(path)
+    assert not _read_all(again, written)
+    again.close()
+
+
 @pytest.mark.parametrize("version", [1, 2, 3, 5])
 def test_a_folder_of_another_layout_is_put_aside(
     tmp_path: Path, version: int, caplog: pytest.LogCaptureFixture
