@@ -193,12 +193,18 @@ def test_a_load_that_is_answered_late_lets_another_begin() -> None:
     config = dataclasses.replace(CONFIG, operations_in_flight_max=1, loaded_row_count_max=1_000, bucket_count_max=-1)
     with asyncio.Runner() as runner:
         core = SpoiledCore(runner, config, ledgers=BUCKETS_PER_CALL + 4)
-        core.now_ms = 7_000
+        # More buckets are due than may be loaded at once.
+        core.now_ms = 5_000 + 100 * (BUCKETS_PER_CALL + 4)
         core.answer_all(but=LoadSegments)
         core.check()
         core.core.trim(1)
         core.answer_all(but=LoadSegments)
         late = next(one for one in core.pending if isinstance(one, LoadSegments) and one.serial == 1)
         core.pending.remove(late)
+        assert core.core.plan(now_ms=core.now_ms) == []
         core.core.handle(ActionFailed(late, False, "down"), now_ms=core.now_ms)
         core.check()
+        (begun,) = core.core.plan(now_ms=core.now_ms)
+        assert isinstance(begun, LoadSegments)
+        assert begun.serial == BUCKETS_PER_CALL + 1
+        core.core.check([*core.pending, begun])
