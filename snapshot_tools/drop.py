@@ -129,7 +129,7 @@ async def _tell_doubt(storage: BucketSnapshotStorage, bucket_id: int, on_doubt: 
         "postdate snapshots drop 1312740393216 --yes",
     ),
 )
-@click.argument("bucket_id", type=int)
+@click.argument("bucket_id", metavar="ID", type=click.IntRange(0, 2**63 - 1))
 @on_config
 @yes_option("Do not ask before a snapshot is given up that can be read, or that may be in an outage.")
 @json_option("one object")
