@@ -16,6 +16,7 @@ from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import now_ms
 from tests.helpers.services.programs.frames import ConnectionEndedError, RawConnection, command, raw_connection
 from tests.helpers.services.services import DELAY_MAX_MS, RunningService
+from tests.helpers.wire_frames import framed
 
 CHECKSUM_ERROR = 9
 METADATA_ERROR = 1
@@ -157,17 +158,14 @@ def broken_sends() -> list[Any]:
     """Return SEND frames whose part after the command is not what it should be."""
     header = frames.message({1: frames.SEND, frames.SEND: {1: 1, 2: 0, 3: 1}})
 
-    def frame(rest: bytes) -> bytes:
-        return struct.pack(">II", 4 + len(header) + len(rest), len(header)) + header + rest
-
     too_long = struct.pack(">I", 5000) + b"x"
     checked = struct.pack(">HI", 0x0E01, frames.crc32c(too_long)) + too_long
     return [
         pytest.param(frames.send({1: "p"}, b"x"), id="metadata lacks fields"),
         pytest.param(frames.send({1: 1, 2: 2}, b"x"), id="metadata of wrong types"),
-        pytest.param(frame(checked), id="metadata beyond its frame"),
-        pytest.param(frame(b""), id="no metadata at all"),
-        pytest.param(frame(b"\x0e\x01"), id="a checksum cut off"),
+        pytest.param(framed(header, checked), id="metadata beyond its frame"),
+        pytest.param(framed(header, b""), id="no metadata at all"),
+        pytest.param(framed(header, b"\x0e\x01"), id="a checksum cut off"),
     ]
 
 

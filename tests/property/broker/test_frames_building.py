@@ -1,12 +1,11 @@
 """Frames that are put together by hand equal, byte for byte, those of the generated classes."""
 
-import struct
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.protocol import frames
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from tests.helpers.wire_frames import framed
 
 # Where varints get longer, and beyond what the tables hold.
 EDGES = [0, 1, 127, 128, 2**14 - 1, 2**14, 2**21, 2**28 - 1, 2**28, 2**35, 2**63, 2**64 - 1]
@@ -16,18 +15,13 @@ words = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4).map(tuple)
 deliveries = st.tuples(uint64, uint64, count, st.binary(max_size=20), words)
 
 
-def framed(command: BaseCommand, rest: bytes = b"") -> bytes:
-    data = command.SerializeToString()
-    return struct.pack(">II", 4 + len(data) + len(rest), len(data)) + data + rest
-
-
 def generated_receipt(producer_id: int, sequence_id: int, ledger_id: int, entry_id: int) -> bytes:
     command = BaseCommand(type=BaseCommand.SEND_RECEIPT)
     command.send_receipt.producer_id = producer_id
     command.send_receipt.sequence_id = sequence_id
     command.send_receipt.message_id.ledgerId = ledger_id
     command.send_receipt.message_id.entryId = entry_id
-    return framed(command)
+    return framed(command.SerializeToString())
 
 
 def generated_message(
@@ -43,7 +37,7 @@ def generated_message(
     command.message.ack_set.extend(ack_set)
     if epoch is not None:
         command.message.consumer_epoch = epoch
-    return framed(command, entry)
+    return framed(command.SerializeToString(), entry)
 
 
 @given(st.lists(st.tuples(uint64, uint64, uint64, uint64), max_size=5))

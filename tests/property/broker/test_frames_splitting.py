@@ -2,7 +2,6 @@
 
 import struct
 
-import google_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,21 +10,12 @@ from broker.protocol.errors import ProtocolError
 from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from tests.helpers.wire_frames import entry_of, framed
 
 uint64 = st.integers(0, 2**64 - 1)
 # A few letters of every length in UTF-8: the lengths matter here, without the cost of all of Unicode.
 text = st.text(alphabet="aZ0é☃🦀", max_size=8)
 position = st.one_of(st.integers(0, 300), uint64)
-
-
-def entry_of(metadata: bytes, payload: bytes) -> bytes:
-    covered = struct.pack(">I", len(metadata)) + metadata + payload
-    return b"\x0e\x01" + struct.pack(">I", google_crc32c.value(covered)) + covered
-
-
-def send_frame(send: BaseCommand, entry: bytes) -> bytes:
-    command = send.SerializeToString()
-    return struct.pack(">II", 4 + len(command) + len(entry), len(command)) + command + entry
 
 
 @st.composite
@@ -60,8 +50,10 @@ def sends(draw: st.DrawFn) -> tuple[bytes, Frame]:
     is_damaged = draw(st.integers(0, 9)) == 0
     if is_damaged:
         entry = entry[:-1] + bytes([entry[-1] ^ 1])
-        return send_frame(command, entry), CorruptSend(send.producer_id, send.sequence_id)
-    return send_frame(command, entry), Send(send.producer_id, send.sequence_id, send.num_messages, metadata, entry)
+        return framed(command.SerializeToString(), entry), CorruptSend(send.producer_id, send.sequence_id)
+    return framed(command.SerializeToString(), entry), Send(
+        send.producer_id, send.sequence_id, send.num_messages, metadata, entry
+    )
 
 
 @st.composite
@@ -143,7 +135,7 @@ def test_metadata_noise_raises_nothing_else(metadata: bytes, payload: bytes) -> 
     command = BaseCommand(type=BaseCommand.SEND)
     command.send.producer_id = command.send.sequence_id = 0
     try:
-        frames = FrameSplitter().feed(send_frame(command, entry_of(metadata, payload)))
+        frames = FrameSplitter().feed(framed(command.SerializeToString(), entry_of(metadata, payload)))
     except ProtocolError:
         return
 

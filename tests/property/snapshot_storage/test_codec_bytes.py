@@ -16,6 +16,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import encode_rows
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata, SnapshotSegment
+from tests.helpers.reference_segments import reference_segment
 
 _Row = tuple[int, int, int]
 
@@ -29,13 +30,6 @@ _USUAL_ROWS = st.lists(
     max_size=60,
 )
 _ROWS = _ANY_ROWS | _USUAL_ROWS
-
-
-def _reference_bytes(rows: list[_Row]) -> bytes:
-    segment = SnapshotSegment()
-    for deliver_at_ms, ledger_id, entry_id in rows:
-        segment.indexes.add(timestamp=deliver_at_ms, ledger_id=ledger_id, entry_id=entry_id)
-    return segment.SerializeToString()
 
 
 def _reference_rows(data: bytes) -> list[_Row] | None:
@@ -65,14 +59,14 @@ def test_rows_become_the_bytes_of_the_generated_class(rows: list[_Row]) -> None:
     """Any rows, in any order, give the same bytes and come back."""
     encoded = encode_rows(DelayedIndexes.from_rows(rows)).data
 
-    assert encoded == _reference_bytes(rows)
+    assert encoded == reference_segment(rows)
     assert decode_segment(encoded).to_rows() == rows
 
 
 @given(_ROWS, st.data())
 def test_damaged_bytes_read_as_the_generated_class_reads_them(rows: list[_Row], data: st.DataObject) -> None:
     """Bytes changed, added or taken away at any place: the same rows, or refused by both."""
-    encoded = bytearray(_reference_bytes(rows))
+    encoded = bytearray(reference_segment(rows))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(encoded)))
         width = data.draw(st.integers(0, 3))
@@ -90,7 +84,7 @@ def test_any_bytes_read_as_the_generated_class_reads_them(data: bytes) -> None:
 @given(st.lists(_ROWS, max_size=6), st.data())
 def test_segments_read_together_as_one_by_one(parts: list[list[_Row]], data: st.DataObject) -> None:
     """Also when bytes have moved over a seam: then both ways refuse, or both read the same."""
-    segments = [_reference_bytes(part) for part in parts]
+    segments = [reference_segment(part) for part in parts]
     if len(segments) > 1 and data.draw(st.booleans()):
         joined = b"".join(segments)
         seams = sorted(
@@ -114,7 +108,7 @@ def test_segments_written_together_equal_those_written_one_by_one(parts: list[li
     ends = [sum(map(len, parts[: k + 1])) for k in range(len(parts))]
     rows = DelayedIndexes.from_rows(row for part in parts for row in part)
 
-    assert encode_segments(rows, ends) == [_reference_bytes(part) for part in parts]
+    assert encode_segments(rows, ends) == [reference_segment(part) for part in parts]
 
 
 _SEGMENT_METADATA = st.tuples(_INT63, _INT63, st.dictionaries(_INT63, st.binary(max_size=200), max_size=5)).map(

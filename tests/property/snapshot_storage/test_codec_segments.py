@@ -1,6 +1,6 @@
 """For all rows, a snapshot is cut, described and joined as the slow and obvious way does it."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -75,6 +75,11 @@ def test_bitmaps_of_segments_join_to_those_of_the_rows(rows: list[_Row], step_ms
 
 
 @given(_ROWS)
+@example([(3, 1, 1), (1, 1, 2), (2, 2, 0), (1, 2, 1)]).via("in order of position")
+@example([(1, 2, 0), (1, 1, 5), (1, 1, 4), (0, 9, 9)]).via("in no order")
+@example([(1, 1, 2), (1, 1, 1)]).via("decided by the entry")
+@example([(1, 2, 1), (1, 1, 2)]).via("decided by the ledger")
+@example([(1, 1, 1), (1, 1, 1)]).via("equal")
 def test_columns_sort_like_tuples(rows: list[_Row]) -> None:
     """All ways of sorting the rows give the same order."""
     columns = DelayedIndexes.from_rows(rows)

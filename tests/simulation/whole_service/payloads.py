@@ -8,6 +8,8 @@ from typing import Final
 
 import google_crc32c
 
+from tests.helpers.wire_frames import varint
+
 _HEAD: Final = Struct(">HII")
 _MAGIC: Final = 0x0E01
 _SIZE: Final = Struct(">I")
@@ -16,7 +18,7 @@ _SIZE: Final = Struct(">I")
 def payload_of(number: int, size: int, *, publish_time_ms: int) -> bytes:
     """Return an entry with a number and so many bytes more."""
     # Producer name, sequence id and publish time: fields 1 to 3 of Pulsar's MessageMetadata.
-    metadata = b"\x0a\x01p\x10" + _varint(number) + b"\x18" + _varint(publish_time_ms)
+    metadata = b"\x0a\x01p\x10" + varint(number) + b"\x18" + varint(publish_time_ms)
     covered = _SIZE.pack(len(metadata)) + metadata + b"%d " % number + b"x" * size
     return _HEAD.pack(_MAGIC, google_crc32c.value(covered), len(metadata)) + covered[_SIZE.size :]
 
@@ -29,12 +31,3 @@ def content_of(payload: bytes) -> bytes:
 def number_of(payload: bytes) -> int:
     """Return the number of an entry or of its copy."""
     return int(content_of(payload).partition(b" ")[0])
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

@@ -11,6 +11,7 @@ from broker.protocol.errors import FrameTooLargeError, ProtocolError
 from broker.protocol.frames import FRAME_PADDING, CorruptSend, FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandPartitionedTopicMetadata
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from tests.helpers.wire_frames import entry_of, framed
 
 
 def metadata_with(**changes: object) -> MessageMetadata:
@@ -18,15 +19,6 @@ def metadata_with(**changes: object) -> MessageMetadata:
     for name, value in changes.items():
         setattr(metadata, name, value)
     return metadata
-
-
-def entry_of(metadata: bytes, payload: bytes = b"payload") -> bytes:
-    covered = struct.pack(">I", len(metadata)) + metadata + payload
-    return b"\x0e\x01" + struct.pack(">I", google_crc32c.value(covered)) + covered
-
-
-def framed(command: bytes, rest: bytes = b"") -> bytes:
-    return struct.pack(">II", 4 + len(command) + len(rest), len(command)) + command + rest
 
 
 def send_command(*, num_messages: int | None = None) -> bytes:

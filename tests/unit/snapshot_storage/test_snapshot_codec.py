@@ -14,7 +14,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import encode_rows
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError
-from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotSegment
+from tests.helpers.reference_segments import reference_segment
 
 _INT64_MAX = 2**63 - 1
 
@@ -79,7 +79,7 @@ def test_the_smallest_and_the_largest_numbers_come_back(row: tuple[int, int, int
     """At and around each change of length that matters."""
     encoded = encode_rows(DelayedIndexes.from_rows([row])).data
 
-    assert encoded == _reference_segment([row])
+    assert encoded == reference_segment([row])
     assert decode_segment(encoded).to_rows() == [row]
 
 
@@ -196,10 +196,3 @@ def test_a_position_twice_is_in_the_bitmap_once() -> None:
 
     assert list(segment_metadata(rows).bitmap(1)) == [7]
     assert decode_segment(encode_rows(rows).data).to_rows() == rows.to_rows()
-
-
-def _reference_segment(rows: list[tuple[int, int, int]]) -> bytes:
-    segment = SnapshotSegment()
-    for deliver_at_ms, ledger_id, entry_id in rows:
-        segment.indexes.add(timestamp=deliver_at_ms, ledger_id=ledger_id, entry_id=entry_id)
-    return segment.SerializeToString()

@@ -18,27 +18,6 @@ def test_columns_cannot_be_written_to() -> None:
     assert rows.to_rows() == [(5, 1, 0), (2, 1, 1)]
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pytest.param([], id="none"),
-        pytest.param([(1, 1, 1)], id="one"),
-        pytest.param([(1, 1, 1), (1, 1, 2), (2, 0, 0)], id="in order"),
-        pytest.param([(3, 1, 1), (1, 1, 2), (2, 2, 0), (1, 2, 1)], id="in order of position"),
-        pytest.param([(1, 2, 0), (1, 1, 5), (1, 1, 4), (0, 9, 9)], id="in no order"),
-        pytest.param([(1, 1, 2), (1, 1, 1)], id="decided by the entry"),
-        pytest.param([(1, 2, 1), (1, 1, 2)], id="decided by the ledger"),
-        pytest.param([(1, 1, 1), (1, 1, 1)], id="equal"),
-    ],
-)
-def test_rows_sort_like_tuples(rows: list[tuple[int, int, int]]) -> None:
-    """By time, then ledger, then entry, whichever way is taken."""
-    columns = DelayedIndexes.from_rows(rows)
-
-    assert columns.sorted().to_rows() == sorted(rows)
-    assert columns.is_sorted() == (rows == sorted(rows))
-
-
 def test_parts_join_and_are_taken_again() -> None:
     """Concatenating, slicing and taking keep the rows together."""
     first, second = DelayedIndexes.from_rows([(1, 2, 3)]), DelayedIndexes.from_rows([(4, 5, 6), (7, 8, 9)])

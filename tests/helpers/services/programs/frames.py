@@ -18,6 +18,8 @@ from typing import Any
 
 import google_crc32c
 
+from tests.helpers.wire_frames import varint
+
 CONNECT, CONNECTED, SUBSCRIBE, PRODUCER, SEND, SEND_RECEIPT, SEND_ERROR, MESSAGE, ACK, FLOW = range(2, 12)
 UNSUBSCRIBE, SUCCESS, ERROR, CLOSE_PRODUCER, CLOSE_CONSUMER, PRODUCER_SUCCESS, PING, PONG, REDELIVER = range(12, 21)
 PARTITIONED_METADATA, PARTITIONED_METADATA_RESPONSE, LOOKUP, LOOKUP_RESPONSE = range(21, 25)
@@ -34,20 +36,6 @@ def crc32c(data: bytes) -> int:
     """Return the checksum that the protocol uses."""
     value: int = google_crc32c.value(data)
     return value
-
-
-def varint(value: int) -> bytes:
-    """Encode one unsigned number.
-
-    >>> varint(300).hex()
-    'ac02'
-    """
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def message(fields: Fields) -> bytes:
