@@ -67,7 +67,8 @@ def find_topic(name: str, topics: Collection[str]) -> str:
     """
     found = match_topic(name, topics)
     if found is None:
-        raise NameNotFoundError(f"There is no topic {name}{_nearest(name, topics)}")
+        shown = name or "''"
+        raise NameNotFoundError(f"There is no topic {shown}{_nearest(name, topics)}")
     return found
 
 

@@ -40,6 +40,9 @@ class ConfigError(ValueError):
 
     def __init__(self, reason: str, *, where: str, key: str, value: str | None = None, line: int | None = None) -> None:
         shown = key if value is None else f"{key}={value}"
+        if where.startswith(f"--set {key}="):
+            # The place has the value already.
+            shown = ""
         super().__init__(f"{where}: {shown}: {reason}" if shown else f"{where}: {reason}")
         self.key = key
         self.value = value

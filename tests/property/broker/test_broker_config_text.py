@@ -46,7 +46,7 @@ def _blame(key: str, value: str) -> str:
     """Return how a refusal of `--set key=value` begins; a secret value is not repeated."""
     if next(setting for setting in settings() if setting.key == key).is_secret:
         return f"--set: {key}=(secret): "
-    return f"--set {key}={value}: {key}={value.strip()}: "
+    return f"--set {key}={value}: "
 
 
 @given(st.text())

@@ -78,6 +78,7 @@ def test_an_embedding_programs_own_names_are_found() -> None:
     [
         ("order", {ORDERS, "persistent://a/b/zebra"}, f"There is no topic order; near to it is {ORDERS}"),
         ("x", {ORDERS}, f"There is no topic x; there is {ORDERS}"),
+        ("", {ORDERS}, f"There is no topic ''; there is {ORDERS}"),
         ("x", set(), "There is no topic x, nor any other"),
     ],
 )
