@@ -18,7 +18,7 @@ from rocksdict import Options, Rdict
 
 from broker.cli.service_commands import postdate as main
 from broker.configuration.config import BrokerConfig, load_config
-from broker.server import snapshot_storages as snapshots
+from broker.service import snapshot_storages as snapshots
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.ledger_store import LedgerStore
