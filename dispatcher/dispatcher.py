@@ -398,6 +398,11 @@ class Dispatcher:
 
     # Statistics for operators.
 
+    @property
+    def has_read_all(self) -> bool:
+        """Whether every durable entry was read."""
+        return self._reader.has_read_all
+
     def stats(self) -> SubscriptionStats:
         """Return the stats of the subscription and its consumers."""
         return subscription_stats(

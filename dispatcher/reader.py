@@ -205,13 +205,18 @@ class Reader:
 
     def under_way(self) -> ReadsUnderWay:
         """Return the reads under way."""
-        plan = self._core.plan
-        is_at_end = plan is not None and plan.next_immediate > self._log.last_confirmed_position
         return ReadsUnderWay(
             of_log=self._is_reading,
             of_due=self._popped is not None,
-            waits_for_entries=is_at_end and not self._is_reading and bool(self._core.consumers),
+            waits_for_entries=self.has_read_all and bool(self._core.consumers),
         )
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether every durable entry was read."""
+        plan = self._core.plan
+        is_at_end = plan is not None and plan.next_immediate > self._log.last_confirmed_position
+        return is_at_end and not self._is_reading
 
     def wake(self) -> None:
         """Look again whether there is something to read."""

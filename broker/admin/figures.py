@@ -6,6 +6,7 @@ figures among them, are called `postdate_...`. Rates are left out: Prometheus co
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Final, Generic, TypeVar
 
 from broker.admin.exposition import Labels
@@ -45,6 +46,7 @@ class Metric(Generic[T]):
     name: str
     documentation: str
     value: Callable[[T], float]
+    """Gives NaN where it is not known; then there is no sample."""
     has_sum: bool = True
     """Whether a namespace has a series of it."""
 
@@ -110,14 +112,17 @@ TOPIC_FIGURES: Final[tuple[Metric[TopicSnapshot], ...]] = (
     ),
     Metric(
         "postdate_next_due_timestamp_seconds",
-        "When the next scheduled message comes due, in seconds since the epoch; 0 where there is none.",
-        lambda topic: topic.next_deliver_at_ms / 1000,
+        "When the next scheduled message comes due, in seconds since the epoch; 0 where there is none, no sample where "
+        "that is not known. Of topics of more than 100,000 entries it is an estimate: of the delayed index, where the "
+        "message may have been cancelled, or of the last count in the log, where an earlier one may be due.",
+        lambda topic: _seconds(topic.next_deliver_at_ms),
         has_sum=False,
     ),
     Metric(
         "postdate_last_due_timestamp_seconds",
-        "When the last scheduled message comes due, in seconds since the epoch; 0 where there is none.",
-        lambda topic: topic.last_deliver_at_ms / 1000,
+        "When the last scheduled message comes due, in seconds since the epoch; 0 where there is none, no sample where "
+        "that is not known. Of topics of more than 100,000 entries it is an upper bound.",
+        lambda topic: _seconds(topic.last_deliver_at_ms),
         has_sum=False,
     ),
 )
@@ -209,6 +214,12 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
         "postdate_subscription_held_by_pause",
         "Entries that a pause holds: the backlog without what is delayed and what consumers have.",
         lambda one: one.held_by_pause,
+    ),
+    Metric(
+        "postdate_subscription_overdue",
+        "Entries that are due, that no consumer has and no pause holds, of Shared and Key_Shared subscriptions. Of "
+        "topics without clients it is a lower bound, until the last one is due.",
+        lambda one: one.overdue,
     ),
     Metric(
         "postdate_scheduled_cancelled_total",
@@ -330,6 +341,10 @@ CONSUMER_FIGURES: Final[tuple[Metric[ConsumerStats], ...]] = (
     ),
 )
 """`pulsar_out_messages_total` and `pulsar_out_bytes_total` of consumers stand beside those of subscriptions."""
+
+
+def _seconds(time_ms: int | None) -> float:
+    return nan if time_ms is None else time_ms / 1000
 
 
 def _consumers(subscription: SubscriptionSnapshot) -> Sequence[ConsumerStats]:

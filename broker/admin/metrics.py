@@ -8,6 +8,7 @@ topics have none, as in Pulsar. With `exposeConsumerLevelMetricsInPrometheus`, e
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
+from math import isnan
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -235,7 +236,8 @@ class _Table(Generic[T]):
         for figure, values in zip(self._figures, self._values, strict=True):
             added = LABELS_OF_SUMS.get(figure.name, {}) if self._is_summed else {}
             labels = (one if isinstance(one, str) else label_text({**one, **added}) for one in self._labels)
-            samples = chain(zip(labels, values, strict=True), more.get(figure.name, ()))
+            known = (one for one in zip(labels, values, strict=True) if not isnan(one[1]))
+            samples = chain(known, more.get(figure.name, ()))
             yield from family(figure.name, figure.documentation, samples)
 
 

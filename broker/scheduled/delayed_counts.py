@@ -3,8 +3,9 @@
 The index does not know it while it recovers, and a subscription that has had no consumer since the start has no index:
 it costs memory, and most of ten thousand topics are quiet. The headers in the log and the cursor say it exactly. A
 request for the stats of one topic counts all its subscriptions. `/metrics` asks for all topics, again and again, so it
-counts those that are paused or have no dispatcher; of a long log nothing is kept, and it is counted again only so often
-that counting takes a twentieth of the time.
+counts those whose dispatcher does not know all, and in a long log those whose index does not say when the next message
+comes due (`broker.scheduled.due_times`). Of a long log only a few times are kept, and it is counted again only so often
+that counting takes a small share of the time.
 """
 
 import logging
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.scheduled.catalog import ScheduleCatalog
+from broker.scheduled.due_times import EXACT_ENTRIES_MAX, may_have_delayed, next_in_index
 from broker.scheduled.topic_schedule import totals_of_each
 from broker.topics.subscription import DelayedInLog, Subscription
 from broker.topics.topic import Topic
@@ -24,11 +26,11 @@ logger = logging.getLogger(__name__)
 COUNTED_ENTRIES_MAX: Final = 5_000_000
 """The longest log whose messages are counted for its stats: 80 MB of columns, 0.3 s where they are not in memory."""
 
-KEPT_ENTRIES_MAX: Final = 100_000
-"""The longest log whose columns metrics keep."""
-
 COUNTING_SHARE: Final = 0.05
 """The largest share of the time that counting a long log for metrics takes."""
+
+COUNTING_SHARE_WHILE_SENT: Final = 0.01
+"""The same where the dispatchers know how many messages are delayed, and only the next time is looked for."""
 
 
 async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> dict[str, int]:
@@ -53,10 +55,10 @@ async def note_delayed(
     catalog: ScheduleCatalog,
     now_ms: Clock,
     *,
-    kept_entries_max: int = KEPT_ENTRIES_MAX,
+    kept_entries_max: int = EXACT_ENTRIES_MAX,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Note at each subscription that is paused or has no dispatcher how many messages are delayed; log what fails.
+    """Note at each subscription whose dispatcher does not know it how many messages are delayed; log what fails.
 
     Args:
         topic: An open topic.
@@ -65,25 +67,53 @@ async def note_delayed(
         kept_entries_max: The most entries of a log whose columns are kept.
         monotonic_s: A clock that never goes back.
     """
+    is_long = topic.ledger.entries_total > kept_entries_max
+    now = now_ms()
     counted: list[Subscription] = []
     for subscription in topic.subscriptions.values():
-        # The dispatcher of a paused subscription may have stopped reading, so its index knows too few.
-        is_counted = subscription.dispatcher is None or subscription.pause.is_paused
-        if is_counted and subscription.has_delays and subscription.cursor.backlog:
-            counted.append(subscription)
-        else:
+        is_told = subscription.knows_all_delayed and (not is_long or next_in_index(subscription, now) is not None)
+        if not may_have_delayed(topic, subscription, now):
             subscription.delayed_in_log = DelayedInLog()
-    is_long = topic.ledger.entries_total > kept_entries_max
+        elif not is_told:
+            counted.append(subscription)
     begin_s = monotonic_s()
+    backlogs = [one.cursor.backlog for one in counted]
     if not counted or (is_long and all(begin_s < one.delayed_in_log.valid_until_s for one in counted)):
         return
     # A catalog without room keeps nothing.
     columns = ScheduleCatalog(bytes_max=0) if is_long else catalog
+    share = COUNTING_SHARE_WHILE_SENT if all(one.knows_all_delayed for one in counted) else COUNTING_SHARE
+    through = topic.ledger.last_confirmed_position
     try:
         totals = await totals_of_each(topic, columns, counted, now_ms)
     except LedgerError as error:
         logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
         return
     end_s = monotonic_s()
-    for subscription, of_one in zip(counted, totals, strict=True):
-        subscription.delayed_in_log = DelayedInLog(of_one.future_entries, end_s + (end_s - begin_s) / COUNTING_SHARE)
+    for subscription, of_one, backlog in zip(counted, totals, backlogs, strict=True):
+        subscription.delayed_in_log = DelayedInLog(
+            of_one.future_entries, end_s + (end_s - begin_s) / share, through, backlog, of_one.some_deliver_at_ms
+        )
+
+
+def note_waiting(topic: Topic) -> None:
+    """Note how many due entries of each subscription no consumer has: overdue, or held by a pause.
+
+    Delayed ones are those of its dispatcher, or of the last count in the log.
+    """
+    for subscription in topic.subscriptions.values():
+        subscription.held_by_pause = subscription.overdue = 0
+        is_paused = subscription.pause.is_paused
+        if not is_paused and not subscription.has_delays:
+            continue
+        stats = subscription.stats()
+        counted, backlog = subscription.delayed_in_log, subscription.cursor.backlog
+        if not subscription.knows_all_delayed and counted.through is not None:
+            # Messages that were published since the count may be delayed.
+            backlog = min(backlog, counted.backlog)
+        pending = 0 if stats is None else sum(one.pending_entries for one in stats.consumers)
+        waiting = max(0, backlog - subscription.delayed(stats) - pending)
+        if is_paused:
+            subscription.held_by_pause = waiting
+        else:
+            subscription.overdue = waiting

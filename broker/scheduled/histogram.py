@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from broker.scheduled.ledger_schedule import Batches
 from broker.scheduled.selection import TIME_MS_LAST, bucket_edges, counts_between, messages_between, open_span
 from managed_ledger.value_types import Int64Array
+
+TIMES_OF_A_LEDGER: Final = 32
+"""How many delivery times of a ledger a count notes, evenly by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class ScheduleTotals:
     """The earliest time of these."""
     last_deliver_at_ms: int | None
     """The latest time of these."""
+    some_deliver_at_ms: Sequence[int]
+    """Some of these times, ascending, with the first and the last of each ledger."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +51,7 @@ class TotalsCounter:
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
         self._count = self._future_count = self._future_entries = 0
-        self._next_ms: int | None = None
-        self._last_ms: int | None = None
+        self._some_ms: set[int] = set()
 
     def add(self, times: Int64Array, batches: Batches) -> None:
         """Count entries by their times, ascending, and the messages of the batches among them."""
@@ -56,13 +61,14 @@ class TotalsCounter:
         if begin < len(times):
             self._future_entries += len(times) - begin
             self._future_count += len(times) - begin + int(more[batches.deliver_at_ms > self._now_ms].sum())
-            first, last = int(times[begin]), int(times[-1])
-            self._next_ms = first if self._next_ms is None else min(self._next_ms, first)
-            self._last_ms = last if self._last_ms is None else max(self._last_ms, last)
+            step = -(-(len(times) - begin) // TIMES_OF_A_LEDGER)
+            self._some_ms.update(times[begin::step].tolist(), times[-1:].tolist())
 
     def result(self) -> ScheduleTotals:
         """Return the counts."""
-        return ScheduleTotals(self._count, self._future_count, self._future_entries, self._next_ms, self._last_ms)
+        some_ms = sorted(self._some_ms)
+        first_ms, last_ms = (some_ms[0], some_ms[-1]) if some_ms else (None, None)
+        return ScheduleTotals(self._count, self._future_count, self._future_entries, first_ms, last_ms, some_ms)
 
 
 class HistogramCounter:

@@ -1,6 +1,5 @@
 """Lists: a page of a topic's scheduled messages, and a summary of each topic."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,13 +9,10 @@ from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import WHOLE, PageToken
 from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
 from broker.slices import Turns
-from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from managed_ledger.position import AFTER_EVERYTHING
 from managed_ledger.value_types import Clock, Json
 from tracker.columns.row_order import RowKey
 
-EXACT_ENTRIES_MAX: Final = 100_000
 CANDIDATES_MAX: Final = 200_000
 """The most entries that one page reads; with few matches the page ends early and names where to continue."""
 
@@ -125,46 +121,3 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -
         "backlog": sum(one.cursor.backlog for one in subscriptions),
         "paused": any(one.pause.is_paused for one in subscriptions),
     }
-
-
-async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> None:
-    """Note at a topic when its next and last messages come due; for metrics.
-
-    The values are exact for a log of up to `EXACT_ENTRIES_MAX`. Metrics are read all the time, and must not bring the
-    columns of a longer log into memory. There the delayed indexes give the next time, and the ledgers an upper
-    bound of the last time.
-
-    Raises:
-        LedgerError: The log cannot be read.
-    """
-    delaying = [one for one in topic.subscriptions.values() if one.has_delays and one.cursor.backlog]
-    if topic.ledger.entries_total > EXACT_ENTRIES_MAX:
-        _note_roughly(topic, delaying, now_ms())
-        return
-    totals = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
-    topic.next_deliver_at_ms, topic.last_deliver_at_ms = totals.next_deliver_at_ms or 0, totals.last_deliver_at_ms or 0
-
-
-def note_held(topic: Topic) -> None:
-    """Note how many entries a pause holds, of each subscription: all that are neither delayed nor at a consumer.
-
-    Delayed ones are those of the last count in the log (`broker.scheduled.delayed_counts`).
-    """
-    for subscription in topic.subscriptions.values():
-        subscription.held_by_pause = 0
-        if subscription.pause.is_paused:
-            stats = subscription.stats()
-            pending = 0 if stats is None else sum(one.pending_entries for one in stats.consumers)
-            held = subscription.cursor.backlog - subscription.delayed_in_log.count - pending
-            subscription.held_by_pause = max(0, held)
-
-
-def _note_roughly(topic: Topic, delaying: Sequence[Subscription], now_ms: int) -> None:
-    trackers = {one: one.dispatcher.tracker for one in delaying if one.dispatcher is not None}
-    nexts = [tracker.next_delivery_time() for tracker in trackers.values() if tracker is not None]
-    topic.next_deliver_at_ms = min(
-        (time_ms for time_ms in nexts if time_ms is not None and time_ms > now_ms), default=0
-    )
-    first = min((one.cursor.next_unacknowledged_position for one in delaying), default=AFTER_EVERYTHING)
-    last_ms = topic.ledger.last_due_ms_behind(first)
-    topic.last_deliver_at_ms = last_ms if last_ms is not None and last_ms > now_ms else 0

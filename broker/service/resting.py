@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from broker.errors import BrokerError, SnapshotsLeftError
 from broker.slices import in_slices
-from broker.topics.figures import TopicSnapshot
+from broker.topics.figures import SubscriptionSnapshot, TopicSnapshot
 from broker.topics.inactive import REST_AFTER_MS, InactiveTopicsConfig
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
@@ -76,7 +76,12 @@ class RestingTopics:
 
     def _unpacked(self, packed: bytes) -> TopicSnapshot:
         figures: TopicSnapshot = pickle.loads(packed)
-        return figures if figures.last_deliver_at_ms > self._now_ms() else _without_delayed(figures)
+        now_ms = self._now_ms()
+        if figures.last_deliver_at_ms is not None and figures.last_deliver_at_ms <= now_ms:
+            return _without_delayed(figures)
+        if figures.next_deliver_at_ms and figures.next_deliver_at_ms <= now_ms:
+            return _with_next_due(figures, now_ms)
+        return figures
 
     def forget(self, name: TopicName) -> None:
         """Forget the figures of a topic that was opened."""
@@ -160,13 +165,29 @@ class RestingTopics:
         return self._config.is_deleted and not topic.is_active(self._config.mode)
 
 
+def _with_next_due(figures: TopicSnapshot, now_ms: int) -> TopicSnapshot:
+    """Return the figures once the first message has come due; what follows it is not known before the next use."""
+
+    def is_due(one: SubscriptionSnapshot) -> bool:
+        return one.next_deliver_at_ms is not None and one.next_deliver_at_ms <= now_ms and not one.is_paused
+
+    return replace(
+        figures,
+        subscriptions=[replace(one, overdue=one.overdue or 1) if is_due(one) else one for one in figures.subscriptions],
+        next_deliver_at_ms=None,
+    )
+
+
 def _without_delayed(figures: TopicSnapshot) -> TopicSnapshot:
     """Return the figures with every message due."""
-    if not any(one.delayed for one in figures.subscriptions):
+    if not figures.next_deliver_at_ms and not any(one.delayed for one in figures.subscriptions):
         return figures
     return replace(
         figures,
-        subscriptions=[replace(one, delayed=0) for one in figures.subscriptions],
+        subscriptions=[
+            replace(one, delayed=0, overdue=one.overdue if one.is_paused else one.overdue + one.delayed)
+            for one in figures.subscriptions
+        ],
         next_deliver_at_ms=0,
         last_deliver_at_ms=0,
     )

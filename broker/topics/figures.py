@@ -49,6 +49,10 @@ class SubscriptionSnapshot:
     is_paused: bool = False
     held_by_pause: int = 0
     """Delayed entries that came due since its pause began."""
+    overdue: int = 0
+    """Due entries that no consumer has and no pause holds."""
+    next_deliver_at_ms: int | None = None
+    """The first delivery time at the last count in the log, None where there was none."""
     cancelled_total: int = 0
     rescheduled_total: int = 0
 
@@ -85,8 +89,8 @@ class TopicSnapshot:
     """The rate of appended messages in the last whole window."""
     window_s: float = 60.0
     """The length of a window."""
-    next_deliver_at_ms: int = 0
-    """The delivery time of the next scheduled message, 0 where there is none."""
-    last_deliver_at_ms: int = 0
+    next_deliver_at_ms: int | None = None
+    """The delivery time of the next scheduled message; 0 where there is none, None where that is not known."""
+    last_deliver_at_ms: int | None = None
     """The delivery time of the last scheduled message."""
     lateness: LatenessHistogram | None = None

@@ -79,11 +79,17 @@ class Expiry:
 
 @dataclass(frozen=True, slots=True)
 class DelayedInLog:
-    """How many messages wait for their time, as counted in the log."""
+    """How many messages wait for their time, as counted in the log; the default where they are not counted there."""
 
     count: int = 0
     valid_until_s: float = 0.0
     """When a long log may be counted again, on a clock that never goes back."""
+    through: Position | None = None
+    """The last entry of the log at that time; None where nothing was counted."""
+    backlog: int = 0
+    """Entries that were not acknowledged at that time."""
+    some_deliver_at_ms: Sequence[int] = ()
+    """Some of their delivery times, ascending, with the first and the last."""
 
 
 class Subscription:
@@ -130,6 +136,8 @@ class Subscription:
         self.mark_delete_advanced_ms = 0
         self.held_by_pause = 0
         """The number of entries that a pause holds, at the last count."""
+        self.overdue = 0
+        """Due entries that no consumer has, as last noted."""
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
         self._gate = DeliveryGate()
@@ -204,7 +212,13 @@ class Subscription:
 
     def delayed(self, stats: SubscriptionStats | None) -> int:
         """Return how many messages wait for their time: as its dispatcher's figures say, or as counted in the log."""
-        return self.delayed_in_log.count if stats is None else stats.msg_delayed
+        is_counted = self.delayed_in_log.through is not None and not self.knows_all_delayed
+        return self.delayed_in_log.count if stats is None or is_counted else stats.msg_delayed
+
+    @property
+    def knows_all_delayed(self) -> bool:
+        """Whether its dispatcher has read the log to the end; in a pause it may have stopped earlier."""
+        return self.dispatcher is not None and not self.pause.is_paused and self.dispatcher.has_read_all
 
     def metrics(self) -> SubscriptionSnapshot:
         """Give the figures for `/metrics`."""
@@ -228,6 +242,8 @@ class Subscription:
             backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
             is_paused=self.pause.is_paused,
             held_by_pause=self.held_by_pause,
+            overdue=self.overdue,
+            next_deliver_at_ms=next(iter(self.delayed_in_log.some_deliver_at_ms), None),
             cancelled_total=self.cancelled_total,
             rescheduled_total=self.rescheduled_total,
         )

@@ -95,8 +95,10 @@ class Topic:
         self.entries_in_total = 0
         self.lateness = LatenessHistogram()
         """The lateness of delayed messages, of all subscriptions."""
-        self.next_deliver_at_ms = self.last_deliver_at_ms = 0
-        """When its next and last scheduled messages come due, at the last count; 0 for never."""
+        self.next_deliver_at_ms: int | None = None
+        """When its next scheduled message comes due, as last looked at; 0 for never, None where that is not known."""
+        self.last_deliver_at_ms: int | None = None
+        """When the last one does."""
         self.window_s = 60.0
         """The length of the last whole window of its rates."""
         self._window_began_ms = now_ms

@@ -17,12 +17,14 @@ export function messageList(view) {
   let before = []; // The `after` of each page so far.
   let following = null;
   let latest = 0;
+  let isAwaited = false; // Somebody has asked for a page, and it is on its way.
+  let shown = "";
   const chosen = new Set();
   const heading = el("h2", { tabindex: -1 });
   const body = el("tbody");
   const summary = el("p", { class: "quiet" });
-  const previous = button("Previous page", () => { before.pop(); load(); });
-  const next = button("Next page", () => { before.push(following); load(); });
+  const previous = button("Previous page", () => { before.pop(); loadAnew(); });
+  const next = button("Next page", () => { before.push(following); loadAnew(); });
   const everything = el("input", { type: "checkbox", "aria-label": "Choose all of this page", onchange: () => {
     for (const box of body.querySelectorAll("input")) { box.checked = everything.checked; note(box); }
     tell();
@@ -60,8 +62,8 @@ export function messageList(view) {
   }
 
   function row(message) {
-    const box = el("input", { type: "checkbox", value: message.messageId, "aria-label": `Choose ${message.messageId}`, onchange: () => { note(box); tell(); } });
-    return el("tr", {},
+    const box = el("input", { type: "checkbox", value: message.messageId, checked: chosen.has(message.messageId), "aria-label": `Choose ${message.messageId}`, onchange: () => { note(box); tell(); } });
+    return el("tr", { "data-id": message.messageId },
       el("td", {}, box),
       el("th", { scope: "row", title: message.deliverAt }, clock(message.deliverAtMs)),
       el("td", { class: "clip", title: keyText(message) }, keyText(message)),
@@ -71,6 +73,14 @@ export function messageList(view) {
       el("td", {}, el("a", { href: `${topicLink(view.name, "search", view.subscription)}?${message.messageId}`, title: "Why is it not here yet?" }, message.messageId)));
   }
 
+  /** Show a page that somebody asked for: nothing of it is chosen, and it is announced. */
+  function loadAnew() {
+    chosen.clear();
+    shown = "";
+    isAwaited = true;
+    return load();
+  }
+
   async function load() {
     const mine = ++latest;
     try {
@@ -78,18 +88,32 @@ export function messageList(view) {
       if (mine !== latest || view.signal.aborted) return;
       view.showProblem(null, element);
       following = found.next;
-      chosen.clear();
-      everything.checked = false;
-      body.replaceChildren(...found.messages.map(row));
+      showRows(found.messages);
       previous.disabled = before.length === 0;
       next.disabled = following === null;
       for (const one of ofAll) one.disabled = found.messages.length === 0;
       summary.textContent = found.messages.length ? `Page ${before.length + 1}: ${plural(found.messages.length, "message")}${following ? ", and more follow" : ""}.` : "There are none.";
-      announce(`${heading.textContent}. ${summary.textContent}`);
+      if (isAwaited) announce(`${heading.textContent}. ${summary.textContent}`);
+      isAwaited = false;
       tell();
     } catch (error) {
+      if (mine !== latest) return;
+      isAwaited = false;
       view.showProblem(error, element);
     }
+  }
+
+  /** Show these messages; where they are those that are shown, nothing is touched, and what was chosen stays so. */
+  function showRows(messages) {
+    const ids = messages.map((one) => one.messageId);
+    const wanted = ids.join();
+    if (shown === wanted && shown) return;
+    shown = wanted;
+    for (const one of chosen) if (!ids.includes(one)) chosen.delete(one);
+    everything.checked = false;
+    const focused = body.contains(document.activeElement) ? [document.activeElement.tagName, document.activeElement.closest("tr").dataset.id] : null;
+    body.replaceChildren(...messages.map(row));
+    if (focused) (body.querySelector(`tr[data-id="${focused[1]}"] ${focused[0]}`) ?? heading).focus();
   }
 
   return {
@@ -98,8 +122,15 @@ export function messageList(view) {
     show(wanted, words) {
       [filter, what, before] = [wanted, words, []];
       heading.textContent = `Messages ${words}`;
-      load();
+      loadAnew();
     },
-    again() { before = []; load(); },
+    /** Look again for the page that is shown, with the filter as it is now. */
+    async refresh(wanted = filter, words = what) {
+      if (isAwaited) return;
+      [filter, what] = [wanted, words];
+      heading.textContent = `Messages ${words}`;
+      await load();
+    },
+    again() { before = []; loadAnew(); },
   };
 }

@@ -20,9 +20,12 @@ const asked = ({ fromMs, untilMs }) => ({
   until: untilMs > LAST_ASKED_MS ? undefined : untilMs,
 });
 
+const dueWithin = ({ fromMs, untilMs }) => `due from ${clock(fromMs)} to ${clock(untilMs)}`;
+
 export function showSchedule(view) {
-  // A preset moves with the clock, a range that was drawn stands still; null is the whole schedule.
-  let span = { preset: 60 * MINUTE };
+  // A preset moves with the clock, a range that was drawn stands still.
+  let span = { all: true };
+  let isBar = false; // The list shows one bar, and not all of the chart.
   let buckets = [];
   let chart = null;
   let latest = 0;
@@ -30,6 +33,8 @@ export function showSchedule(view) {
   const summary = el("p", { class: "quiet", id: "chart-summary" });
   const alternative = el("div");
   const list = messageList(view);
+  const listed = el("p", { id: "listed" });
+  const everything = button("Show everything", () => choose({ all: true }));
   const presets = PRESETS.map(([text, ms]) => [ms, button(text, () => choose({ preset: ms }))]);
   const all = button("All", () => choose({ all: true }));
   const move = (text, title, from, until) => button(text, () => {
@@ -45,6 +50,7 @@ export function showSchedule(view) {
     holder,
     summary,
     el("details", {}, el("summary", {}, "The chart as a table"), alternative),
+    el("div", { class: "tools" }, listed, everything),
     list.element,
   );
 
@@ -57,7 +63,27 @@ export function showSchedule(view) {
   function choose(wanted) {
     if (wanted.untilMs - wanted.fromMs < SHORTEST_MS) return;
     span = wanted;
+    isBar = false;
+    const { filter, words } = ofChart();
+    list.show(filter, words);
+    tellListed();
     look();
+  }
+
+  /** The filter of the list that means what the chart shows, and the words for it. */
+  function ofChart() {
+    if (span.all) return { filter: {}, words: "in the order of their times" };
+    const shown = range();
+    return { filter: asked(shown), words: dueWithin(shown) };
+  }
+
+  function tellListed() {
+    everything.hidden = Boolean(span.all) && !isBar;
+    listed.textContent = isBar
+      ? "The list shows the messages of one bar alone, and “all of these” means these."
+      : span.all
+        ? "The list shows everything that is scheduled. It follows the chart: zoom in to have fewer."
+        : "The list shows the messages that are due in the span of the chart, and “all of these” means these.";
   }
 
   function draw() {
@@ -107,7 +133,9 @@ export function showSchedule(view) {
   const at = (ms) => buckets.find((one) => one.fromMs <= ms && ms < one.untilMs);
 
   function showBucket(bucket) {
-    list.show(asked(bucket), `due from ${clock(bucket.fromMs)} to ${clock(bucket.untilMs)}`);
+    isBar = true;
+    list.show(asked(bucket), dueWithin(bucket));
+    tellListed();
     list.element.querySelector("h2")?.focus();
   }
 
@@ -135,12 +163,15 @@ export function showSchedule(view) {
     all.setAttribute("aria-pressed", Boolean(span.all));
     if (!(chart?.select.width > 0)) draw();
     tell();
+    // What was delivered meanwhile goes from the list, and a span that moves with the clock takes the list along.
+    if (span.preset && !isBar) { const { filter, words } = ofChart(); await list.refresh(filter, words); } else await list.refresh();
   });
 
   new ResizeObserver(([entry]) => { if (chart && Math.abs(entry.contentRect.width - chart.width) > 1) draw(); }).observe(holder);
   document.addEventListener("themechange", draw, { signal: view.signal });
   view.changed.addEventListener("changed", () => { look(); list.again(); });
-  list.show({}, "in the order of their times");
+  list.show({}, ofChart().words);
+  tellListed();
 }
 
 /** Times on the axis: no date where all of it is today. */

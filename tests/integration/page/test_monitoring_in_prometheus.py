@@ -193,3 +193,46 @@ def test_the_alert_rules_pass_prometheus_own_check(tmp_path: Path) -> None:
     checked = subprocess.run(["promtool", "check", "rules", str(rules)], capture_output=True, text=True, check=False)
 
     assert checked.returncode == 0, checked.stderr
+
+
+OVERDUE = "postdate_subscription_overdue{topic='t', subscription='s'}"
+SENT = "pulsar_out_messages_total{topic='t', subscription='s'}"
+
+
+@pytest.mark.parametrize(
+    ("overdue", "sent", "fires"),
+    [
+        ("7x20", "100x20", True),
+        # Nothing was ever sent: no consumer has come since the start.
+        ("7x20", "0x20", True),
+        # Deliveries go on, be it slowly.
+        ("7x20", "100+1x20", False),
+        # A pause holds what is due, so nothing is overdue.
+        ("0x20", "100x20", False),
+        # A consumer takes some now and then.
+        ("7x20", "100x4 101x4 102x4 103x4 104x4", False),
+    ],
+    ids=["stopped", "no consumer", "going on", "paused", "slow"],
+)
+def test_an_alert_fires_where_deliveries_have_stopped(tmp_path: Path, overdue: str, sent: str, fires: bool) -> None:
+    """Evaluated each minute for 20 minutes by Prometheus' own tests of rules."""
+    _need("promtool")
+    (tmp_path / "alerts.yml").write_text(RULES.read_text())
+    expected = {"severity": "critical", "topic": "t", "subscription": "s"}
+    summary = "t / s: 7 entries are due, and none is sent"
+    (rule,) = [rule for rule in ALERTS if rule["alert"] == "PostdateDeliveriesStopped"]
+    description = rule["annotations"]["description"]
+    alert = {"exp_labels": expected, "exp_annotations": {"summary": summary, "description": description}}
+    at_15m = {"eval_time": "15m", "alertname": rule["alert"], "exp_alerts": [alert] if fires else []}
+    series = [{"series": OVERDUE, "values": overdue}, {"series": SENT, "values": sent}]
+    tests = {
+        "rule_files": ["alerts.yml"],
+        "tests": [{"interval": "1m", "input_series": series, "alert_rule_test": [at_15m]}],
+    }
+    (tmp_path / "tests.yml").write_text(json.dumps(tests))
+
+    checked = subprocess.run(
+        ["promtool", "test", "rules", "tests.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,5 +1,6 @@
 """Actions on the page: they ask before they are carried out, they take effect, and they work from the keyboard."""
 
+import asyncio
 import json
 import time
 import urllib.request
@@ -13,6 +14,8 @@ from selenium.webdriver.common.keys import Keys
 
 from demo.process import wait_until
 from tests.helpers.browser import Page
+from tests.helpers.send_frames import batch_frame
+from tests.helpers.services.programs.frames import SEND_RECEIPT, raw_connection
 from tests.helpers.services.services import RunningService
 
 pytestmark = pytest.mark.exhaustive
@@ -25,6 +28,15 @@ def ask(service: RunningService, topic: str, path: str) -> Any:
         f"{service.web_url}/postdate/v1/topics/public/default/{topic}/{path}".rstrip("/")
     ) as reply:
         return json.load(reply)
+
+
+def change(service: RunningService, topic: str, kind: str, body: Any) -> None:
+    request = urllib.request.Request(
+        f"{service.web_url}/postdate/v1/topics/public/default/{topic}/scheduled/{kind}",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    urllib.request.urlopen(request).close()
 
 
 def delayed(service: RunningService, topic: str) -> int:
@@ -109,6 +121,37 @@ def test_what_the_service_refuses_is_told_with_its_advice(
     assert all("400" in one for one in shown.complaints())
 
 
+def test_a_batch_that_cannot_be_moved_whole_is_left_out_after_a_second_question(
+    shown: Page, page_service: RunningService, topic: str, screenshots: Path
+) -> None:
+    at = time.time_ns() // 1_000_000 + 30_000_000
+
+    async def publish() -> None:
+        async with raw_connection(int(page_service.url.rpartition(":")[2])) as connection:
+            await connection.open_producer(f"persistent://public/default/{topic}")
+            kind, fields = await connection.ask(batch_frame(["a", "b", "c"], deliver_at_ms=at))
+            assert kind == SEND_RECEIPT, fields
+
+    asyncio.run(publish())
+    change(page_service, topic, "cancel", {"property": "name=b"})
+
+    shown.press("Deliver all now…")
+    shown.text_has("dialog .wrong", "only some messages are meant or left. All others can be moved.")
+    shown.text_has("dialog .foreseen", "Nothing would change.")
+    shown.press("Leave these batches out", "dialog")
+    shown.text_has(
+        "dialog .foreseen",
+        "300 messages will be delivered. 2 messages of batches that cannot be moved whole stay where they are.",
+    )
+    shown.picture(screenshots / "dialog-batches-light-wide.png")
+    confirm(shown, "Deliver 300 messages")
+
+    left = ask(page_service, topic, f"scheduled?from={at}")["messages"]
+    assert [one["properties"]["name"] for one in left] == ["a", "c"]
+    # The browser itself notes each answer that is a 409.
+    assert all("409" in one for one in shown.complaints())
+
+
 def test_a_topic_is_paused_and_resumed(shown: Page, page_service: RunningService, topic: str) -> None:
     shown.press("Pause")
     shown.text_has("dialog .foreseen", "A backlog of 300 entries will be held: 300 delayed messages from their time on")
@@ -155,17 +198,66 @@ def test_what_a_pause_held_is_let_go_at_the_rate_that_was_asked_for(
     wait_until(lambda: ask(page_service, topic, "")["subscriptions"][0]["ratePerSecond"] is None, timeout_s=20)
 
 
-def test_a_range_that_is_drawn_is_zoomed_into_and_a_bar_shows_its_messages(shown: Page) -> None:
-    shown.text_has("#chart-summary", "a bar is 1 min")
-    chart = shown.one(".u-over")
+def drag(page: Page) -> None:
+    """Draw a range over the middle half of the chart."""
+    chart = page.one(".u-over")
     width = chart.size["width"]
-    ActionChains(shown.driver).move_to_element_with_offset(chart, -width // 4, 0).click_and_hold().move_by_offset(
+    ActionChains(page.driver).move_to_element_with_offset(chart, -width // 4, 0).click_and_hold().move_by_offset(
         width // 2, 0
     ).release().perform()
+
+
+@pytest.mark.parametrize("how", ["drag", "Hour", "+"])
+def test_the_list_and_what_is_done_to_all_of_it_follow_the_chart(
+    shown: Page, page_service: RunningService, topic: str, screenshots: Path, how: str
+) -> None:
+    shown.text_has("#chart-summary", "300 messages due within 5")
+    if how == "drag":
+        drag(shown)
+    else:
+        shown.press(how)
+    shown.text_has("h2", "Messages due from")
+    shown.until("!document.querySelector('#chart-summary').textContent.startsWith('300 ')")
+    meant = shown.one("#chart-summary").text.split(" due within ")[0]
+    assert 50 <= int(meant.split()[0]) <= 160
+
+    shown.press("Cancel all of these…")
+    shown.text_has("dialog p", "Which: all that are due from")
+    shown.text_has("dialog .foreseen", f"{meant} will be cancelled.")
+    shown.picture(screenshots / f"zoomed-{how.replace('+', 'in').lower()}-light-wide.png")
+    confirm(shown, f"Cancel {meant}")
+    assert delayed(page_service, topic) == 300 - int(meant.split()[0])
+    shown.text_has(".messages p", "There are none.")
+
+    shown.press("Show everything")
+    shown.text_has("h2", "Messages in the order of their times")
+    shown.press("Cancel all of these…")
+    shown.text_has("dialog .foreseen", f"{300 - int(meant.split()[0])} messages will be cancelled.")
+
+
+def test_what_was_delivered_goes_from_the_list_and_what_was_chosen_stays_chosen(
+    shown: Page, page_service: RunningService, topic: str, schedule: pulsar.Consumer
+) -> None:
+    first, second = [one["messageId"] for one in ask(page_service, topic, "scheduled?limit=2")["messages"]]
+    shown.one(f"input[value='{second}']").click()
+
+    change(page_service, topic, "deliver-now", {"messageIds": [first]})
+    schedule.acknowledge(schedule.receive(10_000))
+
+    shown.until("document.querySelector('#messages tbody input').value === arguments[0]", second)
+    assert shown.one("#messages tbody input").is_selected()
+    assert shown.one("button[data-kind=cancel]").text == "Cancel (1)…"
+
+
+def test_a_range_that_is_drawn_is_zoomed_into_and_a_bar_shows_its_messages(shown: Page) -> None:
+    shown.press("Hour")
+    shown.text_has("#chart-summary", "a bar is 1 min")
+    drag(shown)
     shown.text_has("#chart-summary", "due within 30 min")
 
     ActionChains(shown.driver).move_to_element_with_offset(shown.one(".u-over"), 3, 0).click().perform()
 
+    shown.text_has("#listed", "one bar alone")
     shown.text_has("h2", "Messages due from")
     shown.until("document.querySelectorAll('#messages tbody tr').length <= 1")
 

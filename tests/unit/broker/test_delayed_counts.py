@@ -18,7 +18,7 @@ from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
-from managed_ledger.reading.selection import RowsRead
+from managed_ledger.reading.selection import HeadersRead, RowsRead
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tracker.testing import FakeClock
 
@@ -89,6 +89,32 @@ def test_after_a_restart_the_delayed_messages_are_counted_before_a_consumer_come
         assert dispatcher is not None
         await until(lambda: dispatcher.stats().msg_delayed == 4)
         assert await _shown(service) == (10, 4, 6)
+
+    play(tmp_path, _six_delayed_of_ten, after)
+
+
+def test_before_a_dispatcher_has_read_the_log_its_delayed_messages_are_counted_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_let_go = asyncio.Event()
+    read_headers = ManagedLedger.read_headers
+
+    async def read_later(log: ManagedLedger, first: Position, **values: Any) -> HeadersRead:
+        await is_let_go.wait()
+        return await read_headers(log, first, **values)
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        monkeypatch.setattr(ManagedLedger, "read_headers", read_later)
+        await _subscribe(service)
+        dispatcher = service.topics[NAME].subscriptions["s"].dispatcher
+        assert dispatcher is not None
+
+        assert await _metric(service) == ["6.0"]
+        assert dispatcher.stats().msg_delayed == 0
+
+        is_let_go.set()
+        await until(lambda: dispatcher.has_read_all)
+        assert dispatcher.stats().msg_delayed == 6
 
     play(tmp_path, _six_delayed_of_ten, after)
 

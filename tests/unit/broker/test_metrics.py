@@ -226,6 +226,7 @@ def test_the_numbers_of_a_subscription() -> None:
         mark_delete_advanced_ms=5678,
         is_paused=True,
         held_by_pause=11,
+        overdue=14,
         cancelled_total=12,
         rescheduled_total=13,
     )
@@ -265,6 +266,7 @@ def test_the_numbers_of_a_subscription() -> None:
         "pulsar_subscription_last_mark_delete_advanced_timestamp": 5678,
         "postdate_subscription_paused": 1,
         "postdate_subscription_held_by_pause": 11,
+        "postdate_subscription_overdue": 14,
         "postdate_scheduled_cancelled_total": 12,
         "postdate_scheduled_rescheduled_total": 13,
     }

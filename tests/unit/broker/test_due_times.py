@@ -1,0 +1,284 @@
+"""When the next and the last messages come due, and how many are overdue, as metrics tell it.
+
+The logs are too long to be kept in memory.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from broker.scheduled.catalog import ScheduleCatalog
+from broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, note_delayed, note_waiting
+from broker.scheduled.due_times import note_due_times
+from broker.service.service import Service
+from broker.topics.inactive import REST_AFTER_MS
+from broker.topics.pause import PauseState
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
+from dispatcher.dispatcher import Dispatcher
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.errors import StoreCorruptedError
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.reading.selection import RowsRead
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tracker.testing import FakeClock
+
+NAME = TopicName.parse("t")
+START_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+LONG = 9
+"""The most entries of a log that is not long in these tests; theirs have ten."""
+
+Story = Callable[[Service, FakeClock], Awaitable[None]]
+
+
+def play(folder: Path, *stories: Story) -> None:
+    """Play each story in a life of its own of the service, on the same data."""
+    clock = FakeClock(START_MS)
+
+    async def run(story: Story) -> None:
+        service = await open_service(folder, clock, managed_ledger=ManagedLedgerConfig(entries_per_ledger_max=4))
+        try:
+            await story(service, clock)
+        finally:
+            await service.close()
+
+    for story in stories:
+        asyncio.run(run(story))
+
+
+async def _subscribe(service: Service) -> Peer:
+    peer = Peer(service)
+    request = {"topic": "t", "subscription": "s", "subType": 1, "consumer_id": 1, "initialPosition": 1}
+    answer = await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **request)
+    assert answer.type == BaseCommand.SUCCESS
+    return peer
+
+
+async def _publish(topic: Topic, *hours: int) -> None:
+    for one in hours:
+        await topic.ledger.append(b"x", publish_time_ms=START_MS, deliver_at_ms=START_MS + one * HOUR_MS)
+
+
+async def _ten(service: Service, clock: FakeClock) -> None:
+    """Ten messages, one an hour from one hour on, and a consumer without permits."""
+    await _subscribe(service)
+    await _publish(await service.topic(NAME), *range(1, 11))
+
+
+async def _read_to_the_end(topic: Topic) -> Dispatcher:
+    dispatcher = topic.subscriptions["s"].dispatcher
+    assert dispatcher is not None
+    await until(lambda: dispatcher.has_read_all)
+    return dispatcher
+
+
+async def _told(topic: Topic, clock: FakeClock, at_s: float = 0.0, ends_s: float | None = None) -> list[int | None]:
+    """Return in how many hours from the start the next and the last message come due, as metrics tell it.
+
+    Args:
+        topic: The topic.
+        clock: The time.
+        at_s: When a count of the log begins.
+        ends_s: When it ends.
+    """
+    times_s = iter([at_s, at_s if ends_s is None else ends_s])
+    await note_delayed(topic, ScheduleCatalog(), clock, kept_entries_max=LONG, monotonic_s=lambda: next(times_s))
+    await note_due_times(topic, ScheduleCatalog(), clock, exact_entries_max=LONG)
+    times = topic.next_deliver_at_ms, topic.last_deliver_at_ms
+    return [(one - START_MS) // HOUR_MS if one else one for one in times]
+
+
+def test_before_a_consumer_comes_the_log_says_what_is_due_next(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        clock.now_ms += 3 * HOUR_MS
+
+        assert topic.subscriptions["s"].dispatcher is None
+        assert await _told(topic, clock) == [4, 10]
+
+    play(tmp_path, _ten, after)
+
+
+def test_a_cancelled_message_is_not_the_next_one_of_a_count(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        first = topic.ledger.first_position
+        topic.subscriptions["s"].cancel([first, (first.ledger_id, first.entry_id + 1)])
+
+        assert await _told(topic, clock) == [3, 10]
+
+    play(tmp_path, _ten, after)
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_behind_what_is_due_and_not_sent_the_next_one_is_found(tmp_path: Path, is_paused: bool) -> None:
+    """A pause holds the first three, or their consumer asks for none."""
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        await _ten(service, clock)
+        topic = service.topics[NAME]
+        dispatcher = await _read_to_the_end(topic)
+        if is_paused:
+            await topic.subscriptions["s"].set_pause(PauseState(paused_since_ms=clock()))
+        clock.now_ms += 3 * HOUR_MS
+        assert dispatcher.tracker is not None
+        assert (dispatcher.tracker.next_delivery_time() or 0) <= clock()
+
+        assert await _told(topic, clock) == [4, 10]
+
+    play(tmp_path, story)
+
+
+def test_while_the_index_says_it_the_log_is_not_counted(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        await _ten(service, clock)
+        topic = service.topics[NAME]
+        await _read_to_the_end(topic)
+
+        assert await _told(topic, clock) == [1, 10]
+        assert topic.subscriptions["s"].delayed_in_log.through is None
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("share", [COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT])
+def test_between_two_counts_the_times_of_the_last_one_tell(tmp_path: Path, share: float) -> None:
+    """Counting takes from 100 to 101 s, and a small share of the time."""
+
+    async def with_a_consumer(service: Service, clock: FakeClock) -> None:
+        await _ten(service, clock)
+        await _read_to_the_end(service.topics[NAME])
+        await story(service, clock)
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        not_yet_s = 101 + 1 / share - 0.1
+        clock.now_ms += 2 * HOUR_MS
+        assert await _told(topic, clock, 100, 101) == [3, 10]
+        topic.subscriptions["s"].cancel([topic.ledger.first_position._replace(entry_id=2)])
+        assert await _told(topic, clock, not_yet_s) == [3, 10]
+        assert await _told(topic, clock, not_yet_s + 0.2) == [4, 10]
+
+    play(tmp_path, *([with_a_consumer] if share == COUNTING_SHARE_WHILE_SENT else [_ten, story]))
+
+
+def test_what_is_not_known_is_not_called_none(tmp_path: Path) -> None:
+    """All of the last count have come due, and a message was published since then."""
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        assert await _told(topic, clock, 100, 101) == [1, 10]
+        await _publish(topic, 12)
+        clock.now_ms += 10 * HOUR_MS
+
+        assert await _told(topic, clock, 102) == [None, 12]
+        assert await _told(topic, clock, 200) == [12, 12]
+        topic.subscriptions["s"].cancel([topic.ledger.last_confirmed_position])
+        assert await _told(topic, clock, 300) == [0, 0]
+        await _publish(topic, 11)
+        clock.now_ms += 2 * HOUR_MS
+        assert await _told(topic, clock, 301) == [0, 0]
+
+    play(tmp_path, _ten, after)
+
+
+async def _samples(service: Service, name: str = "postdate_next_due_timestamp_seconds") -> list[str]:
+    text = b"".join([chunk async for chunk in service.metrics()]).decode()
+    return [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name}{{")]
+
+
+async def _waiting(topic: Topic, clock: FakeClock) -> tuple[int, int]:
+    """Return how many entries are overdue, and how many a pause holds."""
+    await _told(topic, clock)
+    note_waiting(topic)
+    subscription = topic.subscriptions["s"]
+    return subscription.overdue, subscription.held_by_pause
+
+
+def test_what_is_due_and_at_no_consumer_is_overdue_or_held(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        peer = await _subscribe(service)
+        topic = await service.topic(NAME)
+        await _publish(topic, *range(1, 11))
+        dispatcher = await _read_to_the_end(topic)
+        assert await _waiting(topic, clock) == (0, 0)
+        clock.now_ms += 3 * HOUR_MS
+        assert await _waiting(topic, clock) == (3, 0)
+
+        peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 2}))
+        await until(lambda: dispatcher.consumers and dispatcher.stats().consumers[0].pending_entries == 2)
+
+        assert await _waiting(topic, clock) == (1, 0)
+        await topic.subscriptions["s"].set_pause(PauseState(paused_since_ms=clock()))
+        clock.now_ms += HOUR_MS
+        assert await _waiting(topic, clock) == (0, 2)
+
+    play(tmp_path, story)
+
+
+def test_without_a_consumer_what_is_due_is_overdue_and_what_was_just_published_is_not(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        clock.now_ms += 3 * HOUR_MS
+        await _told(topic, clock, 100, 101)
+        # The count of before is still the last one.
+        await _publish(topic, 12, 13)
+        await _told(topic, clock, 102)
+
+        note_waiting(topic)
+
+        assert topic.subscriptions["s"].overdue == 3
+
+    play(tmp_path, _ten, after)
+
+
+def test_a_resting_topic_has_overdue_messages_from_the_first_one_on(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        await service.topic(NAME)
+        clock.now_ms += REST_AFTER_MS
+        await service.resting.rest_unused()
+        assert NAME not in service.topics
+        overdue = "postdate_subscription_overdue"
+        assert await _samples(service, overdue) == ["0.0"]
+
+        clock.now_ms += 2 * HOUR_MS
+        assert await _samples(service, overdue) == ["1.0"]
+        clock.now_ms += 8 * HOUR_MS
+        assert await _samples(service, overdue) == ["10.0"]
+
+    play(tmp_path, _ten, after)
+
+
+def test_of_a_log_that_cannot_be_read_there_is_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> RowsRead:
+        raise StoreCorruptedError("the disk is gone")
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        await service.topic(NAME)
+        with monkeypatch.context() as patched:
+            patched.setattr(ManagedLedger, "read_rows", fail)
+            assert await _samples(service) == []
+        assert await _samples(service) == ["1.8000036e+09"]
+
+    play(tmp_path, _ten, after)
+
+
+def test_a_resting_topic_tells_no_time_that_has_passed(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        await service.topic(NAME)
+        clock.now_ms += REST_AFTER_MS
+        await service.resting.rest_unused()
+        assert NAME not in service.topics
+        (next_due,) = await _samples(service)
+        assert float(next_due) == (START_MS + HOUR_MS) / 1000
+
+        clock.now_ms += HOUR_MS
+        assert await _samples(service) == []
+        clock.now_ms += 9 * HOUR_MS
+        assert await _samples(service) == ["0.0"]
+
+    play(tmp_path, _ten, after)
