@@ -392,11 +392,13 @@ class Simulation:
                 for cursor, of_cursor in acknowledged.items()
                 if cursor in names
             }
-            # After a seek there can be several copies of one message: they are replaced in the order of time.
+            # After a seek there can be several copies of one message. Moved to one time they are replaced in order of
+            # time, and shifted in the order of the log.
+            has_one_time = len({new.deliver_at_ms for new in entries}) == 1
             olds: dict[int, list[Key]] = {}
             for key in sorted(
                 {key for keys in gone.values() for key in keys},
-                key=lambda one: (self.oracle.entries[one].deliver_at_ms, one),
+                key=lambda one: (self.oracle.entries[one].deliver_at_ms if has_one_time else 0, one),
                 reverse=True,
             ):
                 olds.setdefault(number_of(self.oracle.entries[key].payload), []).append(key)
