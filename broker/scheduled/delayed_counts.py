@@ -94,26 +94,3 @@ async def note_delayed(
         subscription.delayed_in_log = DelayedInLog(
             of_one.future_entries, end_s + (end_s - begin_s) / share, through, backlog, of_one.some_deliver_at_ms
         )
-
-
-def note_waiting(topic: Topic) -> None:
-    """Note how many due entries of each subscription no consumer has: overdue, or held by a pause.
-
-    Delayed ones are those of its dispatcher, or of the last count in the log.
-    """
-    for subscription in topic.subscriptions.values():
-        subscription.held_by_pause = subscription.overdue = 0
-        is_paused = subscription.pause.is_paused
-        if not is_paused and not subscription.has_delays:
-            continue
-        stats = subscription.stats()
-        counted, backlog = subscription.delayed_in_log, subscription.cursor.backlog
-        if not subscription.knows_all_delayed and counted.through is not None:
-            # Messages that were published since the count may be delayed.
-            backlog = min(backlog, counted.backlog)
-        pending = 0 if stats is None else sum(one.pending_entries for one in stats.consumers)
-        waiting = max(0, backlog - subscription.delayed(stats) - pending)
-        if is_paused:
-            subscription.held_by_pause = waiting
-        else:
-            subscription.overdue = waiting

@@ -31,7 +31,7 @@ from broker.errors import NotAllowedError, ServiceStartError
 from broker.event_loop import turns_of
 from broker.hosts import is_wildcard
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.delayed_counts import note_delayed, note_waiting
+from broker.scheduled.delayed_counts import note_delayed
 from broker.scheduled.due_times import note_due_times
 from broker.service.jobs import PeriodicJobs
 from broker.service.refusal_log import RefusalLog
@@ -270,7 +270,6 @@ class Service:
 
     async def _note_due_times(self, topic: Topic, catalog: ScheduleCatalog) -> None:
         await note_delayed(topic, catalog, self.now_ms)
-        note_waiting(topic)
         try:
             await note_due_times(topic, catalog, self.now_ms)
         except LedgerError as error:

@@ -48,7 +48,7 @@ class SubscriptionSnapshot:
     """About how many bytes of the log lie behind its mark-delete position."""
     is_paused: bool = False
     held_by_pause: int = 0
-    """Delayed entries that came due since its pause began."""
+    """Due entries that no consumer has and its pause holds."""
     overdue: int = 0
     """Due entries that no consumer has and no pause holds."""
     next_deliver_at_ms: int | None = None

@@ -134,10 +134,6 @@ class Subscription:
         """The counters of its own closed trackers, None if there was none."""
         self.expiry = Expiry(RateMeter(now_ms(), 1))
         self.mark_delete_advanced_ms = 0
-        self.held_by_pause = 0
-        """The number of entries that a pause holds, at the last count."""
-        self.overdue = 0
-        """Due entries that no consumer has, as last noted."""
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
         self._gate = DeliveryGate()
@@ -224,6 +220,7 @@ class Subscription:
         """Give the figures for `/metrics`."""
         stats = self.stats()
         consumers = stats.consumers if stats is not None else []
+        waiting, is_paused = self._waiting(stats), self.pause.is_paused
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
@@ -240,13 +237,27 @@ class Subscription:
             last_expired_ms=self.expiry.last_ms,
             mark_delete_advanced_ms=self.mark_delete_advanced_ms,
             backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
-            is_paused=self.pause.is_paused,
-            held_by_pause=self.held_by_pause,
-            overdue=self.overdue,
+            is_paused=is_paused,
+            held_by_pause=waiting if is_paused else 0,
+            overdue=0 if is_paused else waiting,
             next_deliver_at_ms=next(iter(self.delayed_in_log.some_deliver_at_ms), None),
             cancelled_total=self.cancelled_total,
             rescheduled_total=self.rescheduled_total,
         )
+
+    def _waiting(self, stats: SubscriptionStats | None) -> int:
+        """Return how many due entries no consumer has, by the dispatcher's figures or the last count in the log.
+
+        Without delays it counts only what a pause holds.
+        """
+        if not (self.pause.is_paused or self.has_delays):
+            return 0
+        backlog, counted = self.cursor.backlog, self.delayed_in_log
+        if not self.knows_all_delayed and counted.through is not None:
+            # Messages that were published since the count may be delayed.
+            backlog = min(backlog, counted.backlog)
+        pending = 0 if stats is None else sum(one.pending_entries for one in stats.consumers)
+        return max(0, backlog - self.delayed(stats) - pending)
 
     def end_rate_window(self, now_ms: int) -> None:
         """End a window of rates: they are those of the time since the last call."""

@@ -11,7 +11,7 @@ import pytest
 
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, note_delayed, note_waiting
+from broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, note_delayed
 from broker.scheduled.due_times import note_due_times
 from broker.service.service import Service
 from broker.topics.inactive import REST_AFTER_MS
@@ -194,9 +194,8 @@ async def _samples(service: Service, name: str = "postdate_next_due_timestamp_se
 async def _waiting(topic: Topic, clock: FakeClock) -> tuple[int, int]:
     """Return how many entries are overdue, and how many a pause holds."""
     await _told(topic, clock)
-    note_waiting(topic)
-    subscription = topic.subscriptions["s"]
-    return subscription.overdue, subscription.held_by_pause
+    figures = topic.subscriptions["s"].metrics()
+    return figures.overdue, figures.held_by_pause
 
 
 def test_what_is_due_and_at_no_consumer_is_overdue_or_held(tmp_path: Path) -> None:
@@ -229,9 +228,7 @@ def test_without_a_consumer_what_is_due_is_overdue_and_what_was_just_published_i
         await _publish(topic, 12, 13)
         await _told(topic, clock, 102)
 
-        note_waiting(topic)
-
-        assert topic.subscriptions["s"].overdue == 3
+        assert topic.subscriptions["s"].metrics().overdue == 3
 
     play(tmp_path, _ten, after)
 
