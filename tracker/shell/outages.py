@@ -12,14 +12,17 @@ from tracker.core.actions import (
     DeleteSnapshot,
     LoadSegments,
     MergeBuckets,
+    PutProperty,
     ReadMetadata,
     ReadPositions,
+    RemoveProperty,
 )
 from tracker.shell.storage_worker import is_lost, lost_bucket_id
 from tracker.stats import UNREADABLE_AFTER, TrackerStats
 
 logger = logging.getLogger(__name__)
 
+_ON_THE_CURSOR: Final = (PutProperty, RemoveProperty)
 _NONE_FAILING: Final[frozenset[str]] = frozenset()
 
 
@@ -77,8 +80,10 @@ class Outages:
             self._stats.last_failure = str(error) or type(error).__name__
             # A call for a snapshot that is gone is not tried again: that is no outage.
             self._failing |= {what}
-        if isinstance(error, SnapshotStorageError | TimeoutError):
-            logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)
+        # The errors of a cursor are its program's own: a full disk is no defect to trace.
+        is_outage = isinstance(error, SnapshotStorageError | TimeoutError) or isinstance(action, _ON_THE_CURSOR)
+        if is_outage:
+            logger.log(level, "%s: %s failed: %s", self._name, what, str(error) or type(error).__name__)
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
         return ActionFailed(action, is_gone, str(error), lost_bucket_id(error))
