@@ -26,8 +26,8 @@ from managed_ledger.value_types import Int64Array
 
 ACK_GRACE_MS: Final = 2_000
 """An acknowledgement this young at the kill may be lost: the client gathers them for up to 100 ms, the service journals
-them within 5 ms more, and each thread waits for its turn: 442 ms in all at nine processes on two cores. What loses
-acknowledgements for good loses older ones, too."""
+them within 5 ms more, and each thread waits for its turn: 442 ms in all at nine processes on two cores. A fault that
+loses acknowledgements for good loses older ones, too."""
 
 RECORD_NAME: Final = "deliveries.npz"
 """In the service's folder: the columns of `Deliveries` in its order, and when it was killed, started and ready."""
