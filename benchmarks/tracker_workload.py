@@ -90,8 +90,9 @@ def workloads_of(messages: int) -> list[Workload]:
 SPECIAL: Final = (
     Workload(law="exponential", messages=4_000_000, index_count_min=500_000),
     Workload(law="exponential", messages=100_000, entries_per_ledger=100, index_count_min=100),
+    Workload(law="exponential", messages=999_000, entries_per_ledger=100, index_count_min=100),
 )
-"""Large buckets, of which each seal has ten times as much to sort; and a thousand small ones."""
+"""Large buckets, of which each seal has ten times as much to sort; a thousand small ones; and ten thousand."""
 
 
 def _count(value: int) -> str:

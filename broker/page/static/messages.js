@@ -17,7 +17,7 @@ export function messageList(view) {
   let before = []; // The `after` of each page so far.
   let following = null;
   let latest = 0;
-  let isAwaited = false; // Somebody has asked for a page, and it is on its way.
+  let isAwaited = false; // A page was asked for, and it is on its way.
   let shown = "";
   const chosen = new Set();
   const heading = el("h2", { tabindex: -1 });

@@ -1,7 +1,6 @@
 """How many messages wait for their time, where no consumer has come since the start."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +13,17 @@ from broker.scheduled.delayed_counts import COUNTING_SHARE, delayed_counts, note
 from broker.service.service import Service
 from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.policies import DelayedDeliveryPolicies
-from broker.topics.topic_name import TopicName
-from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from managed_ledger.reading.selection import HeadersRead, RowsRead
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.fakes.service_fakes import until
+from tests.helpers.service_lives import EXCLUSIVE, HOUR_MS, NAME, play, subscribe
 from tracker.testing import FakeClock
-
-NAME = TopicName.parse("t")
-HOUR_MS = 3_600_000
-SHARED, EXCLUSIVE = 1, 0
-
-Story = Callable[[Service, FakeClock], Awaitable[None]]
-
-
-def play(folder: Path, *stories: Story) -> None:
-    """Play each story in a life of its own of the service, on the same data."""
-    clock = FakeClock(1_800_000_000_000)
-
-    async def run(story: Story) -> None:
-        service = await open_service(folder, clock, managed_ledger=ManagedLedgerConfig(entries_per_ledger_max=4))
-        try:
-            await story(service, clock)
-        finally:
-            await service.close()
-
-    for story in stories:
-        asyncio.run(run(story))
-
-
-async def _subscribe(service: Service, subscription_type: int = SHARED, name: str = "s") -> Peer:
-    peer = Peer(service)
-    request = {"topic": "t", "subscription": name, "subType": subscription_type, "consumer_id": 1, "initialPosition": 1}
-    answer = await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **request)
-    assert answer.type == BaseCommand.SUCCESS
-    return peer
 
 
 async def _six_delayed_of_ten(service: Service, clock: FakeClock) -> None:
     """Ten messages: four are due at once, and six wait for one to six hours; no consumer stays."""
-    peer = await _subscribe(service)
+    peer = await subscribe(service)
     topic = await service.topic(NAME)
     for hours in (0, 1, 0, 2, 3, 0, 4, 5, 0, 6):
         await topic.ledger.append(b"x", publish_time_ms=clock(), deliver_at_ms=clock() + hours * HOUR_MS)
@@ -83,7 +52,7 @@ def test_after_a_restart_the_delayed_messages_are_counted_before_a_consumer_come
         assert await _shown(service) == (10, 4, 6)
         assert await _metric(service) == ["4.0"]
 
-        await _subscribe(service)
+        await subscribe(service)
 
         dispatcher = service.topics[NAME].subscriptions["s"].dispatcher
         assert dispatcher is not None
@@ -105,7 +74,7 @@ def test_before_a_dispatcher_has_read_the_log_its_delayed_messages_are_counted_t
 
     async def after(service: Service, clock: FakeClock) -> None:
         monkeypatch.setattr(ManagedLedger, "read_headers", read_later)
-        await _subscribe(service)
+        await subscribe(service)
         dispatcher = service.topics[NAME].subscriptions["s"].dispatcher
         assert dispatcher is not None
 
@@ -142,7 +111,7 @@ def test_where_delays_are_switched_off_only_those_that_keep_their_times_count(tm
 
 def test_a_subscription_that_does_not_delay_has_none(tmp_path: Path) -> None:
     async def after(service: Service, clock: FakeClock) -> None:
-        peer = await _subscribe(service, EXCLUSIVE)
+        peer = await subscribe(service, EXCLUSIVE)
         await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
 
         assert await _shown(service) == (10, 0, 10)
@@ -205,7 +174,7 @@ def test_a_long_log_is_read_once_for_all_subscriptions(tmp_path: Path, monkeypat
     async def after(service: Service, clock: FakeClock) -> None:
         topic = await service.topic(NAME)
         for name in ("other", "third"):
-            peer = await _subscribe(service, name=name)
+            peer = await subscribe(service, name=name)
             await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
         await service.close()
         service = await Service.open(service.config, now_ms=clock)

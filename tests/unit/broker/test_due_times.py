@@ -3,8 +3,6 @@
 The logs are too long to be kept in memory.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -17,45 +15,16 @@ from broker.service.service import Service
 from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.pause import PauseState
 from broker.topics.topic import Topic
-from broker.topics.topic_name import TopicName
 from dispatcher.dispatcher import Dispatcher
-from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.reading.selection import RowsRead
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.fakes.service_fakes import until
+from tests.helpers.service_lives import HOUR_MS, NAME, START_MS, play, subscribe
 from tracker.testing import FakeClock
 
-NAME = TopicName.parse("t")
-START_MS = 1_800_000_000_000
-HOUR_MS = 3_600_000
 LONG = 9
 """The most entries of a log that is not long in these tests; theirs have ten."""
-
-Story = Callable[[Service, FakeClock], Awaitable[None]]
-
-
-def play(folder: Path, *stories: Story) -> None:
-    """Play each story in a life of its own of the service, on the same data."""
-    clock = FakeClock(START_MS)
-
-    async def run(story: Story) -> None:
-        service = await open_service(folder, clock, managed_ledger=ManagedLedgerConfig(entries_per_ledger_max=4))
-        try:
-            await story(service, clock)
-        finally:
-            await service.close()
-
-    for story in stories:
-        asyncio.run(run(story))
-
-
-async def _subscribe(service: Service) -> Peer:
-    peer = Peer(service)
-    request = {"topic": "t", "subscription": "s", "subType": 1, "consumer_id": 1, "initialPosition": 1}
-    answer = await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **request)
-    assert answer.type == BaseCommand.SUCCESS
-    return peer
 
 
 async def _publish(topic: Topic, *hours: int) -> None:
@@ -65,7 +34,7 @@ async def _publish(topic: Topic, *hours: int) -> None:
 
 async def _ten(service: Service, clock: FakeClock) -> None:
     """Ten messages, one an hour from one hour on, and a consumer without permits."""
-    await _subscribe(service)
+    await subscribe(service)
     await _publish(await service.topic(NAME), *range(1, 11))
 
 
@@ -200,7 +169,7 @@ async def _waiting(topic: Topic, clock: FakeClock) -> tuple[int, int]:
 
 def test_what_is_due_and_at_no_consumer_is_overdue_or_held(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
-        peer = await _subscribe(service)
+        peer = await subscribe(service)
         topic = await service.topic(NAME)
         await _publish(topic, *range(1, 11))
         dispatcher = await _read_to_the_end(topic)
