@@ -189,6 +189,8 @@ def _has_loads_to_start(state: TrackerState) -> bool:
         return True
     if loads.has_ready and not state.calls.loads.is_open:
         return True
+    if loads.blocked_at is not None:
+        # No room is an excuse only as long as hand-out, which makes room, can go on.
+        return first_ms_through(state, loads.blocked_at) is None
     waits_for_room = len(state.rows.loaded) >= loads.has_room_below > 0
-    waits_at_row = loads.blocked_at is not None and first_ms_through(state, loads.blocked_at) is not None
-    return not (loads.row_count or waits_for_room or waits_at_row)
+    return not (loads.row_count or waits_for_room)

@@ -210,6 +210,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self.failure is not None:
             # A dispatcher that only polls learns of the defect here.
             raise TrackerClosedError("hand out messages") from self.failure
+        # The next tracker of the cursor hands out all that a closed one has in memory.
+        self._check_open("hand out messages")
         rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
         self._wake_up.note_nothing_due()
         self._turn_soon()

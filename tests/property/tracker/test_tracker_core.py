@@ -354,8 +354,20 @@ class CoreMachine(RuleBasedStateMachine):
         last = max((position[0] for position in self.log), default=0)
         while ledger_id < last and not any(p[0] == ledger_id and self.is_wanted(p) for p in self.log):
             ledger_id += 1
-        self.cursor.mark_delete_position = Position(ledger_id, -1)
-        self.core.trim(ledger_id)
+        if ledger_id > self.cursor.mark_delete_position.ledger_id:
+            self.cursor.mark_delete_position = Position(ledger_id, -1)
+            self.core.trim(ledger_id)
+        self.plan()
+
+    @rule(data=st.data())
+    def pass_through(self, data: st.DataObject) -> None:
+        """The cursor passes messages that nobody has received, as when they expire."""
+        candidates = sorted(position for position in self.log if self.is_wanted(position))
+        if candidates:
+            through = data.draw(st.sampled_from(candidates[: 1 + len(candidates) // 2]))
+            self.cursor.mark_delete_position = Position(*through)
+            self.tracked = {position: time_ms for position, time_ms in self.tracked.items() if position > through}
+            self.core.pass_through(*through)
         self.plan()
 
     @precondition(lambda self: self.cursor.properties and not self.has_second_times)

@@ -131,11 +131,26 @@ def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
     """Forget positions in segments that are not loaded; where they are not known, their bitmaps are read first."""
     for bucket in state.covering(ledger_id):
         if bucket.cached is not None:
-            count_before = bucket.cached.count
-            bucket.cached.subtract(ledger_id, entry_ids)
-            set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - (count_before - bucket.cached.count)))
+            _forget_cached(state, bucket, bucket.cached, ledger_id, entry_ids)
         elif bucket.unloaded_count:
             want(state, bucket)
+
+
+def pass_through(state: TrackerState, ledger_id: int, entry_id: int) -> None:
+    """Forget cached positions of a ledger up to an entry: where they are cached, loading does not ask the cursor."""
+    for bucket in state.covering(ledger_id):
+        if bucket.cached is None:
+            continue
+        entry_ids = bucket.cached.bitmaps.get(ledger_id)
+        # PERFORMANCE: mark-delete moves often, and mostly up to the first message that is tracked still.
+        if entry_ids is not None and entry_ids.min() <= entry_id:
+            _forget_cached(state, bucket, bucket.cached, ledger_id, BitMap(range(entry_id + 1)))
+
+
+def _forget_cached(state: TrackerState, bucket: Bucket, cached: PositionSet, ledger_id: int, entry_ids: BitMap) -> None:
+    count_before = cached.count
+    cached.subtract(ledger_id, entry_ids)
+    set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - (count_before - cached.count)))
 
 
 def evict(state: TrackerState, now_ms: int) -> None:

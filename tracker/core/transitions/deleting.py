@@ -18,6 +18,7 @@ from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.adding import note_rows_gone
 from tracker.core.transitions.caching import acknowledge as acknowledge_unloaded
+from tracker.core.transitions.caching import pass_through as pass_through_unloaded
 from tracker.core.transitions.caching import want
 from tracker.core.transitions.life import forget_rows, move, new_bucket, remove, set_unloaded_count
 from tracker.core.transitions.sealing import forget_ledgers, try_again
@@ -76,12 +77,14 @@ def trim(state: TrackerState, first_ledger_id: int) -> None:
 def pass_through(state: TrackerState, ledger_id: int, entry_id: int) -> None:
     """Forget everything up to a position: mark-delete has passed it.
 
-    Rows of segments that are not loaded are dropped when they are: loading asks the cursor what is acknowledged.
+    Rows of segments that are not loaded are dropped when they are: loading asks for the cached positions, and where
+    there are none, the cursor.
     """
     trim(state, ledger_id)
     passed = state.positions.loaded_through(ledger_id, entry_id)
     if passed and state.positions.refuse(ledger_id, passed):
         note_rows_gone(state)
+    pass_through_unloaded(state, ledger_id, entry_id)
 
 
 def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
