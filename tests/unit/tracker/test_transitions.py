@@ -1,6 +1,7 @@
 """Each thing that can happen to a bucket is written down once, and nothing else changes a bucket."""
 
 import ast
+import asyncio
 from dataclasses import fields
 from pathlib import Path
 from random import Random
@@ -10,6 +11,7 @@ import pytest
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
+from tests.helpers.core_lives import RandomLife
 from tests.helpers.one_writer import PARTS, RECORDS
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
@@ -25,6 +27,7 @@ from tracker.core.actions import (
 )
 from tracker.core.bucket import NEXT_STATES, Bucket, BucketState
 from tracker.core.state import TrackerState
+from tracker.core.transitions import table
 from tracker.core.transitions.life import move, new_bucket
 from tracker.core.transitions.table import COLUMNS, TABLE, Unexpected, handle
 from tracker.testing import FakeCursor
@@ -91,28 +94,67 @@ _ROWS_OF_ARCHITECTURE = {
 }
 _OF_LOST_SNAPSHOTS = {("alien, or lost", BucketState.SEALED)}
 """A snapshot that is lost is told by a read that fails."""
+_PAIRS_MET_MIN = 9
 
 
-def test_architecture_has_the_table_of_the_code() -> None:
-    """A cell is empty where no event can be, `late` where it is ignored, and names a state that may follow."""
+def _told() -> dict[tuple[str, BucketState], str]:
+    """The cells of the table in ARCHITECTURE.md, by row and state."""
     lines = (ROOT / "ARCHITECTURE.md").read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("| | SEALING"))
     states = [BucketState[name.strip()] for name in lines[first].split("|")[2:-1]]
+    assert states == list(COLUMNS)
     told = {}
-    for line in lines[first + 2 : first + 2 + len(_ROWS_OF_ARCHITECTURE)]:
+    for line in lines[first + 2 : first + 3 + len(_ROWS_OF_ARCHITECTURE)]:
         name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
         told |= {(name, state): cell for state, cell in zip(states, cells, strict=True)}
+    return told
 
-    assert states == list(COLUMNS)
+
+def _named(cell: str) -> set[BucketState]:
+    """The states that a cell names."""
+    return {BucketState[word] for word in cell.replace(",", " ").split() if word in BucketState.__members__}
+
+
+def test_architecture_has_the_table_of_the_code() -> None:
+    """A cell is empty where no event can be, and `late` where it is ignored; a column names each state that follows."""
+    told = _told()
     for (name, state), cell in told.items():
+        if name.startswith("*removed*"):
+            continue
         entries = [
             entry for (kind, of), entry in TABLE.items() if of is state and kind.__name__ in _ROWS_OF_ARCHITECTURE[name]
         ]
         is_handled = any(not isinstance(entry, Unexpected) for entry in entries) or (name, state) in _OF_LOST_SNAPSHOTS
         is_late = not is_handled and Unexpected.LATE in entries
         assert (cell == "late", bool(cell)) == (is_late, is_late or is_handled), (name, state)
-        if cell in BucketState.__members__:
-            assert BucketState[cell] in NEXT_STATES[state], (name, state)
+    for state in COLUMNS:
+        assert set().union(*(_named(cell) for (_, of), cell in told.items() if of is state)) == NEXT_STATES[state]
+
+
+def test_architecture_tells_the_states_that_events_lead_to_in_many_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[tuple[str, BucketState], set[BucketState]] = {}
+    rows = {kind: name for name, kinds in _ROWS_OF_ARCHITECTURE.items() for kind in kinds}
+
+    def noting(state: TrackerState, event: Event, now_ms: int) -> None:
+        action = event.action if isinstance(event, ActionFailed) else event
+        bucket = state.buckets.get(getattr(action, "serial", 0))
+        before = None if bucket is None else bucket.state
+        handle(state, event, now_ms)
+        if bucket is not None and before is not None and bucket.state is not before:
+            is_lost = isinstance(event, ActionFailed) and event.is_lost
+            # An answer that shows a snapshot to be damaged is the end of it, too.
+            is_given_up = before is BucketState.SEALED
+            row = "alien, or lost" if is_lost or is_given_up else rows[type(action).__name__]
+            seen.setdefault((row, before), set()).add(bucket.state)
+
+    monkeypatch.setattr(table, "handle", noting)
+    with asyncio.Runner() as runner:
+        for seed in range(40):
+            RandomLife(runner, seed).live(100)
+
+    told = _told()
+    assert {pair: states - _named(told[pair]) for pair, states in seen.items() if states - _named(told[pair])} == {}
+    assert len(seen) >= _PAIRS_MET_MIN, sorted(seen)
 
 
 def test_every_state_that_calls_the_storage_has_an_answer_and_a_failure() -> None:
