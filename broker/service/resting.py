@@ -91,7 +91,7 @@ class RestingTopics:
         """Close the topics that have not been used for a while."""
         async for topic in in_slices(list(self._service.topics.values())):
             if topic.is_used:
-                topic.note_use(self._now_ms())
+                topic.note_use()
             elif self._now_ms() - topic.last_used_ms >= REST_AFTER_MS and not self._is_to_be_deleted(topic):
                 await self._service.note_last_due_times(topic)
                 # Meanwhile a client may have come, or another call may have closed the topic.
@@ -101,8 +101,11 @@ class RestingTopics:
     async def delete_inactive(self) -> None:
         """Delete the topics that have been inactive for long enough."""
         async for topic in in_slices(list(self._service.topics.values())):
+            # The deletions before may have taken long, and another call may have closed it meanwhile.
+            if self._service.topics.get(topic.name) is not topic:
+                continue
             if topic.is_active(self._config.mode):
-                topic.last_active_ms = self._now_ms()
+                topic.note_active()
             elif self._now_ms() - topic.last_active_ms >= self._config.inactive_ms_max:
                 logger.info(
                     "%s is deleted: it has been inactive for %d s", topic.name, self._config.inactive_ms_max // 1000

@@ -173,7 +173,7 @@ class Service:
         """
         # One that is being closed is not among the topics any more.
         topic = self.topics.get(name) or await self.visited_topic(name)
-        topic.note_use(self.now_ms())
+        topic.note_use()
         return topic
 
     async def visited_topic(self, name: TopicName) -> Topic:

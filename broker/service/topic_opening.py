@@ -74,7 +74,7 @@ class TopicOpener:
             ledger,
             new_subscription=partial(self._new_subscription, index or self._trackers),
             delayed_delivery=self._policies.applied(name),
-            now_ms=self._now_ms(),
+            now_ms=self._now_ms,
             residual=self._residual,
             limits=self._config.limits,
             spawn=self._spawn,

@@ -127,6 +127,7 @@ class Subscription:
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
         self._parts_lock = asyncio.Lock()
+        self._consumer_left_ms = 0
         # Counters of consumers that have left; those of present consumers are in the dispatcher.
         self._messages_out_before = 0
         self._bytes_out_before = 0
@@ -196,6 +197,11 @@ class Subscription:
                     self._ledger.name,
                     self.name,
                 )
+
+    @property
+    def last_active_ms(self) -> int:
+        """When a consumer last left, or the backlog became less: either may have kept the topic; 0 for never."""
+        return max(self._consumer_left_ms, self.mark_delete_advanced_ms)
 
     def permits_and_unacked_of(self, consumer: Consumer) -> tuple[int, int]:
         """Give a consumer's permits and its unacknowledged messages; zeros when it is detached."""
@@ -526,6 +532,7 @@ class Subscription:
             self._messages_out_before += stats.msg_out_counter
             self._bytes_out_before += stats.bytes_out_counter
         self.consumers.remove(consumer)
+        self._consumer_left_ms = self._now_ms()
         self.dispatcher.remove_consumer(consumer)
 
     async def seek(self, position: Position) -> None:

@@ -7,7 +7,8 @@ out: a producer's connection appends straight to `ledger`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 
 from broker.errors import (
     NotAllowedError,
@@ -37,6 +38,7 @@ from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries
+from managed_ledger.value_types import Clock
 from tracker.bucket_properties import names_buckets
 from tracker.core.questions import BucketFigures
 from tracker.residual_snapshots import ResidualSnapshots
@@ -72,7 +74,7 @@ class Topic:
         *,
         new_subscription: NewSubscription,
         delayed_delivery: DelayedDeliveryPolicies,
-        now_ms: int,
+        now_ms: Clock,
         residual: ResidualSnapshots,
         limits: LimitsConfig,
         spawn: Spawn,
@@ -84,12 +86,13 @@ class Topic:
         self.delay_ms_max = delayed_delivery.enforced_delay_ms_max
         """The longest delay that is accepted now, 0 for any; for every publish."""
         self.producers: dict[str, Producer] = {}
-        self.last_used_ms = now_ms
+        self._now_ms = now_ms
+        opened_ms = now_ms()
+        self.last_used_ms = opened_ms
         """When the topic was last used."""
         self.was_asked_for = False
         self._is_closed = False
-        self.last_active_ms = now_ms
-        """When a client or a backlog last kept it from being deleted; at first the time of its opening."""
+        self._last_active_ms = opened_ms
         self.messages_in_total = 0
         self.bytes_in_total = 0
         self.entries_in_total = 0
@@ -101,8 +104,8 @@ class Topic:
         """When the last one does."""
         self.window_s = 60.0
         """The length of the last whole window of its rates."""
-        self._window_began_ms = now_ms
-        self.meter = RateMeter(now_ms, 2)
+        self._window_began_ms = opened_ms
+        self.meter = RateMeter(opened_ms, 2)
         """The rates of messages and bytes in."""
         self._new_subscription = new_subscription
         self._limits = limits
@@ -135,10 +138,26 @@ class Topic:
         if self._is_closed:
             raise TopicClosedError(f"topic {self.name} is being closed")
 
-    def note_use(self, now_ms: int) -> None:
+    def note_use(self) -> None:
         """Note that the topic was used now."""
         self.was_asked_for = True
-        self.last_used_ms = now_ms
+        self.last_used_ms = self._now_ms()
+
+    @property
+    def last_active_ms(self) -> int:
+        """When something last kept it from being deleted: a client, a subscription or a backlog; at first its opening.
+
+        While it is active, the time of an earlier change.
+        """
+        return max(self._last_active_ms, *(one.last_active_ms for one in self.subscriptions.values()), 0)
+
+    def note_active(self) -> None:
+        """Note that something keeps it from being deleted, or did until now.
+
+        Every end of what keeps it comes here or to `Subscription.last_active_ms`: messages with a receipt are deleted
+        by this time, so it may not be as old as the last check.
+        """
+        self._last_active_ms = self._now_ms()
 
     def is_active(self, mode: str) -> bool:
         """Whether it must not be deleted, by Pulsar's rules of that mode."""
@@ -159,6 +178,12 @@ class Topic:
             ProducerFencedError: It asks for exclusive access, and other producers are connected.
         """
         self._check_open()
+        try:
+            await self._add_producer(producer)
+        finally:
+            self.note_active()
+
+    async def _add_producer(self, producer: Producer) -> None:
         present = self.producers.get(producer.name)
         if present is not None and present.link is not producer.link and not await present.link.is_alive():
             logger.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
@@ -173,6 +198,7 @@ class Topic:
         """Remove a producer, unless another has taken its name since; the first waiting one may become ready."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
+            self.note_active()
         if self.producers and not any(other.is_ready for other in self.producers.values()):
             waiting = next(iter(self.producers.values()))
             waiting.is_ready = True
@@ -181,6 +207,8 @@ class Topic:
     def _send_producers_away(self) -> None:
         """Close all producers after a failed commit; as in Pulsar, they return and resend unconfirmed messages."""
         producers, self.producers = list(self.producers.values()), {}
+        if producers:
+            self.note_active()
         for producer in producers:
             producer.disconnect()
 
@@ -233,6 +261,16 @@ class Topic:
             return await self._subscribe(consumer, subscription_type, durable=durable, start=start)
         finally:
             self._joining.pop(consumer, None)
+            self.note_active()
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Hold the lock of subscriptions for a change that may end what keeps the topic."""
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self.note_active()
 
     async def _subscribe(
         self, consumer: Consumer, subscription_type: SubscriptionType, *, durable: bool, start: Position | None
@@ -277,7 +315,7 @@ class Topic:
             MetadataError: Other consumers are attached to it.
             SubscriptionNotFoundError: The subscription is deleted already.
         """
-        async with self._lock:
+        async with self._changing():
             subscription = self.subscriptions.get(consumer.subscription_name)
             if subscription is None:
                 raise SubscriptionNotFoundError(f"Subscription {consumer.subscription_name!r} not found")
@@ -286,7 +324,7 @@ class Topic:
 
     async def consumer_left(self, consumer: Consumer) -> None:
         """Detach a consumer; a reader's subscription goes with its last consumer."""
-        async with self._lock:
+        async with self._changing():
             subscription = self.subscriptions.get(consumer.subscription_name)
             if subscription is None:
                 return

@@ -249,6 +249,85 @@ def test_a_topic_with_a_client_is_never_deleted(tmp_path: Path, mode: str) -> No
     play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=True, mode=mode))
 
 
+BOTH_MODES = pytest.mark.parametrize("mode", [DELETE_WHEN_NO_SUBSCRIPTIONS, DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP])
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("client", ["producer", "refused producer", "producer sent away", "reader", "unsubscribed"])
+def test_inactivity_counts_from_when_the_last_client_left(tmp_path: Path, mode: str, client: str) -> None:
+    """The last check was long before: a client that left just before the next one keeps its topic the whole time."""
+
+    async def come(peer: Peer) -> None:
+        if client in ("reader", "unsubscribed"):
+            durable = client == "unsubscribed"
+            await peer.request(
+                BaseCommand.SUBSCRIBE,
+                "subscribe",
+                topic="t",
+                subscription="s",
+                subType=3,
+                consumer_id=1,
+                durable=durable,
+            )
+        else:
+            await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
+
+    async def go(peer: Peer, service: Service) -> None:
+        match client:
+            case "reader":
+                await _leave(peer)
+            case "unsubscribed":
+                await peer.request(BaseCommand.UNSUBSCRIBE, "unsubscribe", consumer_id=1)
+            case "producer sent away":
+                (producer,) = service.topics[NAME].producers.values()
+                peer.connection.drop_producer(producer.producer_id)
+            case _:
+                await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        peer = Peer(service)
+        if client == "refused producer":
+            await service.topic(NAME)
+            clock.now_ms += 29_500
+            # Two of them ask for the topic alone; the second is refused, and the first leaves.
+            await come(peer)
+            exclusive = await peer.request(
+                BaseCommand.PRODUCER, "producer", topic="t", producer_id=2, producer_access_mode=1
+            )
+            assert exclusive.type == BaseCommand.ERROR
+        else:
+            await come(peer)
+            await service.resting.delete_inactive()
+            clock.now_ms += 29_500
+        await go(peer, service)
+        assert not service.topics[NAME].is_active(mode)
+        clock.now_ms += 29_999
+        await service.resting.delete_inactive()
+        assert service.has_topic(NAME)
+        clock.now_ms += 1
+        await service.resting.delete_inactive()
+        assert not service.has_topic(NAME)
+
+    play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=True, mode=mode, inactive_s_max=30))
+
+
+def test_inactivity_counts_from_when_the_last_consumer_left_its_subscription(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        peer = await _subscribe(service)
+        await service.resting.delete_inactive()
+        clock.now_ms += 29_500
+        await _leave(peer)
+        clock.now_ms += 29_999
+        await service.resting.delete_inactive()
+        assert service.has_topic(NAME)
+        clock.now_ms += 1
+        await service.resting.delete_inactive()
+        assert not service.has_topic(NAME)
+
+    mode = DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP
+    play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=True, mode=mode, inactive_s_max=30))
+
+
 def test_nothing_is_deleted_unless_it_is_asked_for(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
         assert "delete inactive topics" not in [job.name for job in service.housekeeping()]
