@@ -384,7 +384,7 @@ TRACKER: Final = [
     Mutant(
         "acknowledged-and-counted",
         "tracker/core/transitions/caching.py",
-        "            set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - (count_before - bucket.cached.count)))\n",
+        "    set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - (count_before - cached.count)))\n",
         "",
         "a count not lowered: messages that were acknowledged in segments that are not loaded",
     ),
