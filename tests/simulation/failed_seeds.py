@@ -76,5 +76,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(
         2081585848, "messages were lost to the index that a snapshot lost twice while a ledger waited for its scan"
     ),
+    FailedSeed(2057566553, "the simulation itself counted a cancellation that waited for the one before it"),
     FailedSeed(2846500176, "another entry's header was read where cached blocks overlap: a message expired early"),
 ]
