@@ -149,7 +149,7 @@ class Topic:
 
         While it is active, the time of an earlier change.
         """
-        return max(self._last_active_ms, *(one.last_active_ms for one in self.subscriptions.values()), 0)
+        return max([self._last_active_ms, *(one.last_active_ms for one in self.subscriptions.values())])
 
     def note_active(self) -> None:
         """Note that something keeps it from being deleted, or did until now.

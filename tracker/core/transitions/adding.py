@@ -14,7 +14,7 @@ from tracker.columns.positions import LEDGER_ID_MAX, bitmap_of, ledger_groups
 from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.core.bucket import free_key_or_none
 from tracker.core.state import NO_LEDGER, TrackerState
-from tracker.core.timers import Why
+from tracker.core.transitions.life import note_rows_gone
 from tracker.core.transitions.overlapping import note_overlap
 from tracker.core.transitions.sealing import seal
 
@@ -106,11 +106,6 @@ def refuse(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
     if state.positions.refuse(ledger_id, entry_ids):
         # Another message may be the first now.
         note_rows_gone(state)
-
-
-def note_rows_gone(state: TrackerState) -> None:
-    """Look again at the loads that wait until rows are handed out: some will never be."""
-    state.timers.wake(Why.LOADS)
 
 
 def _drop_refused(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:

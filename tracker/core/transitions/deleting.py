@@ -16,11 +16,10 @@ from tracker.core.actions import ActionFailed, ListSnapshots, PropertyRemoved, S
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
-from tracker.core.transitions.adding import note_rows_gone
 from tracker.core.transitions.caching import acknowledge as acknowledge_unloaded
 from tracker.core.transitions.caching import pass_through as pass_through_unloaded
 from tracker.core.transitions.caching import want
-from tracker.core.transitions.life import forget_rows, move, new_bucket, remove, set_unloaded_count
+from tracker.core.transitions.life import forget_rows, move, new_bucket, note_rows_gone, remove, set_unloaded_count
 from tracker.core.transitions.sealing import forget_ledgers, try_again
 
 REMOVALS_MAX: Final = 256

@@ -107,6 +107,11 @@ def forget_rows(state: TrackerState, bucket: Bucket) -> None:
     state.ranges.discard(bucket.serial, bucket.ledgers)
 
 
+def note_rows_gone(state: TrackerState) -> None:
+    """Look again at the loads that wait until rows are handed out: some will never be."""
+    state.timers.wake(Why.LOADS)
+
+
 def forget_unloaded(state: TrackerState, bucket: Bucket) -> None:
     """Note that a bucket has no unloaded part any more, or that it is served no more."""
     bucket.cached = None

@@ -14,9 +14,8 @@ from tracker.core.actions import ActionFailed, PropertyPut, SnapshotCreated
 from tracker.core.bucket import Bucket, BucketState, free_key_or_none
 from tracker.core.segment_sizes import segment_row_count_max
 from tracker.core.state import NO_LEDGER, TrackerState
-from tracker.core.timers import Why
 from tracker.core.transitions.caching import cache_if_there_is_room
-from tracker.core.transitions.life import move, new_bucket, progressed, set_unloaded_count
+from tracker.core.transitions.life import move, new_bucket, note_rows_gone, progressed, set_unloaded_count
 from tracker.core.transitions.merging import take_over
 from tracker.core.transitions.overlapping import note_overlap
 
@@ -27,8 +26,7 @@ def seal(state: TrackerState) -> None:
     if mutable.first_ledger_id < state.positions.first_ledger_id:
         # Rows that were added behind the cursor are acknowledged, and would never be loaded again.
         state.positions.drop_below(state.positions.first_ledger_id)
-        # A load may have waited until these were handed out.
-        state.timers.wake(Why.LOADS)
+        note_rows_gone(state)
     if state.positions.mutable_count:
         ledgers = LedgerRange(mutable.first_ledger_id, mutable.last_ledger_id)
         key = free_key_or_none(ledgers, state.keys)
