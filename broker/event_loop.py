@@ -11,13 +11,14 @@ take: it takes what came in and the timers that are due, and of the others only 
 Python's collector of cyclic garbage would be the longest by far: with 10,000 topics a full collection looks at over two
 million objects, for half a second. So objects that have survived one collection are exempt from later ones, and a
 collection comes between two turns (`spare_old_objects`). Old objects are freed by their reference counts, as most
-objects are; cycles among them are not found.
+objects are; cycles among them are not found. asyncio makes one with every connection, which is broken at its end.
 """
 
 import asyncio
 import gc
 import selectors
 import time
+from asyncio import selector_events
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -216,6 +217,25 @@ def spare_old_objects() -> None:
     gc.callbacks.append(_freeze_survivors)
     # Imported modules are looked at now: in the first collection of the loop they would take 30 ms.
     gc.collect()
+    _free_ended_transports()
+
+
+def _free_ended_transports() -> None:
+    """Break the cycle of each connection at its end: asyncio's transport keeps a method of its own, which keeps it.
+
+    The attributes are asyncio's own, of the whole process, and there is no other way to them.
+    """
+    transports: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    end = transports._call_connection_lost
+
+    def end_and_forget(transport: Any, error: Exception | None) -> None:
+        try:
+            end(transport, error)
+        finally:
+            # Nothing is read any more: asyncio stops reading before it calls this.
+            transport._read_ready_cb = None
+
+    transports._call_connection_lost = end_and_forget
 
 
 def _collect_if_due(*, is_counted: bool) -> None:

@@ -273,6 +273,58 @@ def test_new_objects_are_collected_while_as_many_old_ones_are_freed() -> None:
     assert output.split() == ["True"] * 2
 
 
+def test_an_ended_connection_leaves_no_transport() -> None:
+    """In a process of its own, as it is the whole process's."""
+    program = """
+        import asyncio
+        import gc
+        import socket
+        import weakref
+        from broker.event_loop import ServiceEventLoop, spare_old_objects
+
+        class Protocol(asyncio.Protocol):
+            def connection_made(self, transport):
+                transports.add(transport)
+
+        transports = weakref.WeakSet()
+
+        async def story():
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(Protocol, "127.0.0.1", 0)
+            callers = []
+            for number in range(300):
+                callers.append(socket.create_connection(server.sockets[0].getsockname()))
+                while len(transports) <= number:
+                    await asyncio.sleep(0)
+            # From here on no collection looks at them.
+            gc.collect()
+            print(len(transports))
+            for transport in list(transports)[150:]:
+                transport.abort()
+            del transport
+            for caller in callers:
+                caller.close()
+            try:
+                async with asyncio.timeout(20):
+                    while transports:
+                        await asyncio.sleep(0.001)
+            except TimeoutError:
+                pass
+            gc.collect()
+            print(len(transports))
+            server.close()
+
+        spare_old_objects()
+        with asyncio.Runner(loop_factory=ServiceEventLoop) as runner:
+            runner.run(story())
+    """
+    output = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert output.split() == ["300", "0"]
+
+
 def test_others_have_a_turn_after_each_slice() -> None:
     turns = 0
 
