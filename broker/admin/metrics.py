@@ -6,7 +6,7 @@ topics have none, as in Pulsar. With `exposeConsumerLevelMetricsInPrometheus`, e
 """
 
 from array import array
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import isnan
 from types import MappingProxyType
@@ -48,7 +48,7 @@ async def stream_metrics(
     is_by_consumer: bool,
     turns: LoopTurns | None,
     store: StoreSnapshot | None = None,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Write the metrics in slices: 10,000 topics take seconds, and deliveries go on between two slices.
 
     Args:

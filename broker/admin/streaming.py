@@ -1,41 +1,79 @@
 """Long answers of the web port: sent piece by piece, and compressed where the caller takes gzip.
 
 A piece is compressed in a worker thread, as it takes a millisecond. A caller that goes away in the middle ends the
-answer; one that reads slowly makes it wait.
+answer; one that reads slowly makes it wait, and one that reads nothing loses its connection.
 """
 
 import asyncio
+import logging
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from typing import Final
 
 from aiohttp import hdrs, web
 
+logger = logging.getLogger(__name__)
+
 PIECE_BYTES_MIN: Final = 64 * 1024
 """Bytes of text that are gathered before they are compressed and sent."""
+
+WRITE_TIMEOUT_S: Final = 30.0
+"""How long a caller may read nothing: it holds the figures of all topics meanwhile. Prometheus by default gives up a
+whole scrape after 10 s."""
 
 _GZIP_WINDOW_BITS: Final = 31
 _COMPRESSION_LEVEL: Final = 4
 """The level of gzip: metrics shrink to a thirtieth; a higher level takes twice as long and saves a tenth more."""
 
 
-async def stream_text(request: web.Request, text: AsyncIterator[bytes], *, content_type: str) -> web.StreamResponse:
-    """Answer a request with text that is still being made."""
+async def stream_text(
+    request: web.Request,
+    text: AsyncGenerator[bytes, None],
+    *,
+    content_type: str,
+    write_timeout_s: float = WRITE_TIMEOUT_S,
+) -> web.StreamResponse:
+    """Answer a request with text that is still being made.
+
+    Args:
+        request: The request.
+        text: Gives the text, and is closed at the end.
+        content_type: The type that the answer names.
+        write_timeout_s: How long the caller may take to read each piece.
+
+    Raises:
+        ConnectionResetError: The caller has left, or it did not read in time and its connection is ended.
+    """
     response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: content_type, hdrs.VARY: hdrs.ACCEPT_ENCODING})
     compressor = None
     if _takes_gzip(request):
         response.headers[hdrs.CONTENT_ENCODING] = "gzip"
         compressor = zlib.compressobj(_COMPRESSION_LEVEL, zlib.DEFLATED, _GZIP_WINDOW_BITS)
-    await response.prepare(request)
-    async for piece in _pieces(text):
-        await response.write(piece if compressor is None else await asyncio.to_thread(compressor.compress, piece))
-    if compressor is not None:
-        await response.write(compressor.flush())
-    await response.write_eof()
+    async with aclosing(text), aclosing(_pieces(text)) as pieces:
+        await response.prepare(request)
+        async for piece in pieces:
+            data = piece if compressor is None else await asyncio.to_thread(compressor.compress, piece)
+            await _within(write_timeout_s, response.write(data), request)
+    end = b"" if compressor is None else compressor.flush()
+    await _within(write_timeout_s, response.write_eof(end), request)
     return response
 
 
-async def _pieces(text: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _within(timeout_s: float, writing: Awaitable[None], request: web.Request) -> None:
+    """Wait until the caller has read enough, and end its connection where that takes too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await writing
+    except TimeoutError:
+        logger.info("%s reads nothing of %s: its connection is ended", request.remote, request.path)
+        if request.transport is not None:
+            # Unread bytes are dropped: an orderly end would wait until the caller reads them.
+            request.transport.abort()
+        raise ConnectionResetError("the caller reads nothing") from None
+
+
+async def _pieces(text: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     waiting: list[bytes] = []
     size = 0
     async for chunk in text:

@@ -11,7 +11,7 @@ this module knows HTTP alone. Access is decided before, in `broker.admin.web_acc
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -22,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from broker.admin.request_heads import HeadLimit, head_limit_of
 from broker.admin.scheduled_routes import PREFIX
-from broker.admin.streaming import stream_text
+from broker.admin.streaming import WRITE_TIMEOUT_S, stream_text
 from broker.network.listener import Listener, Port, TlsContexts, listen
 from broker.network.listening import WebAudience
 
@@ -77,7 +77,8 @@ async def start_web(
     host: str,
     *ports: int | WebPort,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
-    metrics: Callable[[], AsyncIterator[bytes]],
+    write_timeout_s: float = WRITE_TIMEOUT_S,
+    metrics: Callable[[], AsyncGenerator[bytes, None]],
     health: Callable[[], dict[str, Any]],
     problems: Callable[[], Awaitable[list[str]]] = _no_problems,
     routes: Iterable[web.RouteDef] = (),
@@ -91,6 +92,7 @@ async def start_web(
         ports: The ports, a number for one without TLS; 0 takes a free one, which `WebServer.port` tells.
         connect_timeout_s: How long a caller may stay silent, from its connection to its first byte, and how long the
             head of a request may take from its own first byte.
+        write_timeout_s: How long a caller of the metrics may read nothing.
         metrics: Gives the Prometheus text, piece by piece.
         health: Gives what `/health` says besides the status and the version.
         problems: Gives the present failures of the service, one text each.
@@ -116,7 +118,9 @@ async def start_web(
         return web.Response(text="\n".join(found) or "ok", status=503 if found else 200)
 
     async def get_metrics(request: web.Request) -> web.StreamResponse:
-        return await stream_text(request, metrics(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return await stream_text(
+            request, metrics(), content_type=CONTENT_TYPE_PLAIN_0_0_4, write_timeout_s=write_timeout_s
+        )
 
     middlewares: list[Middleware] = [_with_head_read, _errors_as_json]
     if audience is not None:
@@ -205,7 +209,12 @@ async def _errors_as_json(
             headers = {"WWW-Authenticate": "Bearer"}
         reason = f"{error.reason}: {request.path}"
         return web.json_response(_refusal(request, reason), status=error.status, headers=headers)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+            # The caller has left. A frame of aiohttp may hold the error, whose traceback holds all frames and what they
+            # made: without it they go now. This answer goes nowhere.
+            error.__traceback__ = None
+            return web.Response()
         # The supervisor of the handlers: one bad answer must not take the port down.
         logger.exception("%s %s failed", request.method, request.path)
         return web.json_response(_refusal(request, "Internal error; the service's log has it"), status=500)

@@ -12,7 +12,7 @@ import logging
 import shutil
 import socket
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -275,7 +275,7 @@ class Service:
         except LedgerError as error:
             logger.warning("%s: cannot tell when messages are due: %s", topic.name, error)
 
-    async def metrics(self) -> AsyncIterator[bytes]:
+    async def metrics(self) -> AsyncGenerator[bytes, None]:
         """Give the text for `/metrics`, a slice at a time."""
         async for topic in in_slices(list(self.topics.values())):
             await self._note_due_times(topic, self.catalog)

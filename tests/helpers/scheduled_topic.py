@@ -4,7 +4,7 @@ The topic begins with a batch of two messages, a and b, that are due in a minute
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ async def subscribed(service: Service) -> tuple[Peer, Topic]:
     return peer, await service.topic(TopicName.parse("t"))
 
 
-async def _no_metrics() -> AsyncIterator[bytes]:
+async def _no_metrics() -> AsyncGenerator[bytes, None]:
     yield b""
 
 

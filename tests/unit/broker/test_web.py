@@ -1,23 +1,30 @@
 """The web port over real HTTP."""
 
 import asyncio
+import gc
 import json
+import logging
+import select
 import socket
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from broker.admin.web import WebServer, start_web
 from broker.configuration.config import BrokerConfig
 from broker.network.listening import WebAudience
+from tests.helpers.fakes.service_fakes import until
 
 AUDIENCE = WebAudience.of(BrokerConfig(advertised_address="post.example"), public_host="post.example")
 
 
-async def pieces(*texts: bytes) -> AsyncIterator[bytes]:
+async def pieces(*texts: bytes) -> AsyncGenerator[bytes, None]:
     for text in texts:
         await asyncio.sleep(0)
         yield text
@@ -25,7 +32,7 @@ async def pieces(*texts: bytes) -> AsyncIterator[bytes]:
 
 async def start(
     *,
-    metrics: Callable[[], AsyncIterator[bytes]] = lambda: pieces(b"one 1.0\n"),
+    metrics: Callable[[], AsyncGenerator[bytes, None]] = lambda: pieces(b"one 1.0\n"),
     health: Callable[[], dict[str, Any]] = lambda: {"pid": 7, "uptime_ms": 12},
     problems: Callable[[], list[str]] = list,
     audience: WebAudience | None = None,
@@ -199,3 +206,113 @@ def test_a_caller_that_speaks_http_1_0_needs_no_host() -> None:
             await server.close()
 
     assert b" 200 OK" in asyncio.run(exchange()).splitlines()[0]
+
+
+class Figures:
+    """Stands for what an answer is made of, and can be looked for when the answer has ended."""
+
+
+@pytest.fixture
+def without_collections() -> Iterator[None]:
+    """Let reference counts alone free objects, as in the service's own process with old ones."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def unread(server: WebServer, request: bytes) -> socket.socket:
+    """Send a request and read no answer."""
+    caller = socket.create_connection(("127.0.0.1", server.port))
+    caller.sendall(request.replace(b"\n", b"\r\n"))
+    return caller
+
+
+def has_come(caller: socket.socket) -> bool:
+    """Whether a part of an answer has come."""
+    return bool(select.select([caller], [], [], 0)[0])
+
+
+def read_to_the_end(caller: socket.socket) -> int:
+    """Read until the connection has ended, in order or by a reset, and return how many bytes have come."""
+    count = 0
+    with suppress(ConnectionResetError):
+        while data := caller.recv(1_000_000):
+            count += len(data)
+    return count
+
+
+@pytest.mark.usefixtures("without_collections")
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /metrics HTTP/1.1\nHost: a\n\n",
+        b"GET /large HTTP/1.1\nHost: a\n\n",
+        b"POST /upload HTTP/1.1\nHost: a\nContent-Length: 9\n\nhalf",
+    ],
+    ids=["metrics", "answer", "upload"],
+)
+def test_a_caller_that_leaves_in_the_middle_leaves_nothing_and_no_line_in_the_log(
+    request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def figures() -> Figures:
+        made.append(weakref.ref(one := Figures()))
+        return one
+
+    async def metrics() -> AsyncGenerator[bytes, None]:
+        kept = figures()
+        while kept:
+            yield bytes(100_000)
+
+    async def large(_: web.Request) -> web.Response:
+        response = web.Response(body=bytes(30_000_000))
+        made.append(weakref.ref(response))
+        return response
+
+    async def upload(request: web.Request) -> web.Response:
+        kept = figures()
+        return web.Response(body=await request.read() if kept else b"")
+
+    async def scenario() -> None:
+        routes = [web.get("/large", large), web.post("/upload", upload)]
+        server = await start_web("127.0.0.1", 0, metrics=metrics, health=dict, routes=routes)
+        try:
+            caller = unread(server, request_bytes)
+            await until(lambda: made)
+            if b"GET" in request_bytes:
+                # Bytes that have come and are not read make the end a reset.
+                await until(lambda: has_come(caller))
+            caller.close()
+            await until(lambda: made[0]() is None)
+        finally:
+            await server.close()
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(scenario())
+
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("without_collections")
+def test_a_caller_of_the_metrics_that_reads_nothing_loses_its_connection() -> None:
+    made: list[weakref.ref[Figures]] = []
+
+    async def metrics() -> AsyncGenerator[bytes, None]:
+        made.append(weakref.ref(kept := Figures()))
+        while kept:
+            yield bytes(100_000)
+
+    async def scenario() -> None:
+        server = await start_web("127.0.0.1", 0, write_timeout_s=0.05, metrics=metrics, health=dict)
+        try:
+            with unread(server, b"GET /metrics HTTP/1.1\nHost: a\n\n") as caller:
+                await until(lambda: made and made[0]() is None)
+                # Nothing but what lies in the caller's buffer already.
+                caller.settimeout(20)
+                assert await asyncio.to_thread(read_to_the_end, caller) > 0
+        finally:
+            await server.close()
+
+    asyncio.run(scenario())

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ Ask = Callable[..., Awaitable[Answer]]
 Story = Callable[[Service, Ask], Awaitable[None]]
 
 
-async def _metrics() -> AsyncIterator[bytes]:
+async def _metrics() -> AsyncGenerator[bytes, None]:
     yield b"one 1.0\n"
 
 
