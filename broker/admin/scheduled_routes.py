@@ -109,14 +109,11 @@ class ScheduleService(Protocol):
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds, against which times of delivery are compared."""
 
-    def has_topic(self, name: TopicName) -> bool:
-        """Whether a topic exists."""
+    async def existing_topic(self, name: TopicName) -> Topic | None:
+        """Return a topic, opened, None if it is missing."""
 
-    async def topic(self, name: TopicName) -> Topic:
-        """Return a topic, opened."""
-
-    async def visited_topic(self, name: TopicName) -> Topic:
-        """Return a topic, opened, without counting that as use."""
+    async def visited_topic(self, name: TopicName) -> Topic | None:
+        """Return a topic, opened, None if it is missing; without counting that as use."""
 
     def topic_names(self) -> list[str]:
         """List all topics, open or not, by full name and in order."""
@@ -231,11 +228,11 @@ class _Routes:
             if limit is not None and len(found) == limit:
                 following = last
                 continue
-            if not self._service.has_topic(name):
-                # It was deleted meanwhile; a look must not make it anew.
-                continue
             # A look is no use of a topic: one that is at rest may rest again.
             topic = await self._service.visited_topic(name)
+            if topic is None:
+                # It was deleted meanwhile.
+                continue
             summary = await topic_summary(topic, self._service.catalog, self._service.now_ms)
             # With thousands of topics, the text of all at once would take as long as a turn of the loop may not.
             found.append(json.dumps(summary).encode())
@@ -473,10 +470,11 @@ class _Routes:
             name = TopicName.of_parts(parts["tenant"], parts["namespace"], parts["topic"])
         except BrokerError as error:
             raise RequestError(404, str(error), field="topic", advice="Write tenant/namespace/topic") from error
-        if not self._service.has_topic(name):
+        topic = await self._service.existing_topic(name)
+        if topic is None:
             advice = f"GET {_TOPICS} lists those that there are"
             raise RequestError(404, f"There is no topic {_short(name)}", field="topic", advice=advice)
-        return await self._service.topic(name)
+        return topic
 
     def _schedule(
         self, topic: Topic, name: str | None, *, is_to_change: bool = False, has_all_types: bool = False

@@ -5,8 +5,8 @@
     GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedIndex                                      (ours)
     GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/keyStatus?key=...     (ours)
 
-A key that is not text is given as `keyBase64`. These endpoints change nothing and open no topic: a topic that has not
-been used since the start of the service is a 404, as in Pulsar.
+A key that is not text is given as `keyBase64`. These endpoints change nothing and make no topic: a missing one is
+a 404. A topic without clients is opened for the answer, and rests again after a while.
 """
 
 import base64
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from broker.admin.streaming import stream_json
 from broker.admin.topic_stats import key_status, topic_delayed_index, topic_internal_stats, topic_stats
 from broker.errors import BrokerError
 from broker.scheduled.catalog import ScheduleCatalog
@@ -42,21 +43,19 @@ class StatsSource(Protocol):
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds, at which statistics are taken."""
 
-    def has_topic(self, name: TopicName) -> bool:
-        """Whether a topic exists, open or not."""
-
-    async def topic(self, name: TopicName) -> Topic:
-        """Return a topic, opened."""
+    async def existing_topic(self, name: TopicName) -> Topic | None:
+        """Return a topic, opened, None if it is missing."""
 
 
 def stats_routes(service: StatsSource) -> list[web.RouteDef]:
     """Return the routes, to be given to `start_web`."""
 
-    async def get_stats(request: web.Request) -> web.Response:
+    async def get_stats(request: web.Request) -> web.StreamResponse:
         topic = await _topic(request, service)
         if topic is None:
             return _not_found(request)
-        return web.json_response(topic_stats(topic, await delayed_counts(topic, service.catalog, service.now_ms)))
+        stats = await topic_stats(topic, await delayed_counts(topic, service.catalog, service.now_ms))
+        return await stream_json(request, stats)
 
     async def get_internal_stats(request: web.Request) -> web.Response:
         topic = await _topic(request, service)
@@ -110,7 +109,7 @@ async def _topic(request: web.Request, service: StatsSource) -> Topic | None:
         name = TopicName.parse(f"persistent://{parts['tenant']}/{parts['namespace']}/{parts['topic']}")
     except BrokerError:
         return None
-    return await service.topic(name) if service.has_topic(name) else None
+    return await service.existing_topic(name)
 
 
 def _not_found(request: web.Request) -> web.Response:

@@ -5,13 +5,17 @@ answer; one that reads slowly makes it wait, and one that reads nothing loses it
 """
 
 import asyncio
+import json
 import logging
 import zlib
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import hdrs, web
+
+from broker.slices import in_slices
+from managed_ledger.value_types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +29,36 @@ whole scrape after 10 s."""
 _GZIP_WINDOW_BITS: Final = 31
 _COMPRESSION_LEVEL: Final = 4
 """The level of gzip: metrics shrink to a thirtieth; a higher level takes twice as long and saves a tenth more."""
+
+
+JSON_DEPTH_MAX: Final = 4
+"""How deep parts of a value are written one by one: topic, subscriptions, subscription, consumers."""
+
+
+async def stream_json(request: web.Request, value: Json) -> web.StreamResponse:
+    """Answer a request with JSON, which is written in slices; see `stream_text`."""
+    return await stream_text(request, json_text(value), content_type="application/json; charset=utf-8")
+
+
+async def json_text(value: Json) -> AsyncGenerator[bytes, None]:
+    """Write a value as `json.dumps` does, in slices: the figures of 1,000 consumers are 1.6 MB."""
+    async for part in in_slices(_json_parts(value, JSON_DEPTH_MAX)):
+        yield part.encode()
+
+
+def _json_parts(value: Any, depth: int) -> Iterator[str]:
+    if not depth or not value or not isinstance(value, dict | list):
+        yield json.dumps(value)
+    elif isinstance(value, dict):
+        for number, (name, part) in enumerate(value.items()):
+            yield f"{', ' if number else '{'}{json.dumps(name)}: "
+            yield from _json_parts(part, depth - 1)
+        yield "}"
+    else:
+        for number, part in enumerate(value):
+            yield ", " if number else "["
+            yield from _json_parts(part, depth - 1)
+        yield "]"
 
 
 async def stream_text(
@@ -87,9 +121,7 @@ async def _pieces(text: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, No
 
 
 def _takes_gzip(request: web.Request) -> bool:
-    """Return whether a request names gzip, and not with a weight of 0."""
-    for coding in request.headers.get(hdrs.ACCEPT_ENCODING, "").split(","):
-        name, _, weight = coding.partition(";")
-        if name.strip().lower() in ("gzip", "*"):
-            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False
+    """Return whether a request names gzip, or else everything, and not with a weight of 0."""
+    codings = (one.partition(";") for one in request.headers.get(hdrs.ACCEPT_ENCODING, "").split(","))
+    weights = {name.strip().lower(): weight.replace(" ", "") for name, _, weight in codings}
+    return weights.get("gzip", weights.get("*", "q=0")) not in ("q=0", "q=0.0", "q=0.00", "q=0.000")

@@ -2,8 +2,8 @@
 
 Names, nesting and units are a real Pulsar's (`tests/golden/admin`). Rates are those of the last window, as in Pulsar
 (`rates.py`). Fields of features that do not exist here are left out: replication, transactions, offloading, filters,
-throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages). Pure: topics in, plain values out.
-`stats_routes.py` sends them over HTTP.
+throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages). Topics in, plain values out;
+thousands of consumers are described in slices, from figures that were taken at once. `stats_routes.py` sends them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from broker.slices import in_slices
 from broker.topics.consumer import Consumer
 from broker.topics.rates import ConsumerCounters
 from broker.topics.subscription import Subscription
@@ -31,7 +32,7 @@ HELD_SHOWN_MAX: Final = 1_000
 """The most unacknowledged entries of a key that are named."""
 
 
-def topic_stats(topic: Topic, delayed: Mapping[str, int]) -> Json:
+async def topic_stats(topic: Topic, delayed: Mapping[str, int]) -> Json:
     """Return the answer of `GET .../stats`.
 
     Args:
@@ -39,7 +40,7 @@ def topic_stats(topic: Topic, delayed: Mapping[str, int]) -> Json:
         delayed: Delayed messages by subscription; of others, the dispatcher or the last count is asked.
     """
     subscriptions = {
-        name: subscription_stats(topic, one, delayed.get(name)) for name, one in topic.subscriptions.items()
+        name: await subscription_stats(topic, one, delayed.get(name)) for name, one in list(topic.subscriptions.items())
     }
     publishers = [
         {"producerId": producer.producer_id, "producerName": producer.name, "address": f"/{producer.link.peer}"}
@@ -64,7 +65,7 @@ def topic_stats(topic: Topic, delayed: Mapping[str, int]) -> Json:
     }
 
 
-def subscription_stats(topic: Topic, subscription: Subscription, delayed: int | None = None) -> Json:
+async def subscription_stats(topic: Topic, subscription: Subscription, delayed: int | None = None) -> Json:
     """Return one value of `subscriptions`; without `delayed` the dispatcher or the last count has that number."""
     totals = subscription.metrics()
     cursor = subscription.cursor
@@ -93,10 +94,9 @@ def subscription_stats(topic: Topic, subscription: Subscription, delayed: int | 
         return shown | {"consumers": []}
     shown |= _of_dispatcher(stats)
     handles = [consumer for consumer in dispatcher.consumers if isinstance(consumer, Consumer)]
-    shown["consumers"] = [
-        _consumer(one, handle, dispatcher) for one, handle in zip(stats.consumers, handles, strict=True)
-    ]
     newcomers = dispatcher.newcomer_stats()
+    consumers = list(zip(stats.consumers, handles, strict=True))
+    shown["consumers"] = [_consumer(one, handle, dispatcher) async for one, handle in in_slices(consumers)]
     if newcomers is not None:
         _add_newcomers(shown, newcomers, handles)
     return shown

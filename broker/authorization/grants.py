@@ -57,8 +57,12 @@ class NamespaceGrants:
             changed[role] = actions
         if topic is None:
             return replace(self, roles=changed)
-        topics = {other: granted for other, granted in self.topics.items() if other != topic}
-        return replace(self, topics=topics | ({topic: changed} if changed else {}))
+        others = self.without_topic(topic)
+        return replace(others, topics={**others.topics, topic: changed}) if changed else others
+
+    def without_topic(self, topic: str) -> "NamespaceGrants":
+        """Take away all grants on one topic, by its local name."""
+        return replace(self, topics={other: granted for other, granted in self.topics.items() if other != topic})
 
     def to_json(self) -> str:
         """Return the record as it is stored."""
@@ -124,12 +128,23 @@ class GrantBook:
         topic = owner.local_name if isinstance(owner, TopicName) else None
         # Changes are serialized: each is applied to the record that the one before has stored.
         async with self._lock:
-            grants = self.of(namespace).with_grant(topic, role, actions)
-            is_empty = not grants.roles and not grants.topics
-            await self._store.put_record(
-                f"{_RECORD_PREFIX}{namespace}", None if is_empty else grants.to_json().encode()
-            )
-            self._grants[namespace] = grants
+            await self._put(namespace, self.of(namespace).with_grant(topic, role, actions))
+
+    async def forget_topic(self, topic: TopicName) -> None:
+        """Take away all grants on a topic that is being deleted, as Pulsar does; durable on return.
+
+        Raises:
+            LedgerWriteError: They could not be taken away, and are as before.
+        """
+        async with self._lock:
+            grants = self.of(topic.namespace_name)
+            if topic.local_name in grants.topics:
+                await self._put(topic.namespace_name, grants.without_topic(topic.local_name))
+
+    async def _put(self, namespace: str, grants: NamespaceGrants) -> None:
+        is_empty = not grants.roles and not grants.topics
+        await self._store.put_record(f"{_RECORD_PREFIX}{namespace}", None if is_empty else grants.to_json().encode())
+        self._grants[namespace] = grants
 
     def _load(self, namespace: str, value: bytes) -> None:
         try:

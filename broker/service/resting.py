@@ -38,8 +38,8 @@ class OpenTopics(Protocol):
 
     topics: dict[TopicName, Topic]
 
-    async def visited_topic(self, name: TopicName) -> Topic:
-        """Open a topic without counting that as use."""
+    async def visited_topic(self, name: TopicName) -> Topic | None:
+        """Open a topic without counting that as use, None if it is missing."""
 
     async def note_last_due_times(self, topic: Topic) -> None:
         """Note at a topic that is to be closed when its messages are due and how many wait; logs what fails."""
@@ -138,6 +138,8 @@ class RestingTopics:
         begin = time.monotonic()
         try:
             topic = await self._service.visited_topic(name)
+            if topic is None:
+                return
             if ttl_ms:
                 await topic.expire(self._now_ms(), ttl_ms)
             if is_for_room:

@@ -12,6 +12,7 @@ import logging
 import shutil
 import socket
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -127,6 +128,10 @@ class Service:
         self._opener = TopicOpener(config, store, self._tracker_factory, self.policies, residual, self.spawn, now_ms)
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
         self._closing: dict[TopicName, asyncio.Task[None]] = {}
+        self._deleting: set[TopicName] = set()
+        """Those of them that are gone in the end."""
+        self._topic_counts = Counter(TopicName.parse(name).namespace_name for name in store.managed_ledger_names())
+        """Topics by namespace, with those that are being made."""
         self.resting = RestingTopics(self, config.inactive_topics, now_ms)
         """Topics that were closed because they are unused."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -171,35 +176,38 @@ class Service:
         Raises:
             NotAllowedError: It is missing, and its namespace has as many topics as are allowed.
         """
-        # One that is being closed is not among the topics any more.
-        topic = self.topics.get(name) or await self.visited_topic(name)
+        await self._closed(name)
+        topic = await self._opened(name)
         topic.note_use()
         return topic
 
-    async def visited_topic(self, name: TopicName) -> Topic:
-        """Return a topic as `topic` does, without counting that as use."""
-        while (closing := self._closing.get(name)) is not None:
-            await asyncio.wait([closing])
-        topic = self.topics.get(name)
+    async def existing_topic(self, name: TopicName) -> Topic | None:
+        """Return a topic, opened, None if it is missing: a question about a topic must not make it."""
+        topic = await self.visited_topic(name)
         if topic is not None:
-            return topic
-        opening = self._opening.get(name)
-        if opening is None:
-            self._check_topic_count(name)
-            opening = self._opening[name] = self.spawn(self._open_topic(name))
-        # Shielded: the first caller may be cancelled while others wait for the same topic.
-        return await asyncio.shield(opening)
+            topic.note_use()
+        return topic
+
+    async def visited_topic(self, name: TopicName) -> Topic | None:
+        """Return a topic as `existing_topic` does, without counting that as use."""
+        await self._closed(name)
+        return await self._opened(name) if self.has_topic(name) else None
 
     def take_away(self, topic: Topic) -> "asyncio.Task[None]":
         """Close a topic; a request for it meanwhile gets it opened anew."""
         return self._end(topic, topic.rest())
 
     def take_away_for_good(self, topic: Topic) -> "asyncio.Task[None]":
-        """Delete a topic with its policies; a request for it meanwhile gets a new one."""
-        return self._end(topic, self._delete(topic))
+        """Delete a topic with its policies and the grants on it; a request for it meanwhile gets a new one."""
+        self._deleting.add(topic.name)
+        task = self._end(topic, self._delete(topic))
+        task.add_done_callback(lambda _: self._deleting.discard(topic.name))
+        return task
 
     def _end(self, topic: Topic, ending: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         assert self.topics[topic.name] is topic
+        # At once: a producer that has this topic in hand must get no receipt for what is deleted.
+        topic.fence()
         del self.topics[topic.name]
         self.catalog.forget(topic.ledger.name)
         task = self._closing[topic.name] = self.spawn(ending)
@@ -207,10 +215,14 @@ class Service:
         return task
 
     async def _delete(self, topic: Topic) -> None:
-        await topic.delete()
-        await self._store.delete_managed_ledger(str(topic.name))
+        await topic.delete_snapshots()
+        # The log goes last: after a crash before that, the topic is inactive as it was, and is deleted again.
+        if self.grants is not None:
+            await self.grants.forget_topic(topic.name)
         if self.policies.of(topic.name) is not None:
             await self.policies.put(topic.name, None)
+        await self._store.delete_managed_ledger(str(topic.name))
+        self._topic_counts[topic.name.namespace_name] -= 1
 
     async def survey_topics(self) -> None:
         """Visit every topic of the data folder once, so that periodic work reaches them all."""
@@ -218,15 +230,13 @@ class Service:
 
     def topic_names(self, namespace: str | None = None) -> list[str]:
         """List the topics of a namespace (`tenant/namespace`), or all, by full name and in order; open or not."""
-        names = self._store.managed_ledger_names()
-        if namespace is None:
-            return names
-        beginning = f"{DOMAIN_PREFIX}{namespace}/"
-        return [name for name in names if name.startswith(beginning)]
+        beginning = DOMAIN_PREFIX if namespace is None else f"{DOMAIN_PREFIX}{namespace}/"
+        going = set(map(str, self._deleting))
+        return [name for name in self._store.managed_ledger_names() if name.startswith(beginning) and name not in going]
 
     def has_topic(self, name: TopicName) -> bool:
-        """Whether a topic exists, open or not."""
-        return name in self.topics or self._store.has_managed_ledger(str(name))
+        """Whether a topic exists, open or not; one that is being deleted does not."""
+        return name in self.topics or (name not in self._deleting and self._store.has_managed_ledger(str(name)))
 
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
         """Store the policies of a topic or a namespace, None to have none, and put them in force at once.
@@ -279,6 +289,9 @@ class Service:
         """Give the text for `/metrics`, a slice at a time."""
         async for topic in in_slices(list(self.topics.values())):
             await self._note_due_times(topic, self.catalog)
+            if self.topics.get(topic.name) is not topic:
+                # It was closed meanwhile.
+                self.catalog.forget(topic.ledger.name)
         process = self._storage if isinstance(self._storage, SnapshotProcess) else None
         disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
         chunks = stream_metrics(
@@ -385,17 +398,32 @@ class Service:
 
     # ---- inside ----
 
-    def _check_topic_count(self, name: TopicName) -> None:
-        count_max = self.config.limits.topics_per_namespace_max
-        if not count_max or self._store.has_managed_ledger(str(name)):
-            return
-        # Topics that are being opened may not be stored yet.
-        names = {*self._store.managed_ledger_names(), *map(str, self._opening)}
-        beginning = str(name)[: -len(name.local_name)]
-        if sum(other.startswith(beginning) for other in names) >= count_max:
-            raise NotAllowedError("Exceed maximum number of topics in namespace.")
+    async def _closed(self, name: TopicName) -> None:
+        """Wait while a topic is being closed or deleted."""
+        while (closing := self._closing.get(name)) is not None:
+            await asyncio.wait([closing])
 
-    async def _open_topic(self, name: TopicName) -> Topic:
+    async def _opened(self, name: TopicName) -> Topic:
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        opening = self._opening.get(name)
+        if opening is None:
+            is_new = not self._store.has_managed_ledger(str(name))
+            if is_new:
+                self._admit(name)
+            opening = self._opening[name] = self.spawn(self._open_topic(name, is_new))
+        # Shielded: the first caller may be cancelled while others wait for the same topic.
+        return await asyncio.shield(opening)
+
+    def _admit(self, name: TopicName) -> None:
+        """Count a topic that comes into being."""
+        count_max = self.config.limits.topics_per_namespace_max
+        if count_max and self._topic_counts[name.namespace_name] >= count_max:
+            raise NotAllowedError("Exceed maximum number of topics in namespace.")
+        self._topic_counts[name.namespace_name] += 1
+
+    async def _open_topic(self, name: TopicName, is_new: bool) -> Topic:
         try:
             topic = await self._opener.open(name)
             self.topics[name] = topic
@@ -404,6 +432,8 @@ class Service:
             return topic
         finally:
             del self._opening[name]
+            if is_new and not self._store.has_managed_ledger(str(name)):
+                self._topic_counts[name.namespace_name] -= 1
 
 
 @asynccontextmanager

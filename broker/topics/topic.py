@@ -41,7 +41,7 @@ from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Clock
 from tracker.bucket_properties import names_buckets
 from tracker.core.questions import BucketFigures
-from tracker.residual_snapshots import ResidualSnapshots
+from tracker.residual_snapshots import ResidualSnapshots, forget_index
 from tracker.stats import TrackerCounters, TrackerStats, summed
 
 logger = logging.getLogger(__name__)
@@ -487,17 +487,27 @@ class Topic:
         await self.keep_delays()
         await self.close()
 
-    async def delete(self) -> None:
-        """Delete the subscriptions with their snapshots, and close the topic; the caller deletes the log.
+    def fence(self) -> None:
+        """Let no producer and no consumer in any more: the topic is about to be closed or deleted."""
+        self._is_closed = True
+
+    async def delete_snapshots(self) -> None:
+        """Delete all snapshots, and close the topic; the caller deletes the log, in one write with its cursors.
+
+        The cursors stay until then. Without them, after a crash, a subscription that is made anew would receive what it
+        has acknowledged.
 
         Raises:
-            SnapshotsLeftError: Snapshots could not be deleted; the topic is closed and has its log.
+            LedgerError: A cursor could not let go of its snapshots, and the topic is closed.
+            SnapshotsLeftError: Snapshots could not be deleted. The topic is closed, and has its log and its cursors.
         """
         try:
             async with self._lock:
-                for subscription in list(self.subscriptions.values()):
-                    await subscription.abandon()
-                    await self._delete(subscription)
+                await self._for_all(Subscription.abandon)
+                if self._index is not None:
+                    await self._index.abandon()
+                # From here on the snapshots have no owner, also after a crash.
+                await asyncio.gather(*(forget_index(cursor) for cursor in self.ledger.cursors.values()))
             self._sweep.note_left()
             self._sweep.start()
             await self.swept()
@@ -506,7 +516,7 @@ class Topic:
 
     async def close(self) -> None:
         """Disconnect all clients, and close the subscriptions and the log."""
-        self._is_closed = True
+        self.fence()
         for producer in list(self.producers.values()):
             producer.disconnect()
         self.producers.clear()

@@ -99,12 +99,16 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
 
         A failure is logged, and the work is done when the topic is opened again.
         """
+        await self.abandon()
+        await _delete(self._ledger)
+
+    async def abandon(self) -> None:
+        """Release everything and seal nothing: the index is being deleted."""
         index, self._index = self._index, None
         if index is not None:
             self.counters_before = summed(self.counters_before, index.tracker.stats())
             index.tracker.abandon()
             await index.close()
-        await _delete(self._ledger)
 
     async def close(self) -> None:
         """Release everything; a large enough index is sealed."""

@@ -42,6 +42,23 @@ def test_without_a_grant_a_role_may_do_nothing_and_a_super_user_everything() -> 
         assert rules.is_super_user(role) is expected
 
 
+def test_the_grants_on_a_topic_go_with_it_and_leave_the_others() -> None:
+    records = MemoryRecords()
+    book = GrantBook(records)
+    returns = TopicName.parse("shop/eu/returns")
+
+    async def story() -> None:
+        for owner in (ORDERS, returns, "shop/eu"):
+            await book.grant(owner, "anna", PRODUCE)
+        await book.forget_topic(ORDERS)
+        await book.forget_topic(ORDERS)
+
+    asyncio.run(story())
+    for kept in (book, GrantBook(records)):
+        grants = kept.of("shop/eu")
+        assert (grants.roles, grants.topics) == ({"anna": PRODUCE}, {"returns": {"anna": PRODUCE}})
+
+
 @pytest.mark.parametrize("owner", [ORDERS, "shop/eu"])
 @pytest.mark.parametrize(("given", "other"), [(Action.PRODUCE, Action.CONSUME), (Action.CONSUME, Action.PRODUCE)])
 def test_a_grant_is_for_one_action_of_one_role(owner: TopicName | str, given: Action, other: Action) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from broker.authorization.grants import Action, GrantBook
+from broker.errors import NotAllowedError, TopicClosedError
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.service.service import Service
 from broker.topics.inactive import (
@@ -17,14 +19,19 @@ from broker.topics.inactive import (
     REST_AFTER_MS,
     InactiveTopicsConfig,
 )
+from broker.topics.limits import LimitsConfig
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.errors import LedgerWriteError
+from managed_ledger.ledger_store import LedgerStore
+from tests.helpers.fakes.memory_records import MemoryRecords
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
 HOUR_MS = 3_600_000
+POLICIES = DelayedDeliveryPolicies(is_active=False, tick_time_ms=1_000, delay_ms_max=0)
 
 Story = Callable[[Service, FakeClock], Awaitable[None]]
 
@@ -349,6 +356,95 @@ def test_an_inactive_topic_stays_open_until_it_is_deleted(tmp_path: Path) -> Non
 
     play(tmp_path, before)
     play(tmp_path, after, inactive_topics=InactiveTopicsConfig(is_deleted=True))
+
+
+def test_a_deletion_that_fails_at_its_last_write_leaves_what_was_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed there, it is the same: without its cursor, the subscription would receive all messages again."""
+
+    async def before(service: Service, clock: FakeClock) -> None:
+        await _leave(await _subscribe(service))
+        topic = await service.topic(NAME)
+        await _publish(service, clock)
+        topic.subscriptions["s"].cursor.acknowledge_cumulative(topic.ledger.last_confirmed_position)
+        with monkeypatch.context() as patch:
+            patch.setattr(LedgerStore, "delete_managed_ledger", _refuse)
+            with pytest.raises(LedgerWriteError):
+                await service.take_away_for_good(topic)
+        assert service.has_topic(NAME)
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        assert topic.ledger.entries_total == 1
+        assert topic.subscriptions["s"].cursor.backlog == 0
+
+    play(tmp_path, before)
+    play(tmp_path, after)
+
+
+async def _refuse(*_: object) -> None:
+    raise LedgerWriteError("the disk is full")
+
+
+def test_a_question_about_a_topic_that_is_being_deleted_does_not_make_it_anew(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        deletion = service.take_away_for_good(await service.topic(NAME))
+        assert not service.has_topic(NAME)
+        assert service.topic_names() == []
+        assert await asyncio.gather(service.existing_topic(NAME), service.visited_topic(NAME)) == [None, None]
+        assert deletion.done()
+        assert not service.has_topic(NAME)
+        # A client may.
+        assert (await service.topic(NAME)) is await service.existing_topic(NAME)
+
+    play(tmp_path, story)
+
+
+def test_a_topic_that_is_being_deleted_lets_no_producer_in(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        peer = Peer(service)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="u", producer_id=1, producer_name="p")
+        (producer,) = service.topics[TopicName.parse("u")].producers.values()
+        topic = await service.topic(NAME)
+        deletion = service.take_away_for_good(topic)
+        # The deletion itself has not begun.
+        with pytest.raises(TopicClosedError):
+            await topic.add_producer(producer)
+        await deletion
+
+    play(tmp_path, story)
+
+
+def test_the_grants_on_a_topic_and_its_policies_are_deleted_with_it(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        service.grants = GrantBook(MemoryRecords())
+        await service.grants.grant(NAME, "anna", frozenset({Action.PRODUCE}))
+        await service.set_policies(NAME, POLICIES)
+        await service.take_away_for_good(topic)
+        assert service.policies.of(NAME) is None
+        assert not service.grants.of(NAME.namespace_name).topics
+
+    play(tmp_path, story)
+
+
+def test_a_deleted_topic_leaves_its_place_in_the_namespace(tmp_path: Path) -> None:
+    async def before(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        with pytest.raises(NotAllowedError):
+            await service.topic(TopicName.parse("u"))
+        await service.topic(TopicName.parse("other/place/u"))
+        await service.take_away_for_good(topic)
+        await service.topic(TopicName.parse("u"))
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        with pytest.raises(NotAllowedError):
+            await service.topic(NAME)
+
+    limits = LimitsConfig(topics_per_namespace_max=1)
+    play(tmp_path, before, limits=limits)
+    play(tmp_path, after, limits=limits)
 
 
 def test_a_closed_topic_gives_its_memory_back_without_a_search_for_cycles(tmp_path: Path) -> None:

@@ -106,7 +106,15 @@ def test_metrics_come_in_pieces() -> None:
 
 @pytest.mark.parametrize(
     ("accepted", "is_compressed"),
-    [("gzip", True), ("deflate, gzip;q=0.5", True), ("*", True), ("br", False), ("gzip;q=0", False), ("", False)],
+    [
+        ("gzip", True),
+        ("deflate, gzip;q=0.5", True),
+        ("*", True),
+        ("br", False),
+        ("gzip;q=0", False),
+        ("*;q=0, gzip", True),
+        ("", False),
+    ],
 )
 def test_metrics_are_compressed_for_who_takes_gzip(accepted: str, is_compressed: bool) -> None:
     lines = [b"line %d\n" % number for number in range(20_000)]
