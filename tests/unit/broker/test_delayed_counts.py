@@ -33,9 +33,8 @@ async def _six_delayed_of_ten(service: Service, clock: FakeClock) -> None:
 async def _shown(service: Service) -> tuple[int, int, int]:
     """Return the backlog, the delayed messages of it, and the others, as `stats` shows them."""
     topic = await service.topic(NAME)
-    stats = (await topic_stats(topic, await delayed_counts(topic, service.catalog, service.now_ms)))["subscriptions"][
-        "s"
-    ]
+    described = await topic_stats(topic, await delayed_counts(topic, service.catalog, service.now_ms))
+    stats = described["subscriptions"]["s"]
     return stats["msgBacklog"], stats["msgDelayed"], stats["msgBacklogNoDelayed"]
 
 
