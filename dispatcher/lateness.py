@@ -28,6 +28,11 @@ class LatenessHistogram:
         self.counts: list[int] | tuple[int, ...] = _NOTHING_LATE
         self.sum_ms = 0
 
+    def add(self, other: "LatenessHistogram") -> None:
+        """Count in what another has counted."""
+        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.sum_ms += other.sum_ms
+
     def note(self, late_ms: Collection[int]) -> None:
         """Count deliveries; one that is early, where that is allowed, counts as on time."""
         if isinstance(self.counts, tuple):

@@ -24,7 +24,7 @@ from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError
 from managed_ledger.value_types import Clock
-from tracker.stats import TrackerCounters
+from tracker.stats import TrackerCounters, summed
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +83,10 @@ class RestingTopics:
             return _with_next_due(figures, now_ms)
         return figures
 
-    def forget(self, name: TopicName) -> None:
-        """Forget the figures of a topic that was opened."""
-        self._figures.pop(str(name), None)
+    def take(self, name: TopicName) -> TopicSnapshot | None:
+        """Return the figures of a topic that is opened, and forget them; None without any."""
+        packed = self._figures.pop(str(name), None)
+        return None if packed is None else self._unpacked(packed)
 
     async def rest_unused(self) -> None:
         """Close the topics that have not been used for a while."""
@@ -158,7 +159,7 @@ class RestingTopics:
         await asyncio.sleep((time.monotonic() - begin) * (1 / VISIT_SHARE - 1))
 
     async def _rest(self, topic: Topic) -> None:
-        figures = _without_counters(topic.metrics())
+        figures = _at_rest(topic.metrics())
         self._figures[figures.name] = pickle.dumps(figures, pickle.HIGHEST_PROTOCOL)
         try:
             await self._service.take_away(topic)
@@ -198,19 +199,14 @@ def _without_delayed(figures: TopicSnapshot) -> TopicSnapshot:
     )
 
 
-def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:
-    """Leave out the counters that begin at 0 when the topic is opened again, as after a restart.
-
-    Lost snapshots stay counted: the visit after a start finds them, and no scrape may come before its end.
-    """
+def _at_rest(figures: TopicSnapshot) -> TopicSnapshot:
+    """Leave out what a closed topic has not: dispatchers and delayed indexes, whose counters are kept."""
     subscriptions = tuple(
         replace(
             one,
             dispatcher=None,
             tracker=None,
-            index_counters_before=_losses(one.tracker, one.index_counters_before),
-            messages_out_total=0,
-            bytes_out_total=0,
+            index_counters_before=_counted(one.tracker, one.index_counters_before),
         )
         for one in figures.subscriptions
     )
@@ -218,14 +214,13 @@ def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:
         figures,
         subscriptions=subscriptions,
         shared_index=None,
-        index_counters_before=_losses(figures.shared_index, figures.index_counters_before),
-        messages_in_total=0,
-        bytes_in_total=0,
+        index_counters_before=_counted(figures.shared_index, figures.index_counters_before),
         # There may be thousands of such topics.
         lateness=figures.lateness if figures.lateness is not None and any(figures.lateness.counts) else None,
     )
 
 
-def _losses(*counters: TrackerCounters | None) -> TrackerCounters | None:
-    lost = sum(one.buckets_lost for one in counters if one is not None)
-    return TrackerCounters(buckets_lost=lost) if lost else None
+def _counted(*counters: TrackerCounters | None) -> TrackerCounters | None:
+    """Return the sums of counters, None where nothing was counted."""
+    total = summed(*counters)
+    return None if total is None or total == TrackerCounters() else total

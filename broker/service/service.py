@@ -427,7 +427,9 @@ class Service:
         try:
             topic = await self._opener.open(name)
             self.topics[name] = topic
-            self.resting.forget(name)
+            before = self.resting.take(name)
+            if before is not None:
+                topic.continue_counters(before)
             topic.sweep_snapshots()
             return topic
         finally:

@@ -40,7 +40,7 @@ class Consumer:
     meter: RateMeter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.meter = RateMeter(self.connected_ms, len(ConsumerCounters._fields))
+        self.meter = RateMeter(self.connected_ms, ConsumerCounters())
 
     @property
     def is_writable(self) -> bool:

@@ -20,20 +20,20 @@ class RateMeter:
     """The rates of some counters.
 
     Args:
-        now_ms: When the counters began, at 0.
-        size: How many they are.
+        now_ms: When the first window begins.
+        counters: The counters at that time.
     """
 
-    def __init__(self, now_ms: int, size: int) -> None:
-        self.rates: tuple[float, ...] = (0.0,) * size
+    def __init__(self, now_ms: int, counters: tuple[int, ...]) -> None:
+        self.rates: tuple[float, ...] = (0.0,) * len(counters)
         """Per second, in the order of the counters."""
-        self._counters: tuple[int, ...] = (0,) * size
+        self._counters = counters
         self._since_ms = now_ms
 
     def end_window(self, counters: tuple[int, ...], now_ms: int) -> None:
         """End the window with the present counters.
 
-        >>> meter = RateMeter(0, 2)
+        >>> meter = RateMeter(0, (0, 0))
         >>> meter.end_window((50, 4000), 10_000)
         >>> meter.rates
         (5.0, 400.0)

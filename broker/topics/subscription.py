@@ -133,7 +133,7 @@ class Subscription:
         self._bytes_out_before = 0
         self.index_counters_before: TrackerCounters | None = None
         """The counters of its own closed trackers, None if there was none."""
-        self.expiry = Expiry(RateMeter(now_ms(), 1))
+        self.expiry = Expiry(RateMeter(now_ms(), (0,)))
         self.mark_delete_advanced_ms = 0
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
@@ -250,6 +250,17 @@ class Subscription:
             cancelled_total=self.cancelled_total,
             rescheduled_total=self.rescheduled_total,
         )
+
+    def continue_counters(self, before: SubscriptionSnapshot) -> None:
+        """Count on from the figures of the subscription when its topic was closed."""
+        self._messages_out_before += before.messages_out_total
+        self._bytes_out_before += before.bytes_out_total
+        self.index_counters_before = summed(self.index_counters_before, before.index_counters_before)
+        self.cancelled_total += before.cancelled_total
+        self.rescheduled_total += before.rescheduled_total
+        self.rebuilds_total += before.rebuilds_total
+        total = self.expiry.messages_total + before.expired_total
+        self.expiry = Expiry(RateMeter(self._now_ms(), (total,)), total, before.last_expired_ms)
 
     def _waiting(self, stats: SubscriptionStats | None) -> int:
         """Return how many due entries no consumer has, by the dispatcher's figures or the last count in the log.

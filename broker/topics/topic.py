@@ -105,7 +105,7 @@ class Topic:
         self.window_s = 60.0
         """The length of the last whole window of its rates."""
         self._window_began_ms = opened_ms
-        self.meter = RateMeter(opened_ms, 2)
+        self.meter = RateMeter(opened_ms, (0, 0))
         """The rates of messages and bytes in."""
         self._new_subscription = new_subscription
         self._limits = limits
@@ -442,6 +442,19 @@ class Topic:
         self.meter.end_window((self.messages_in_total, self.bytes_in_total), now_ms)
         for subscription in self.subscriptions.values():
             subscription.end_rate_window(now_ms)
+
+    def continue_counters(self, before: TopicSnapshot) -> None:
+        """Count on from the figures of the topic when it was closed: a counter that decreases looks like a restart."""
+        self.messages_in_total += before.messages_in_total
+        self.bytes_in_total += before.bytes_in_total
+        self.meter = RateMeter(self._now_ms(), (self.messages_in_total, self.bytes_in_total))
+        self._index_counters_before = summed(self._index_counters_before, before.index_counters_before)
+        if before.lateness is not None:
+            self.lateness.add(before.lateness)
+        for one in before.subscriptions:
+            subscription = self.subscriptions.get(one.name)
+            if subscription is not None:
+                subscription.continue_counters(one)
 
     def problems(self) -> list[str]:
         """Return the present failures of the topic; empty when all is well."""

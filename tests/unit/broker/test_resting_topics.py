@@ -13,6 +13,7 @@ from broker.authorization.grants import Action, GrantBook
 from broker.errors import NotAllowedError, TopicClosedError
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.service.service import Service
+from broker.topics.figures import TopicSnapshot
 from broker.topics.inactive import (
     DELETE_WHEN_NO_SUBSCRIPTIONS,
     DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP,
@@ -27,6 +28,8 @@ from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
 from tests.helpers.fakes.memory_records import MemoryRecords
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.send_frames import send_frame
+from tracker.stats import TrackerCounters, summed
 from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
@@ -146,6 +149,60 @@ def test_delays_that_were_read_before_a_topic_was_closed_outlive_a_change_of_pol
         again = service.topics[NAME].subscriptions["s"].dispatcher
         assert again is not None
         await until(lambda: again.stats().msg_delayed == 1)
+
+    play(tmp_path, story)
+
+
+def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_path: Path) -> None:
+    """Prometheus takes a counter that decreases for a restart, and adds all of it to the next rate."""
+
+    def counters(figures: TopicSnapshot) -> tuple[float, ...]:
+        (one,) = figures.subscriptions
+        index = summed(one.tracker, one.index_counters_before)
+        assert index is not None
+        assert figures.lateness is not None
+        return (
+            figures.messages_in_total,
+            figures.bytes_in_total,
+            one.messages_out_total,
+            one.bytes_out_total,
+            one.cancelled_total,
+            one.rescheduled_total,
+            one.expired_total,
+            index.buckets_lost,
+            sum(figures.lateness.counts),
+            figures.lateness.sum_ms,
+        )
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        peer = await _subscribe(service)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
+        peer.send_bytes(send_frame(0, deliver_at_ms=clock() + 60_000))
+        peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 10}))
+        topic = service.topics[NAME]
+        subscription = topic.subscriptions["s"]
+        await until(_is_one_delayed(service))
+        clock.now_ms += 61_000
+        await until(lambda: subscription.metrics().messages_out_total == 1)
+        await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
+        await _leave(peer)
+        subscription.cancelled_total, subscription.rescheduled_total = 3, 4
+        subscription.expiry.messages_total = 5
+        subscription.index_counters_before = TrackerCounters(buckets_lost=2)
+        before = counters(topic.metrics())
+        assert all(before)
+        for _ in range(2):
+            clock.now_ms += REST_AFTER_MS
+            await service.resting.rest_unused()
+            (at_rest,) = service.resting.figures()
+            assert counters(at_rest) == before
+            again = await service.topic(NAME)
+            assert again is not topic
+            assert counters(again.metrics()) == before
+            # The counts of before make no rate of now.
+            clock.now_ms += 60_000
+            again.end_rate_window(clock())
+            assert again.metrics().rate_in == again.metrics().subscriptions[0].expired_rate == 0
 
     play(tmp_path, story)
 
