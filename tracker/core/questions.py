@@ -53,6 +53,9 @@ class BucketFigures:
 
 def contains(state: TrackerState, ledger_id: int, entry_id: int) -> bool:
     """Whether a position is tracked, as far as that is known."""
+    singles = state.mutable.singles
+    if ledger_id == singles.ledger_id and singles.contains(entry_id):
+        return True
     if state.positions.contains(ledger_id, entry_id):
         return True
     for serial in state.ranges.covering(ledger_id):
@@ -139,7 +142,8 @@ def next_deliver_at_ms(state: TrackerState) -> int | None:
     """Return when the next message is due, None if nothing is tracked; never later than it is."""
     first = state.barriers.first_unloaded()
     loaded_ms = state.rows.next_deliver_at_ms if state.positions else NEVER
-    next_deliver_at_ms = min(loaded_ms, NEVER if first is None else first.next_segment_deliver_at_ms)
+    unloaded_ms = NEVER if first is None else first.next_segment_deliver_at_ms
+    next_deliver_at_ms = min(state.mutable.singles.next_deliver_at_ms, loaded_ms, unloaded_ms)
     return None if next_deliver_at_ms == NEVER else next_deliver_at_ms
 
 
@@ -169,7 +173,10 @@ def _positions_through(state: TrackerState, through: RowKey) -> tuple[Int64Array
 
 def message_count(state: TrackerState) -> int:
     """Return how many messages are tracked; see `TrackerCore.message_count`."""
-    return state.positions.count + state.unloaded_count
+    singles = state.mutable.singles
+    # The answer does not wait until the single adds are among the rows.
+    single_count = singles.new_count(state.positions.mutable_in(singles.ledger_id))
+    return state.positions.count + state.unloaded_count + single_count
 
 
 def future_count(state: TrackerState, now_ms: int) -> int:

@@ -21,7 +21,7 @@ from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_properties import BucketProperties
-from tracker.columns.offers import check_offer, check_tick_time, columns_of
+from tracker.columns.offers import check_tick_time, columns_of
 from tracker.columns.positions import ENTRY_ID_MAX
 from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.config import TrackerConfig
@@ -42,12 +42,6 @@ from tracker.core.transitions import (
     sealing,
     table,
 )
-
-_ENTRY_ID_BITS = ENTRY_ID_MAX.bit_length()
-_TIME_BITS = LATEST_MS.bit_length() - 1
-_IS_ODD = (False, True)
-"""Indexed by the bits of a number above the allowed ones: 0, or -1 of a negative one. An array is no index, and
-raises."""
 
 
 class TrackerCore:
@@ -81,7 +75,6 @@ class TrackerCore:
             cached_bytes_max=cached_bytes_max,
             reads_ahead=reads_ahead,
         )
-        self._singles = self._state.mutable.singles
         self.timers = self._state.timers
         """When to call `plan`; for reading."""
         self._tick_time_ms = config.tick_time_ms
@@ -98,33 +91,7 @@ class TrackerCore:
         Raises:
             ValueError: The position is not one that can be tracked; nothing has changed.
         """
-        singles = self._singles
-        try:
-            # Each term is 0 for an integer of the same ledger or within the range; no other check is as fast.
-            is_odd = (
-                ledger_id ^ singles.ledger_id
-                or _IS_ODD[entry_id >> _ENTRY_ID_BITS]
-                or _IS_ODD[deliver_at_ms >> _TIME_BITS]
-            )
-        except (TypeError, OverflowError, IndexError):
-            is_odd = True
-        if is_odd or len(singles.deliver_at_ms) >= singles.room or deliver_at_ms <= now_ms + self._state.lead_ms:
-            return self._add_first(ledger_id, entry_id, deliver_at_ms, now_ms)
-        singles.deliver_at_ms.append(deliver_at_ms)
-        singles.entry_ids.append(entry_id)
-        return True
-
-    def _add_first(self, ledger_id: int, entry_id: int, deliver_at_ms: int, now_ms: int) -> bool:
-        """Track or refuse a message that is not just the next of its ledger, and begin a stretch of single adds."""
-        ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at_ms)
-        if deliver_at_ms < 0:
-            # The message never had a delay, so no part of the state has it.
-            return False
-        if deliver_at_ms <= now_ms + self._state.lead_ms:
-            adding.refuse(self._whole(), ledger_id, BitMap((entry_id,)))
-            return False
-        adding.begin_singles(self._state, ledger_id, entry_id, deliver_at_ms)
-        return True
+        return adding.add_one(self._state, ledger_id, entry_id, deliver_at_ms, now_ms)
 
     def add_messages(
         self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_at_ms: ArrayLike, *, now_ms: int
@@ -139,7 +106,7 @@ class TrackerCore:
 
     def _whole(self) -> TrackerState:
         """Return the state, with what was added one by one among the rows."""
-        if self._singles.room:
+        if self._state.mutable.singles.room:
             adding.take_singles(self._state)
         return self._state
 
@@ -147,8 +114,6 @@ class TrackerCore:
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position is tracked; False also where that is not known yet, see `is_recovering`."""
-        if ledger_id == self._singles.ledger_id and self._singles.contains(entry_id):
-            return True
         return 0 <= entry_id <= ENTRY_ID_MAX and questions.contains(self._state, ledger_id, entry_id)
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:
@@ -171,9 +136,7 @@ class TrackerCore:
         a merge) it counts twice until one of the two is loaded. Acknowledged or trimmed messages in segments that are
         not loaded count until the bitmaps are read, which begins by itself.
         """
-        # The answer does not wait until the single adds are among the rows.
-        tracked = self._state.positions.mutable_in(self._singles.ledger_id)
-        return questions.message_count(self._state) + self._singles.new_count(tracked)
+        return questions.message_count(self._state)
 
     def future_count(self, *, now_ms: int) -> int:
         """Return how many messages are tracked and not due, as `message_count` counts."""
@@ -190,17 +153,14 @@ class TrackerCore:
     def first_deliver_at_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first message that `pop_due` would give, None if it has none to give."""
         # PERFORMANCE: that nothing is due, as after most single adds, is found out before they are among the rows.
-        through_ms = self._state.due_through_ms(now_ms)
-        if self._singles.next_deliver_at_ms > through_ms and self._state.rows.next_deliver_at_ms > through_ms:
+        state, through_ms = self._state, self._state.due_through_ms(now_ms)
+        if state.mutable.singles.next_deliver_at_ms > through_ms and state.rows.next_deliver_at_ms > through_ms:
             return None
         return questions.first_deliver_at_ms(self._whole(), now_ms)
 
     def next_deliver_at_ms(self) -> int | None:
         """Return when the next message is due, None if nothing is tracked; never later than it is."""
-        first_ms, single_ms = questions.next_deliver_at_ms(self._state), self._singles.next_deliver_at_ms
-        if single_ms == NEVER:
-            return first_ms
-        return single_ms if first_ms is None else min(first_ms, single_ms)
+        return questions.next_deliver_at_ms(self._state)
 
     def first_withheld_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""
@@ -223,7 +183,7 @@ class TrackerCore:
     @property
     def bucket_total(self) -> int:
         """How many buckets there are, with the mutable one."""
-        return questions.bucket_total(self._whole())
+        return questions.bucket_total(self._state)
 
     def buckets(self) -> list[questions.BucketFigures]:
         """Return the figures of each immutable bucket that counts."""

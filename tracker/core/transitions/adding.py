@@ -10,7 +10,8 @@ from pyroaring import BitMap
 
 from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.columns.positions import LEDGER_ID_MAX, bitmap_of, ledger_groups
+from tracker.columns.offers import check_offer
+from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, ledger_groups
 from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.core.bucket import free_key_or_none
 from tracker.core.state import NO_LEDGER, TrackerState
@@ -18,13 +19,44 @@ from tracker.core.transitions.life import note_rows_gone
 from tracker.core.transitions.overlapping import note_overlap
 from tracker.core.transitions.sealing import seal
 
+_ENTRY_ID_BITS = ENTRY_ID_MAX.bit_length()
+_TIME_BITS = LATEST_MS.bit_length() - 1
+_IS_ODD = (False, True)
+"""Indexed by the bits of a number above the allowed ones: 0, or -1 of a negative one. An array is no index, and
+raises."""
 
-def begin_singles(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms: int) -> None:
-    """Add a row that is not just the next of its ledger, and let others of the ledger follow one by one."""
+
+def add_one(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms: int, now_ms: int) -> bool:
+    """Track a message, or refuse it if it is due; return whether it is tracked. See `TrackerCore.add_message`."""
+    singles = state.mutable.singles
+    try:
+        # Each term is 0 for an integer of the same ledger or within the range; no other check is as fast.
+        is_odd = (
+            ledger_id ^ singles.ledger_id or _IS_ODD[entry_id >> _ENTRY_ID_BITS] or _IS_ODD[deliver_at_ms >> _TIME_BITS]
+        )
+    except (TypeError, OverflowError, IndexError):
+        is_odd = True
+    if is_odd or len(singles.deliver_at_ms) >= singles.room or deliver_at_ms <= now_ms + state.lead_ms:
+        return _add_first(state, ledger_id, entry_id, deliver_at_ms, now_ms)
+    singles.deliver_at_ms.append(deliver_at_ms)
+    singles.entry_ids.append(entry_id)
+    return True
+
+
+def _add_first(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms: int, now_ms: int) -> bool:
+    """Track or refuse a message that is not just the next of its ledger, and let others of the ledger follow."""
+    ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at_ms)
+    if deliver_at_ms < 0:
+        # The message never had a delay, so no part of the state has it.
+        return False
     take_singles(state)
+    if deliver_at_ms <= now_ms + state.lead_ms:
+        refuse(state, ledger_id, BitMap((entry_id,)))
+        return False
     state.mutable.singles.open(ledger_id, _make_room(state, ledger_id))
     state.mutable.singles.deliver_at_ms.append(min(deliver_at_ms, LATEST_MS))
     state.mutable.singles.entry_ids.append(entry_id)
+    return True
 
 
 def take_singles(state: TrackerState) -> None:
