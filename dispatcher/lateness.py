@@ -16,7 +16,7 @@ _NOTHING_LATE: Final = (0,) * (len(LATENESS_MS) + 1)
 
 
 class LatenessHistogram:
-    """Counts by range, not cumulative, since the start.
+    """Counts by range, not cumulative.
 
     >>> histogram = LatenessHistogram()
     >>> histogram.note([0, 1, 3_600_001])
@@ -30,6 +30,8 @@ class LatenessHistogram:
 
     def add(self, other: "LatenessHistogram") -> None:
         """Count in what another has counted."""
+        if isinstance(other.counts, tuple):
+            return
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.sum_ms += other.sum_ms
 

@@ -74,7 +74,7 @@ class PositionCache:
         """Wanted buckets whose metadata was read, by serial; also some that are wanted no more, until the next look."""
         self._in_flight: dict[int, Bucket] = {}
         """Buckets whose positions are being read, by serial; also some that are wanted no more, until the next look."""
-        self._granted = _NO_SERIALS
+        self._admitted = _NO_SERIALS
         """Serials of buckets that are read although there is no room."""
         self._full_since_ms: int | None = None
         """Since when wanted buckets have waited for room, None while there is room."""
@@ -154,8 +154,8 @@ class PositionCache:
 
     def startable(self, now_ms: int) -> Iterator[Bucket]:
         """Yield the buckets to read, in the order in which they were wanted, as long as they are started."""
-        if self._granted:
-            self._granted &= self._wanted.keys()
+        if self._admitted:
+            self._admitted &= self._wanted.keys()
         self._note_room(now_ms)
         self._in_flight = {serial: bucket for serial, bucket in self._in_flight.items() if bucket.read is not None}
         unwanted: list[int] = []
@@ -182,15 +182,15 @@ class PositionCache:
 
     def _is_admitted(self, bucket: Bucket, now_ms: int) -> bool:
         """Whether a bucket may be read; without room, one after another, with all that overlap with it."""
-        if self._full_since_ms is None or bucket.serial in self._granted:
+        if self._full_since_ms is None or bucket.serial in self._admitted:
             return True
-        if self._granted:
+        if self._admitted:
             return False
         if now_ms < self._full_since_ms + FULL_FOR_MS_MAX:
             self._timers.at(Why.CACHE, self._full_since_ms + FULL_FOR_MS_MAX)
             return False
         overlaps = _overlap_with([bucket.ledgers])
-        self._granted = frozenset(serial for serial, other in self._wanted.items() if overlaps(other.ledgers))
+        self._admitted = frozenset(serial for serial, other in self._wanted.items() if overlaps(other.ledgers))
         self._full_since_ms = now_ms
         return True
 
@@ -199,8 +199,8 @@ class PositionCache:
 
         That the read was answered has set the timer.
         """
-        if bucket.serial in self._granted:
-            self._granted -= {bucket.serial}
+        if bucket.serial in self._admitted:
+            self._admitted -= {bucket.serial}
 
     @property
     def cached_for_ms(self) -> int:
