@@ -44,9 +44,11 @@ def first_bucket_id() -> int:
     return time.time_ns() // 1_000_000
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BucketSnapshotInfo:
-    """One snapshot as a storage lists it, without reading its entries."""
+class BucketSnapshotInfo(NamedTuple):
+    """One snapshot as a storage lists it, without reading its entries; in order of id.
+
+    A tuple, as a start lists all that a topic has, and the list comes from another process.
+    """
 
     bucket_id: int
     bucket_key: str

@@ -63,9 +63,9 @@ class MetadataColumns:
     def __len__(self) -> int:
         return len(self.first_times)
 
-    def bitmaps_before(self, segment: int) -> int:
-        """Return how many bitmaps the segments before this one have, counted from 0."""
-        return int(self.bitmap_segments.searchsorted(segment))
+    def bitmaps_before(self, segments: Int64Array) -> Int64Array:
+        """Return how many bitmaps the segments before each of these have, counted from 0."""
+        return self.bitmap_segments.searchsorted(segments)
 
     def positions(self, first_segment: int, end_segment: int) -> tuple[Int64Array, Int64Array]:
         """Return ledger and entry ids of the positions of these segments, bitmap by bitmap.
@@ -73,7 +73,7 @@ class MetadataColumns:
         Raises:
             SnapshotCorruptedError: A bitmap is none, or holds something else than its head says.
         """
-        bitmaps = slice(self.bitmaps_before(first_segment), self.bitmaps_before(end_segment))
+        bitmaps = slice(*self.bitmaps_before(np.array((first_segment, end_segment))).tolist())
         try:
             entry_ids, counts = decoded_bitmaps(self.data, self.starts[bitmaps], self.ends[bitmaps])
         except ValueError as error:

@@ -6,14 +6,16 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, ParamSpec, Self, TypeVar
 
 from managed_ledger.rocksdb_store.disk_room import has_room_to_open
 from managed_ledger.rocksdb_store.failures import translated
 from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY
-from managed_ledger.rocksdb_store.store import StoreBatch
+from managed_ledger.rocksdb_store.store import LISTED_AT_ONCE, StoreBatch
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -32,7 +34,7 @@ from snapshot_storage.rocksdb.layout import (
     NEXT_ID_KEY,
     UNFINISHED,
     bucket_id_in,
-    checked_entry,
+    checked_entries,
     decode_header,
     encode_header,
     entry_key,
@@ -55,6 +57,9 @@ from snapshot_storage.storage import (
 from snapshot_storage.threaded import write_whole
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+_Result = TypeVar("_Result")
 
 DELETED_ONE_BY_ONE_MAX: Final = 100
 """A snapshot with fewer segments is deleted entry by entry, a larger one as one range.
@@ -230,6 +235,28 @@ class RocksDBFolder:
         """Return header and metadata; segments are another read, which costs little where it is wanted."""
         return BucketSnapshotHead(self.info(bucket_id), self.read_metadata(bucket_id), ())
 
+    def read_heads(self, bucket_ids: Sequence[int]) -> list[BucketSnapshotHead | SnapshotStorageError]:
+        """Return each head, or what is wrong with that snapshot.
+
+        PERFORMANCE: one call for all, as calls are half of the time that small snapshots take.
+        """
+        known_ids = [one for one in bucket_ids if one in BUCKET_ID_RANGE]
+        keys = [key for one in known_ids for key in (header_key(one), entry_key(one, METADATA_ENTRY))]
+        values: dict[bytes, bytes | None] = {}
+        # Where a block is damaged, each snapshot is asked for by itself.
+        with suppress(StorageCorruptedError):
+            values = dict(zip(keys, self._store.get_all(DEFAULT_FAMILY, keys), strict=True))
+        return [answer_of(self._head_among, one, values) for one in bucket_ids]
+
+    def _head_among(self, bucket_id: int, values: Mapping[bytes, bytes | None]) -> BucketSnapshotHead:
+        """Return a head that was read with others; it is read again to tell what is missing of it."""
+        if bucket_id in BUCKET_ID_RANGE:
+            key = entry_key(bucket_id, METADATA_ENTRY)
+            header, metadata = values.get(header_key(bucket_id)), values.get(key)
+            if header is not None and metadata is not None:
+                return BucketSnapshotHead(decode_header(bucket_id, header), checked_entries([(key, metadata)])[0], ())
+        return self.read_head(bucket_id)
+
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""
         return self._read_entries(bucket_id, METADATA_ENTRY, METADATA_ENTRY)[0]
@@ -251,7 +278,7 @@ class RocksDBFolder:
             stored = self._store.consecutive(DEFAULT_FAMILY, entry_keys(bucket_id, first_entry, last_entry))
         except StorageCorruptedError as error:
             raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=first_entry) from error
-        payloads = [checked_entry(key, value) for key, value in stored]
+        payloads = checked_entries(stored)
         missing = first_entry + len(payloads)
         # The snapshot ends there, or it was deleted, which `info` raises, or it is damaged.
         if missing <= last_entry and missing <= self.info(bucket_id).segment_count:
@@ -338,10 +365,12 @@ class RocksDBFolder:
             for key, stored in self._store.scan(DEFAULT_FAMILY, *HEADERS):
                 yield bucket_id_in(key), stored
             return
-        for key, _ in self._store.scan(DEFAULT_FAMILY, *index_range(topic_name, cursor_name)):
-            header = self._store.get(DEFAULT_FAMILY, header_key(indexed_id(key)))
-            if header is not None:
-                yield indexed_id(key), header
+        keys = (key for key, _ in self._store.scan(DEFAULT_FAMILY, *index_range(topic_name, cursor_name)))
+        while bucket_ids := [indexed_id(key) for key in islice(keys, LISTED_AT_ONCE)]:
+            headers = self._store.get_all(DEFAULT_FAMILY, [header_key(one) for one in bucket_ids])
+            for bucket_id, header in zip(bucket_ids, headers, strict=True):
+                if header is not None:
+                    yield bucket_id, header
 
     def checkpoint(self, path: Path) -> None:
         """Make a folder that holds what this one holds now; files are shared by hard links where possible.
@@ -360,3 +389,11 @@ class RocksDBFolder:
         except OSError as error:
             raise StorageUnavailableError(f"cannot make a checkpoint in {path}: {error}") from error
         self._store.checkpoint(path)
+
+
+def answer_of(call: Callable[P, _Result], *args: P.args, **kwargs: P.kwargs) -> _Result | SnapshotStorageError:
+    """Return what a call returns, or raises of one snapshot; a fault of the folder is one for all."""
+    try:
+        return call(*args, **kwargs)
+    except (BucketNotFoundError, SnapshotCorruptedError) as error:
+        return error

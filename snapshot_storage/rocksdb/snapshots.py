@@ -10,25 +10,22 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from managed_ledger.rocksdb_store.opening import ReopeningPace
 from snapshot_storage.errors import (
-    BucketNotFoundError,
-    SnapshotCorruptedError,
     SnapshotStorageError,
     StorageAccessError,
     StorageCorruptedError,
     StorageUnavailableError,
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
-from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.folder import RocksDBFolder, answer_of
 from snapshot_storage.storage import BucketSnapshotHead, SegmentRange, check_segment_range
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 _Result = TypeVar("_Result")
 
 # One thread writes at a time; the others are for reads, which recovery has many of. More gain nothing on a
@@ -103,7 +100,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         self, bucket_ids: Sequence[int]
     ) -> Sequence[BucketSnapshotHead | SnapshotStorageError]:
         """Read all in one call of a thread: going there and back takes longer than a read."""
-        return await self._run("read heads", lambda folder: [_answer_of(folder.read_head, one) for one in bucket_ids])
+        return await self._run("read heads", lambda folder: folder.read_heads(bucket_ids))
 
     async def read_bucket_snapshot_segments(
         self, ranges: Sequence[SegmentRange]
@@ -112,7 +109,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         for _, first_entry, last_entry in ranges:
             check_segment_range(first_entry, last_entry)
         return await self._run(
-            "read segments", lambda folder: [_answer_of(folder.read_segments, *one) for one in ranges]
+            "read segments", lambda folder: [answer_of(folder.read_segments, *one) for one in ranges]
         )
 
     async def delete_bucket_snapshots(self, bucket_ids: Sequence[int]) -> Sequence[SnapshotStorageError | None]:
@@ -136,11 +133,3 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             StorageUnavailableError: The disk refuses.
         """
         await self._run("make a checkpoint", lambda folder: folder.checkpoint(Path(path)))
-
-
-def _answer_of(call: Callable[P, _Result], *args: P.args, **kwargs: P.kwargs) -> _Result | SnapshotStorageError:
-    """Return what a call returns, or raises of one snapshot; a fault of the folder is one for all."""
-    try:
-        return call(*args, **kwargs)
-    except (BucketNotFoundError, SnapshotCorruptedError) as error:
-        return error

@@ -14,7 +14,6 @@ from typing import Any, Final
 import pytest
 
 from tests.helpers.frames import frame_below
-from tracker.core.attempts import Attempts
 from tracker.core.barriers import Barriers
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import CallQueue, Calls, CircuitBreaker
@@ -31,7 +30,6 @@ _ROOM: Final = "tracker."
 
 RECORDS: Final = (Bucket, TrackerState, MutableBucket, Merging, OrphanSearch, Recovery, Reports)
 PARTS: Final = (
-    Attempts,
     Barriers,
     CallQueue,
     Calls,

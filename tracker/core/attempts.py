@@ -1,10 +1,12 @@
-"""How often a call has failed in a row, and when it may be tried again; only `transitions` changes it."""
+"""How often a call has failed in a row, and when it may be tried again.
 
-from dataclasses import dataclass
+A value: hardly a bucket ever has a failure, and all others share one.
+"""
+
+from typing import Final, NamedTuple
 
 
-@dataclass(slots=True)
-class Attempts:
+class Attempts(NamedTuple):
     """The failures of one kind of call for one bucket."""
 
     failures: int = 0
@@ -14,7 +16,10 @@ class Attempts:
     successes_before: int = 0
     """How many calls of the kind had succeeded when this one last failed."""
 
-    def reset(self) -> None:
-        """Begin afresh: a call succeeded, or another kind of call is next."""
-        self.failures = 0
-        self.at_ms = -1
+    def at_once(self) -> "Attempts":
+        """Return the same failures without the wait for another try."""
+        return self._replace(at_ms=-1) if self.failures else NO_FAILURES
+
+
+NO_FAILURES: Final = Attempts()
+"""A call succeeded, or another kind of call is next."""

@@ -29,7 +29,7 @@ from tracker.columns.row_order import NEVER, RowKey
 from tracker.columns.segment_table import SegmentTable, is_in_order
 from tracker.config import UNLIMITED
 from tracker.core.actions import Action, LoadSegments, ReadPositions, SegmentsLoaded
-from tracker.core.attempts import Attempts
+from tracker.core.attempts import NO_FAILURES, Attempts
 
 
 class BucketState(Enum):
@@ -103,7 +103,7 @@ class Bucket:
 
     work: Action | None = None
     """The state's own action, while it is in flight."""
-    work_attempts: Attempts = field(default_factory=Attempts)
+    work_attempts: Attempts = NO_FAILURES
     parts: Sequence[DelayedIndexes] = ()
     """The rows to be stored, until they are."""
     tracked_parts: Mapping[int, BitMap] | None = None
@@ -129,7 +129,7 @@ class Bucket:
     """The load in flight."""
     load_row_count: int = 0
     """How many rows it will bring, or the last one brought."""
-    load_attempts: Attempts = field(default_factory=Attempts)
+    load_attempts: Attempts = NO_FAILURES
 
     unloaded_count: int = 0
     """How many messages its unloaded segments hold, as far as that is known without their bitmaps."""
@@ -148,7 +148,7 @@ class Bucket:
     """The sum (`position_sums`) that the rows to come must have; None where entry 0 was not read."""
     read: ReadPositions | None = None
     """The read of its positions in flight."""
-    read_attempts: Attempts = field(default_factory=Attempts)
+    read_attempts: Attempts = NO_FAILURES
     loaded_meanwhile: list[SegmentsLoaded] = field(default_factory=list)
     """Segments that were loaded while that read was in flight."""
     overlap_ms: int = -1

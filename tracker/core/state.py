@@ -29,7 +29,7 @@ from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.row_order import NEVER
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import Action, ListSnapshots
-from tracker.core.attempts import Attempts
+from tracker.core.attempts import NO_FAILURES, Attempts
 from tracker.core.barriers import Barriers
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import Calls
@@ -66,7 +66,7 @@ class Merging:
     planned: list[list[int]] = field(default_factory=list)
     """The serials of buckets that are to be merged after those, where many merges were decided on together; the next
     merge is last."""
-    attempts: Attempts = field(default_factory=Attempts)
+    attempts: Attempts = NO_FAILURES
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class OrphanSearch:
 
     is_wanted: bool = False
     in_flight: ListSnapshots | None = None
-    attempts: Attempts = field(default_factory=Attempts)
+    attempts: Attempts = NO_FAILURES
     malformed_ids: frozenset[int] = frozenset()
     """Snapshots that malformed properties seem to name; they are never deleted."""
 

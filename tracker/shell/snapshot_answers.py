@@ -20,7 +20,7 @@ from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotHead
 from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import sum_of, sums_of, wrapped
-from tracker.columns.positions import ledger_bitmaps
+from tracker.columns.positions import bitmaps_of_parts, ledger_bitmaps
 from tracker.columns.segment_table import SegmentTable, tables_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
@@ -185,7 +185,7 @@ def _metadata_read(
 
 def _ledger_ranges(columns: MetadataColumns) -> list[LedgerRange | None]:
     """Return from which to which ledger each snapshot has positions, None where it has none."""
-    ends = np.array([columns.bitmaps_before(end) for end in columns.snapshot_ends.tolist()], np.int64)
+    ends = columns.bitmaps_before(columns.snapshot_ends)
     starts = np.append(0, ends[:-1])
     has_any = ends > starts
     ranges: list[LedgerRange | None] = [None] * len(ends)
@@ -211,8 +211,8 @@ def _positions_of_each(
     serials: Sequence[int], columns: MetadataColumns, bitmaps_max: int
 ) -> list[PositionsRead | None]:
     """Return the positions of each snapshot, None of those that have too many bitmaps."""
-    segment_ends = [0, *columns.snapshot_ends.tolist()]
-    bitmap_ends = [columns.bitmaps_before(end) for end in segment_ends]
+    segment_ends = np.append(0, columns.snapshot_ends)
+    bitmap_ends = columns.bitmaps_before(segment_ends).tolist()
     row_ends = np.append(0, columns.row_counts.cumsum())[segment_ends].tolist()
     read: list[PositionsRead | None] = [None] * len(serials)
     end = 0
@@ -222,13 +222,18 @@ def _positions_of_each(
             if end > first and row_ends[end + 1] - row_ends[first] > POSITIONS_AT_ONCE_MAX:
                 break
             end += 1
-        ledger_ids, entry_ids = columns.positions(segment_ends[first], segment_ends[end])
+        ledger_ids, entry_ids = columns.positions(int(segment_ends[first]), int(segment_ends[end]))
         ends = [row_end - row_ends[first] for row_end in row_ends[first + 1 : end + 1]]
-        for k, (start, stop, total) in enumerate(
-            zip([0, *ends], ends, sums_of(ledger_ids, entry_ids, ends), strict=False), start=first
+        for k, start, stop, total, bitmaps in zip(
+            range(first, end),
+            [0, *ends],
+            ends,
+            sums_of(ledger_ids, entry_ids, ends),
+            bitmaps_of_parts(ledger_ids, entry_ids, ends),
+            strict=False,
         ):
-            bitmaps = dict(ledger_bitmaps(ledger_ids[start:stop], entry_ids[start:stop]))
-            read[k] = PositionsRead(serials[k], 1, bitmaps, stop - start > sum(map(len, bitmaps.values())), total)
+            has_repeats = stop - start > sum(map(len, bitmaps.values()))
+            read[k] = PositionsRead(serials[k], 1, bitmaps, has_repeats, total)
         end = max(end, first + 1)
     return read
 

@@ -1,7 +1,5 @@
 """Problems that are found in snapshots: each kind of contradiction, and none where there is none."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,7 +54,7 @@ def test_what_was_built_is_right() -> None:
 )
 def test_whatever_was_built_is_right(rows: list[tuple[int, int, int]], step_ms: int, rows_max: int) -> None:
     snapshot = build_snapshot(DelayedIndexes.from_rows(rows).sorted(), step_ms=max(1, step_ms), rows_max=rows_max)
-    info = replace(INFO, segment_count=len(snapshot.segments))
+    info = INFO._replace(segment_count=len(snapshot.segments))
 
     assert metadata_problems(info, snapshot.segment_metadata) == []
     for metadata, data in zip(snapshot.segment_metadata, snapshot.segments, strict=True):
@@ -100,14 +98,14 @@ def test_the_first_version_of_the_format_did_not_say_when_a_segment_begins() -> 
 
 def test_entry_0_is_compared_with_the_storage() -> None:
     segments = _snapshot().segment_metadata
-    elsewhere = replace(INFO, bucket_key="#pulsar.internal.delayed.bucket_2_5")
+    elsewhere = INFO._replace(bucket_key="#pulsar.internal.delayed.bucket_2_5")
 
     assert metadata_problems(INFO, segments[:2]) == ["entry 0 tells of 2 segments, 3 are stored"]
     assert metadata_problems(INFO, [segments[1], segments[0], segments[2]]) == [
         "segment 2 begins before segment 1 ends"
     ]
     assert metadata_problems(elsewhere, segments) == ["positions of ledger 1 are outside of its range"]
-    assert metadata_problems(replace(INFO, bucket_key="x"), segments) == ["its key x names no ledgers"]
+    assert metadata_problems(INFO._replace(bucket_key="x"), segments) == ["its key x names no ledgers"]
 
 
 @pytest.mark.parametrize(
@@ -135,16 +133,16 @@ def test_snapshots_and_properties_are_compared_both_ways(
 
 
 def test_a_copy_may_be_what_has_the_same_names_and_size() -> None:
-    others = [replace(INFO, bucket_id=1), replace(INFO, bucket_id=2, length_bytes=1), replace(INFO, bucket_id=3)]
+    others = [INFO._replace(bucket_id=1), INFO._replace(bucket_id=2, length_bytes=1), INFO._replace(bucket_id=3)]
 
     assert matched([INFO], others) == {7: [1, 3]}
-    assert matched([replace(INFO, cursor_name="other")], others) == {7: []}
+    assert matched([INFO._replace(cursor_name="other")], others) == {7: []}
 
 
 def test_a_piece_has_about_as_many_bytes_as_it_may() -> None:
-    assert segments_per_read(replace(INFO, segment_count=1_000, length_bytes=10**6), bytes_max=10**4) == 10
-    assert segments_per_read(replace(INFO, segment_count=2, length_bytes=10**9), bytes_max=10**4) == 1
-    assert segments_per_read(replace(INFO, segment_count=0, length_bytes=0), bytes_max=10**4) == 1
+    assert segments_per_read(INFO._replace(segment_count=1_000, length_bytes=10**6), bytes_max=10**4) == 10
+    assert segments_per_read(INFO._replace(segment_count=2, length_bytes=10**9), bytes_max=10**4) == 1
+    assert segments_per_read(INFO._replace(segment_count=0, length_bytes=0), bytes_max=10**4) == 1
 
 
 @given(st.lists(st.integers(0, 10**7), min_size=1), st.integers(1, 20))

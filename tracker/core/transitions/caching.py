@@ -7,6 +7,7 @@ from pyroaring import BitMap
 from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import subtract
 from tracker.core.actions import ActionFailed, PositionsRead, ReadPositions, SegmentsLoaded
+from tracker.core.attempts import NO_FAILURES
 from tracker.core.bucket import Bucket
 from tracker.core.position_cache import EVICTION_STEP_MS, READ_AHEAD_STEP_MS
 from tracker.core.state import TrackerState
@@ -99,7 +100,7 @@ def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_
     # Rows without a bit make it useless; then the bucket stays in the cache.
     bucket.position_sum = None if bucket.needs_positions else position_sum
     drop_read(bucket)
-    bucket.read_attempts.reset()
+    bucket.read_attempts = NO_FAILURES
     put_into_cache(state, bucket, known)
     # A position with a loaded row is counted there: after a merge, some rows are loaded again.
     set_unloaded_count(state, bucket, known.count - state.positions.loaded_common_count(known))

@@ -13,6 +13,7 @@ from pyroaring import BitMap
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.core.actions import ActionFailed, ListSnapshots, PropertyRemoved, SnapshotDeleted, SnapshotsListed
+from tracker.core.attempts import NO_FAILURES, Attempts
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
@@ -193,11 +194,11 @@ def on_listed(state: TrackerState, event: SnapshotsListed, now_ms: int) -> None:
     """Delete the snapshots without an owner."""
     orphans = state.orphans
     orphans.in_flight = None
-    orphans.attempts.reset()
+    orphans.attempts = NO_FAILURES
     if state.is_creating or state.recovery.unopened or state.cleared:
         # One of the snapshots may be of a bucket that does not know its id yet: list again when it does.
         want_search(state)
-        orphans.attempts.at_ms = now_ms + state.config.retry_backoff_ms_min
+        orphans.attempts = Attempts(at_ms=now_ms + state.config.retry_backoff_ms_min)
         return
     owned = {bucket.bucket_id for bucket in state.buckets.values()} | orphans.malformed_ids
     for bucket_id in event.bucket_ids:

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Sequence
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.core.attempts import Attempts
+from tracker.core.attempts import NO_FAILURES
 from tracker.core.bucket import NEXT_STATES, NOT_SERVED, Bucket, BucketState
 from tracker.core.position_cache import READ_AHEAD_STEP_MS
 from tracker.core.state import TrackerState
@@ -42,7 +42,7 @@ def move(state: TrackerState, bucket: Bucket, to: BucketState) -> None:
     bucket.state = to
     if to is not BucketState.DISCARDED:
         bucket.work = None
-        bucket.work_attempts = Attempts()
+        bucket.work_attempts = NO_FAILURES
     if owned_key and not bucket.owns_key:
         state.keys.pop(bucket.key, None)
     bucket.parts, bucket.tracked_parts = (), None
@@ -172,7 +172,9 @@ def forget_waits(state: TrackerState, *, waited_for_since_ms_max: int | None = N
     for serial in set().union(*state.failed.values()):
         failed = state.buckets.get(serial)
         if failed is not None:
-            failed.work_attempts.at_ms = failed.load_attempts.at_ms = failed.read_attempts.at_ms = -1
+            failed.work_attempts = failed.work_attempts.at_once()
+            failed.load_attempts = failed.load_attempts.at_once()
+            failed.read_attempts = failed.read_attempts.at_once()
     for bucket in state.buckets.values():
         if bucket.waited_for_since_ms is not None:
             if restarts_at_ms >= 0:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from tracker.columns.row_order import RowKey
 from tracker.core.actions import ActionFailed, LoadSegments, SegmentsLoaded
+from tracker.core.attempts import NO_FAILURES
 from tracker.core.bucket import Bucket
 from tracker.core.load_queue import DUE_BUCKETS_MAX, LOAD_ROW_COUNT_MAX
 from tracker.core.questions import first_ms_through
@@ -99,7 +100,7 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
         bucket.position_sum = None
         state.loads.note_failed(bucket)
         return
-    bucket.load_attempts.reset()
+    bucket.load_attempts = NO_FAILURES
     bucket.waited_for_since_ms = None
     bucket.loaded_spans = spans
     if len(rows) and not bucket.is_fully_loaded:

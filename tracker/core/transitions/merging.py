@@ -9,6 +9,7 @@ from itertools import pairwise
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.position_set import PositionSet
 from tracker.core.actions import ActionFailed, MergeBuckets, MergeSource
+from tracker.core.attempts import NO_FAILURES
 from tracker.core.bucket import Bucket, BucketState, free_key_or_none
 from tracker.core.merge_windows import windows_to_merge
 from tracker.core.segment_sizes import segment_row_count_max
@@ -141,7 +142,7 @@ def take_over(state: TrackerState, target: Bucket) -> None:
     target.loaded_spans = target.spans_before(min(source.next_segment_deliver_at_ms for source in sources))
     waited = [source.waited_for_since_ms for source in sources if source.waited_for_since_ms is not None]
     target.waited_for_since_ms = min(waited, default=None)
-    state.merging.attempts.reset()
+    state.merging.attempts = NO_FAILURES
     count = sum(source.unloaded_count for source in sources)
     target.was_cached = any(source.was_cached for source in sources)
     overlap_ms = max(max(source.last_loaded_ms, source.overlap_ms) for source in sources)

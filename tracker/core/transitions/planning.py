@@ -60,7 +60,8 @@ def note_time(state: TrackerState, now_ms: int) -> None:
     """Note the time; when the clock was put back, calls and loads that wait for a time ahead of it are made at once."""
     take_singles(state)
     if now_ms < state.now_ms:
-        state.merging.attempts.at_ms = state.orphans.attempts.at_ms = -1
+        state.merging.attempts = state.merging.attempts.at_once()
+        state.orphans.attempts = state.orphans.attempts.at_once()
         late_ms = now_ms + state.config.operation_timeout_ms
         if late_ms < state.timers.when(Why.LATE_ORPHANS) < NEVER:
             state.timers.at(Why.LATE_ORPHANS, late_ms)

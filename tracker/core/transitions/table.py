@@ -39,10 +39,10 @@ from tracker.core.actions import (
     SnapshotIsAlien,
     SnapshotsListed,
 )
-from tracker.core.attempts import Attempts
+from tracker.core.attempts import NO_FAILURES, Attempts
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.circuit_breakers import CircuitBreaker
-from tracker.core.state import TrackerState
+from tracker.core.state import Merging, OrphanSearch, TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import on_positions, on_read_failed
 from tracker.core.transitions.deleting import (
@@ -138,19 +138,21 @@ def _note_call(state: TrackerState, event: Event, now_ms: int) -> None:
     """
     if not isinstance(event, ActionFailed):
         breaker = state.calls.breaker_of(event)
-        if breaker.succeeded(had_failed=_backoff_of(state, event).failures > 0):
+        if breaker.succeeded(had_failed=_attempts_of(_place_of(state, event)).failures > 0):
             forget_waits(state, restarts_at_ms=now_ms)
         state.calls.note_answered(event)
         return
     action = event.action
-    breaker, attempts = state.calls.breaker_of(action), _backoff_of(state, action)
+    breaker, place = state.calls.breaker_of(action), _place_of(state, action)
+    attempts = _attempts_of(place)
     state.failed.setdefault(type(action), set()).add(action.serial)
     if event.is_lost:
         # The storage did answer.
         breaker.refused()
     else:
         breaker.failed(attempts, now_ms)
-    put_off(attempts, breaker, now_ms)
+    if place is not None:
+        setattr(*place, put_off(attempts, breaker, now_ms))
     if isinstance(action, PersistBucket | MergeBuckets):
         # The snapshot may have been stored all the same, under an unknown id, or be stored later: a storage that did
         # not answer may still have the call.
@@ -159,30 +161,35 @@ def _note_call(state: TrackerState, event: Event, now_ms: int) -> None:
     state.calls.note_answered(action)
 
 
-def put_off(attempts: Attempts, breaker: CircuitBreaker, now_ms: int) -> None:
-    """Note that a call failed, and when it is to be tried again."""
-    attempts.failures += 1
-    attempts.at_ms = now_ms + breaker.backoff_ms(attempts.failures)
-    attempts.successes_before = breaker.successes
+def put_off(attempts: Attempts, breaker: CircuitBreaker, now_ms: int) -> Attempts:
+    """Return the attempts of a call that failed once more, with the time of the next one."""
+    failures = attempts.failures + 1
+    return Attempts(failures, now_ms + breaker.backoff_ms(failures), breaker.successes)
 
 
-def _backoff_of(state: TrackerState, call: Action | Event) -> Attempts:
-    """Return the failures of a call so far; none if no bucket waits for it any more."""
+def _attempts_of(place: tuple[Bucket | Merging | OrphanSearch, str] | None) -> Attempts:
+    attempts: Attempts = NO_FAILURES if place is None else getattr(*place)
+    return attempts
+
+
+def _place_of(state: TrackerState, call: Action | Event) -> tuple[Bucket | Merging | OrphanSearch, str] | None:
+    """Return whose failures a call's are, and the field that counts them; None if no bucket waits for it any more."""
     if isinstance(call, ListSnapshots | SnapshotsListed):
-        return state.orphans.attempts
+        return state.orphans, "attempts"
     if isinstance(call, MergeBuckets):
-        return state.merging.attempts
+        return state.merging, "attempts"
     assert not isinstance(call, ActionFailed)
     bucket = state.buckets.get(call.serial)
     if bucket is None:
-        return Attempts()
-    if isinstance(call, SegmentsLoaded):
-        return bucket.load_attempts
-    if isinstance(call, PositionsRead):
-        return bucket.read_attempts
-    if isinstance(call, LoadSegments):
-        return bucket.load_attempts if bucket.load is call else Attempts()
-    if isinstance(call, ReadPositions):
-        return bucket.read_attempts if bucket.read is call else Attempts()
+        return None
+    match call:
+        case SegmentsLoaded():
+            return bucket, "load_attempts"
+        case PositionsRead():
+            return bucket, "read_attempts"
+        case LoadSegments():
+            return (bucket, "load_attempts") if bucket.load is call else None
+        case ReadPositions():
+            return (bucket, "read_attempts") if bucket.read is call else None
     is_wanted = bucket.work is call or not isinstance(call, Action)
-    return bucket.work_attempts if is_wanted else Attempts()
+    return (bucket, "work_attempts") if is_wanted else None
