@@ -30,13 +30,17 @@ class RefusedPositions:
         tracked = tracked_positions.bitmaps.get(ledger_id)
         if tracked is None or not tracked.intersect(entry_ids):
             return False
-        self._bitmaps[ledger_id] = (tracked & entry_ids) | self._bitmaps.get(ledger_id, _NONE)
+        self._bitmaps[ledger_id] = (tracked & entry_ids) | self.of(ledger_id)
         tracked_positions.subtract(ledger_id, entry_ids)
         return True
 
+    def of(self, ledger_id: int) -> BitMap:
+        """Return those of a ledger, for reading only."""
+        return self._bitmaps.get(ledger_id, _NONE)
+
     def take(self, ledger_id: int, entry_ids: BitMap) -> BitMap:
         """Return which of these positions, which are added again, may still have a row from before; once."""
-        again = self._bitmaps.get(ledger_id, _NONE) & entry_ids
+        again = self.of(ledger_id) & entry_ids
         if again:
             self._bitmaps[ledger_id] -= again
             if not self._bitmaps[ledger_id]:

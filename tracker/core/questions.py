@@ -1,6 +1,7 @@
 """The questions that a tracker's state answers. A question changes nothing; a wish is a call of its own (`want`).
 
-Row queues and heaps may put their insides in order when they are looked at; their content stays the same.
+Row queues and heaps may put their insides in order when they are looked at; their content stays the same. Single adds
+are asked beside the rows and the positions, which do not have them yet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,9 @@ import numpy as np
 from pyroaring import BitMap
 
 from managed_ledger.value_types import Int64Array
+from tracker.columns.positions import is_in
 from tracker.columns.row_order import NEVER, RowKey, last_key_at
-from tracker.columns.row_queue import RowQueue
-from tracker.columns.stale_rows import first_tracked_ms
+from tracker.columns.stale_rows import AreTracked, first_tracked_ms
 from tracker.core.actions import (
     Action,
     DeleteSnapshot,
@@ -70,6 +71,9 @@ def contains(state: TrackerState, ledger_id: int, entry_id: int) -> bool:
 def tracked_in(state: TrackerState, ledger_id: int) -> BitMap | None:
     """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""
     bitmaps = state.positions.bitmaps_of(ledger_id) + _cached_of(state, ledger_id)
+    singles = state.mutable.singles
+    if len(singles) and ledger_id == singles.ledger_id:
+        bitmaps.append(singles.bitmap())
     if len(bitmaps) > 1:
         return BitMap.union(*bitmaps)
     return bitmaps[0] if bitmaps else None
@@ -86,7 +90,8 @@ def tracked_ledger_ids(state: TrackerState) -> list[int]:
     """Return the ledgers in which something is tracked, in no order; as far as they are known."""
     cached = (bucket.cached for bucket in state.cache.buckets.values())
     known = {ledger_id for positions in cached if positions is not None for ledger_id in positions.bitmaps}
-    return list(state.positions.ledger_ids() | known)
+    singles = state.mutable.singles
+    return list(state.positions.ledger_ids() | known | ({singles.ledger_id} if len(singles) else set()))
 
 
 def is_recovering(state: TrackerState, ledger_id: int) -> bool:
@@ -102,7 +107,15 @@ def is_recovering(state: TrackerState, ledger_id: int) -> bool:
 
 
 def first_ms_through(state: TrackerState, through: RowKey) -> int | None:
-    """Return the time of the first row of a tracked position at or before a key, None if there is none.
+    """Return the time of the first row of a tracked position at or before a key, None if there is none."""
+    single_ms = state.mutable.singles.first_ms_through(through)
+    row_ms = _first_row_ms_through(state, through)
+    first_ms = single_ms if row_ms is None else min(row_ms, single_ms)
+    return None if first_ms == NEVER else first_ms
+
+
+def _first_row_ms_through(state: TrackerState, through: RowKey) -> int | None:
+    """Return the same without single adds.
 
     PERFORMANCE: where each row is a position's only one, which is nearly always so, no row is looked at.
     """
@@ -112,7 +125,8 @@ def first_ms_through(state: TrackerState, through: RowKey) -> int | None:
     sources = state.rows.due_sources(through.deliver_at_ms)
     if next_deliver_at_ms < through.deliver_at_ms and not may_have_stale(state, sources):
         return next_deliver_at_ms
-    return first_tracked_ms(_queues(state, sources), through, state.positions.mask)
+    queues = [state.rows.loaded, *(state.rows.queue_of(source) for source in sources)]
+    return first_tracked_ms(queues, through, _are_tracked(state))
 
 
 def may_have_stale(state: TrackerState, sources: Sequence[int]) -> bool:
@@ -121,14 +135,24 @@ def may_have_stale(state: TrackerState, sources: Sequence[int]) -> bool:
     return not state.positions.have_one_row_each(len(state.rows.loaded), row_counts)
 
 
-def _queues(state: TrackerState, sources: Sequence[int]) -> list[RowQueue]:
-    return [state.rows.loaded, *(state.rows.queue_of(source) for source in sources)]
+def _are_tracked(state: TrackerState) -> AreTracked:
+    """Return a function that says which rows are of a tracked position.
+
+    The position of a stale row may be tracked again by a single add. The row counts again then, unless it is dropped
+    when the single adds are taken over.
+    """
+    singles, positions = state.mutable.singles, state.positions
+    if not len(singles):
+        return positions.mask
+    again = {singles.ledger_id: positions.not_refused(singles.ledger_id, singles.bitmap())}
+    return lambda ledger_ids, entry_ids: positions.mask(ledger_ids, entry_ids) | is_in(again, ledger_ids, entry_ids)
 
 
 def first_deliver_at_ms(state: TrackerState, now_ms: int) -> int | None:
     """Return the time of the first message that can be handed out, None if there is none."""
     cutoff_ms = state.due_through_ms(now_ms)
-    if state.rows.next_deliver_at_ms > cutoff_ms:
+    # PERFORMANCE: after most single adds, nothing is due.
+    if state.mutable.singles.next_deliver_at_ms > cutoff_ms and state.rows.next_deliver_at_ms > cutoff_ms:
         return None
     return first_ms_through(state, hand_out_through(state, now_ms))
 
@@ -141,10 +165,16 @@ def hand_out_through(state: TrackerState, now_ms: int) -> RowKey:
 def next_deliver_at_ms(state: TrackerState) -> int | None:
     """Return when the next message is due, None if nothing is tracked; never later than it is."""
     first = state.barriers.first_unloaded()
-    loaded_ms = state.rows.next_deliver_at_ms if state.positions else NEVER
     unloaded_ms = NEVER if first is None else first.next_segment_deliver_at_ms
-    next_deliver_at_ms = min(state.mutable.singles.next_deliver_at_ms, loaded_ms, unloaded_ms)
+    next_deliver_at_ms = min(_next_in_memory_ms(state), unloaded_ms)
     return None if next_deliver_at_ms == NEVER else next_deliver_at_ms
+
+
+def _next_in_memory_ms(state: TrackerState) -> int:
+    """Return when the next row in memory is due, `NEVER` if no position has one; never later than it is."""
+    # Stale rows are no reason to wake up.
+    row_ms = state.rows.next_deliver_at_ms if state.positions else NEVER
+    return min(state.mutable.singles.next_deliver_at_ms, row_ms)
 
 
 def first_withheld_ms(state: TrackerState, now_ms: int) -> int | None:
@@ -155,16 +185,22 @@ def first_withheld_ms(state: TrackerState, now_ms: int) -> int | None:
 
 def due_positions(state: TrackerState, now_ms: int) -> tuple[Int64Array, Int64Array]:
     """Return the ledger and entry ids of what is due and loaded."""
-    return _positions_through(state, last_key_at(state.due_through_ms(now_ms)))
+    through = last_key_at(state.due_through_ms(now_ms))
+    ledger_ids, entry_ids = _row_positions_through(state, through)
+    singles = state.mutable.singles
+    single_ids = singles.entry_ids_through(through)
+    single_ledger_ids = np.full(len(single_ids), singles.ledger_id, np.int64)
+    return np.append(ledger_ids, single_ledger_ids), np.append(entry_ids, np.array(single_ids, np.int64))
 
 
-def _positions_through(state: TrackerState, through: RowKey) -> tuple[Int64Array, Int64Array]:
+def _row_positions_through(state: TrackerState, through: RowKey) -> tuple[Int64Array, Int64Array]:
+    """Return the ledger and entry ids of tracked rows at or before a key, without single adds."""
     runs = [run for queue in state.rows.queues for run in queue.runs_through(through.deliver_at_ms)]
     if not runs:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     columns = zip(*(run.columns(run.end_through(through)) for run in runs), strict=True)
     _, ledger_ids, entry_ids = (np.concatenate(column) for column in columns)
-    is_tracked = state.positions.mask(ledger_ids, entry_ids)
+    is_tracked = _are_tracked(state)(ledger_ids, entry_ids)
     return ledger_ids[is_tracked], entry_ids[is_tracked]
 
 
@@ -174,7 +210,6 @@ def _positions_through(state: TrackerState, through: RowKey) -> tuple[Int64Array
 def message_count(state: TrackerState) -> int:
     """Return how many messages are tracked; see `TrackerCore.message_count`."""
     singles = state.mutable.singles
-    # The answer does not wait until the single adds are among the rows.
     single_count = singles.new_count(state.positions.mutable_in(singles.ledger_id))
     return state.positions.count + state.unloaded_count + single_count
 
@@ -191,10 +226,16 @@ def _loaded_count_through(state: TrackerState, through: RowKey) -> int:
 
     Runtime complexity: O(runs), but O(rows found) where some row in memory is of a position that is not tracked.
     """
+    single_count = len(state.mutable.singles.entry_ids_through(through))
     if state.rows.row_count != state.positions.count:
-        return len(_positions_through(state, through)[0])
+        return single_count + len(_row_positions_through(state, through)[0])
     runs = (run for queue in state.rows.queues for run in queue.runs_through(through.deliver_at_ms))
-    return sum(run.end_through(through) - run.head for run in runs)
+    return single_count + sum(run.end_through(through) - run.head for run in runs)
+
+
+def loaded_row_count(state: TrackerState) -> int:
+    """Return how many rows are in memory."""
+    return state.rows.row_count + len(state.mutable.singles)
 
 
 def bucket_total(state: TrackerState) -> int:
@@ -237,8 +278,7 @@ def next_wakeup_ms(state: TrackerState, now_ms: int, latest_ms: int) -> int:
     when the clock is put back, so the tracker looks again at `latest_ms` at the latest.
     """
     wakeup_ms = state.timers.earliest_ms
-    # Stale rows are no reason to wake up.
-    next_deliver_at_ms = state.rows.next_deliver_at_ms if state.positions else NEVER
+    next_deliver_at_ms = _next_in_memory_ms(state)
     if next_deliver_at_ms <= state.barriers.barrier.deliver_at_ms:
         wakeup_ms = min(wakeup_ms, next_deliver_at_ms if next_deliver_at_ms > now_ms else latest_ms)
     return wakeup_ms

@@ -2,8 +2,8 @@
 
 A row that gets into a bitmap and into a queue by itself costs a microsecond; a few hundred at once cost a tenth of that
 each. No decision is made here: the core has settled that each row is tracked, and how many there is room for. The rows
-are taken over before a question is answered, but for those that follow single adds: whether one of them is tracked, how
-many are, and when the first one is due.
+are taken over before an operation changes the state. A question leaves them where they are, and adds them to what it
+finds among the rows.
 """
 
 from array import array
@@ -11,7 +11,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from tracker.columns.row_order import NEVER
+from tracker.columns.row_order import NEVER, RowKey
 
 SINGLES_MAX: Final = 500
 """At so many rows they are taken over, in 0.05 ms: the queue makes columns of as many (`FEW_ROWS_MAX`)."""
@@ -54,6 +54,9 @@ class SingleAdds:
         """The earliest of the first so many times."""
         self._timed_count = 0
 
+    def __len__(self) -> int:
+        return len(self.entry_ids)
+
     @property
     def next_deliver_at_ms(self) -> int:
         """The earliest time of a row, `NEVER` if there is none; O(1), spread over all questions."""
@@ -61,6 +64,28 @@ class SingleAdds:
             self._next_deliver_at_ms = min(self._next_deliver_at_ms, *self.deliver_at_ms[self._timed_count :])
             self._timed_count = len(self.deliver_at_ms)
         return self._next_deliver_at_ms
+
+    def first_ms_through(self, through: RowKey) -> int:
+        """Return the earliest time of a row at or before a key, `NEVER` if there is none."""
+        first_ms = self.next_deliver_at_ms
+        is_before = first_ms < through.deliver_at_ms or self.entry_ids_through(through)
+        return first_ms if is_before else NEVER
+
+    def entry_ids_through(self, through: RowKey) -> list[int]:
+        """Return the entry ids of the rows at or before a key; O(1) where there is none."""
+        if self.next_deliver_at_ms > through.deliver_at_ms:
+            return []
+        rows = zip(self.deliver_at_ms, self.entry_ids, strict=True)
+        return [entry_id for time_ms, entry_id in rows if (time_ms, self.ledger_id, entry_id) <= through]
+
+    def bitmap(self) -> BitMap:
+        """Return all entry ids."""
+        try:
+            return BitMap(array("I", self.entry_ids))
+        except TypeError:
+            # An id is one of numpy's booleans, which calculate like integers.
+            self.entry_ids = list(map(int, self.entry_ids))
+            return BitMap(self.entry_ids)
 
     def new_count(self, tracked: BitMap | None) -> int:
         """Return how many positions they have that are not tracked before; O(1), spread over all questions.
@@ -91,17 +116,13 @@ class SingleAdds:
 
     def take(self) -> tuple[int, list[int], list[int], BitMap]:
         """Return ledger, times, entry ids and the bitmap of these, of all rows, and be closed."""
+        bitmap = self.bitmap()
         deliver_at_ms, entry_ids = self.deliver_at_ms, self.entry_ids
         self.deliver_at_ms, self.entry_ids = [], []
         self.room = self._known_count = self._counted_count = self._new_count = self._timed_count = 0
         self._next_deliver_at_ms = NEVER
         self._known, self._counted = {}, {}
-        try:
-            return self.ledger_id, deliver_at_ms, entry_ids, BitMap(array("I", entry_ids))
-        except TypeError:
-            # An id is one of numpy's booleans, which calculate like integers.
-            entry_ids = list(map(int, entry_ids))
-            return self.ledger_id, deliver_at_ms, entry_ids, BitMap(entry_ids)
+        return self.ledger_id, deliver_at_ms, entry_ids, bitmap
 
     def check(self, tracked: BitMap) -> None:
         """Assert every invariant of the rows, given what of their ledger the mutable bucket tracks besides."""

@@ -373,6 +373,10 @@ class TrackedPositions:
         """Return which of these positions, which are added again, may still have a row from before; once."""
         return self._refused.take(ledger_id, entry_ids) if self._refused else _NONE
 
+    def not_refused(self, ledger_id: int, entry_ids: BitMap) -> BitMap:
+        """Return which of these positions `take_refused` would not return; for reading only."""
+        return entry_ids - self._refused.of(ledger_id)
+
     def trim(self, ledger_id: int) -> None:
         """Note that the cursor has passed all ledgers below this one, or has gone back to it."""
         if ledger_id > self.first_ledger_id:

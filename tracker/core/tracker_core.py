@@ -118,11 +118,11 @@ class TrackerCore:
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:
         """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""
-        return questions.tracked_in(self._whole(), ledger_id)
+        return questions.tracked_in(self._state, ledger_id)
 
     def tracked_ledger_ids(self) -> list[int]:
         """Return the ledgers in which something is tracked, in no order; as far as they are known."""
-        return questions.tracked_ledger_ids(self._whole())
+        return questions.tracked_ledger_ids(self._state)
 
     def is_recovering(self, ledger_id: int) -> bool:
         """Whether it is not known yet what is tracked in a ledger; `want` makes it known before long."""
@@ -140,23 +140,19 @@ class TrackerCore:
 
     def future_count(self, *, now_ms: int) -> int:
         """Return how many messages are tracked and not due, as `message_count` counts."""
-        return questions.future_count(self._whole(), now_ms)
+        return questions.future_count(self._state, now_ms)
 
     def due_positions(self, *, now_ms: int) -> tuple[Int64Array, Int64Array]:
         """Return the ledger and entry ids of what is due and loaded."""
-        return questions.due_positions(self._whole(), now_ms)
+        return questions.due_positions(self._state, now_ms)
 
     def has_due(self, *, now_ms: int) -> bool:
         """Whether `pop_due` has something to give."""
-        return self.first_deliver_at_ms(now_ms=now_ms) is not None
+        return questions.first_deliver_at_ms(self._state, now_ms) is not None
 
     def first_deliver_at_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first message that `pop_due` would give, None if it has none to give."""
-        # PERFORMANCE: that nothing is due, as after most single adds, is found out before they are among the rows.
-        state, through_ms = self._state, self._state.due_through_ms(now_ms)
-        if state.mutable.singles.next_deliver_at_ms > through_ms and state.rows.next_deliver_at_ms > through_ms:
-            return None
-        return questions.first_deliver_at_ms(self._whole(), now_ms)
+        return questions.first_deliver_at_ms(self._state, now_ms)
 
     def next_deliver_at_ms(self) -> int | None:
         """Return when the next message is due, None if nothing is tracked; never later than it is."""
@@ -192,7 +188,7 @@ class TrackerCore:
     @property
     def loaded_row_count(self) -> int:
         """How many rows are in memory."""
-        return self._whole().rows.row_count
+        return questions.loaded_row_count(self._state)
 
     @property
     def segment_row_count(self) -> int:
@@ -306,7 +302,7 @@ class TrackerCore:
         A row that is due already is no reason to wake up: the dispatcher was told of it and will poll. It is due no
         more when the clock is put back, so the tracker looks again at `LATEST_MS` at the latest.
         """
-        wakeup_ms = questions.next_wakeup_ms(self._whole(), now_ms, LATEST_MS)
+        wakeup_ms = questions.next_wakeup_ms(self._state, now_ms, LATEST_MS)
         return None if wakeup_ms == NEVER else wakeup_ms
 
     def check(self, calls: Iterable[Action | Event] | None = None) -> None:

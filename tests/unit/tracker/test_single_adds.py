@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.core_state import state_of
 from tracker.config import TrackerConfig
 from tracker.core.single_adds import SINGLES_MAX, SingleAdds
 from tracker.core.tracker_core import TrackerCore
@@ -60,6 +61,28 @@ def test_after_single_adds_every_answer_is_that_after_a_batch(question: str, cap
 
     assert QUESTIONS[question](singly) == QUESTIONS[question](batched)
     singly.check()
+
+
+ASKING = [name for name in QUESTIONS if name not in ("pop", "plan", "seal", "trim", "clear", "refuse", "a batch")]
+
+
+@pytest.mark.parametrize("question", ASKING)
+def test_a_question_leaves_single_adds_where_they_are(question: str) -> None:
+    core = _core()
+    for ledger_id, entry_id, delay_ms in ROWS:
+        core.add_message(ledger_id, entry_id, NOW_MS + delay_ms, NOW_MS)
+    state = state_of(core)
+    singles, mutable_rows = state.mutable.singles, state.rows.mutable
+    times, entry_ids, row_count = singles.deliver_at_ms, [*singles.entry_ids], len(mutable_rows)
+    assert entry_ids
+
+    QUESTIONS[question](core)
+
+    assert state.mutable.singles is singles
+    assert singles.deliver_at_ms is times
+    assert singles.entry_ids == entry_ids
+    assert state.rows.mutable is mutable_rows
+    assert len(mutable_rows) == row_count
 
 
 def test_single_adds_that_wait_are_bounded_and_that_is_no_limit_for_what_is_tracked() -> None:

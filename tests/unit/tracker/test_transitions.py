@@ -39,10 +39,10 @@ FIELDS = {one.name for one in fields(Bucket)}
 OTHERS_TOO = {"key", "state", "serial", "table", "parts", "sources", "load", "read", "ledgers"}
 """Fields of a bucket of which classes outside the core have one of the same name."""
 PURE = {
-    *("bitmaps_of", "breaker_of", "check", "contains", "covering", "due_sources", "due_through_ms", "first_unloaded"),
-    *("get", "have_one_row_each", "holds", "in_order", "is_overlapping", "is_wanted", "items", "keys", "ledger_ids"),
-    *("loaded_slowly", "mask", "mutable_in", "not_handed_out", "queue_of", "set_of", "values", "was_handed_out"),
-    "when",
+    *("bitmaps_of", "breaker_of", "check", "contains", "covering", "due_sources", "due_through_ms"),
+    *("entry_ids_through", "first_ms_through", "first_unloaded", "get", "have_one_row_each", "holds", "in_order"),
+    *("is_overlapping", "is_wanted", "items", "keys", "ledger_ids", "loaded_slowly", "mask", "mutable_in"),
+    *("not_handed_out", "queue_of", "set_of", "values", "was_handed_out", "when"),
 }
 
 
@@ -341,6 +341,41 @@ def test_questions_call_what_changes_nothing(module: str) -> None:
     assert "clear" in _calls_on_a_state(source + "\nstate.buckets.clear()")
     assert "take_due" in _calls_on_a_state(source + "\nstate.timers.take_due(0)")
     assert "append" in _calls_on_a_state(source + "\nself._state.mutable.singles.entry_ids.append(1)")
+
+
+OPERATIONS = {
+    *("add_message", "add_messages", "clear", "handle", "note_acknowledged", "pass_through", "plan", "pop_due"),
+    *("recover", "seal", "set_tick_time", "take_losses", "take_untracked", "take_untracked_ranges", "trim", "want"),
+}
+"""The methods of a core that change it; all others ask."""
+
+
+def _methods_that_reach_a_transition(source: str) -> set[str]:
+    """Return the public methods of the class in a module that call a transition, by themselves or by one another."""
+    tree = ast.parse(source)
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    transitions = {
+        name.asname or name.name for node in imports if "transitions" in str(node.module) for name in node.names
+    }
+    methods = {one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name != "__init__"}
+    names = {
+        name: {node.id for node in ast.walk(method) if isinstance(node, ast.Name)}
+        | {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
+        for name, method in methods.items()
+    }
+    reaching = transitions
+    while more := {name for name, used in names.items() if used & reaching} - reaching:
+        reaching = reaching | more
+    return {name for name in reaching & methods.keys() if not name.startswith("_")}
+
+
+def test_questions_call_no_transition() -> None:
+    """Nor take what was added one by one over, which is one."""
+    source = (ROOT / "tracker" / "core" / "tracker_core.py").read_text()
+
+    assert _methods_that_reach_a_transition(source) == OPERATIONS
+    taking_over = source.replace("questions.contains(self._state,", "questions.contains(self._whole(),")
+    assert _methods_that_reach_a_transition(taking_over) == OPERATIONS | {"contains_message"}
 
 
 @pytest.mark.parametrize("record", [*RECORDS, *PARTS])
