@@ -100,7 +100,7 @@ def assert_nothing_forgotten(core: TrackerCore, now_ms: int, cursor: FakeCursor)
 def _outline(state: TrackerState) -> object:
     return (
         [(serial, bucket.state, bucket.merging_into) for serial, bucket in sorted(state.buckets.items())],
-        sorted(state.overlapped.items()),
+        sorted(state.positions.overlapping.ranges.items()),
         len(state.recovery.unopened),
         len(state.cleared),
         state.barriers.barrier,

@@ -20,10 +20,12 @@ from tracker.core.circuit_breakers import CallQueue, Calls, CircuitBreaker
 from tracker.core.due_rows import DueRows
 from tracker.core.load_queue import LoadQueue
 from tracker.core.position_cache import PositionCache
+from tracker.core.positions.cached_positions import CachedPositions
+from tracker.core.positions.overlapping_positions import OverlappingPositions
+from tracker.core.positions.tracked_positions import TrackedPositions
 from tracker.core.recovery import Recovery
 from tracker.core.state import Merging, MutableBucket, OrphanSearch, Reports, TrackerState
 from tracker.core.timers import Timers
-from tracker.core.tracked_positions import TrackedPositions
 
 _TRANSITIONS: Final = "tracker.core.transitions."
 _ROOM: Final = "tracker."
@@ -31,11 +33,13 @@ _ROOM: Final = "tracker."
 RECORDS: Final = (Bucket, TrackerState, MutableBucket, Merging, OrphanSearch, Recovery, Reports)
 PARTS: Final = (
     Barriers,
+    CachedPositions,
     CallQueue,
     Calls,
     CircuitBreaker,
     DueRows,
     LoadQueue,
+    OverlappingPositions,
     PositionCache,
     Timers,
     TrackedPositions,

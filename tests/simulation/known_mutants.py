@@ -299,15 +299,15 @@ TRACKER: Final = [
     ),
     Mutant(
         "hand-out-not-remembered",
-        "tracker/core/tracked_positions.py",
-        "        if len(self._overlapping):\n            for ledger_id, entries",
+        "tracker/core/positions/overlapping_positions.py",
+        "        if self._ledgers:\n            for ledger_id, entries",
         "        if False:\n            for ledger_id, entries",
         "a skipped settle: what was handed out comes again from an overlapping bucket",
     ),
     Mutant(
         "added-again-and-not-stored",
-        "tracker/core/tracked_positions.py",
-        "            self._handed_out[ledger_id] -= sealed.bitmaps[ledger_id]\n",
+        "tracker/core/positions/overlapping_positions.py",
+        "            self._handed_out[ledger_id] -= bitmaps[ledger_id]\n",
         "            pass\n",
         "a position that was added again after it was handed out does not come from its snapshot",
     ),
@@ -335,8 +335,8 @@ TRACKER: Final = [
     Mutant(
         "lost-and-not-read-again",
         "tracker/core/transitions/losing.py",
-        "            state.reports.untracked[ledger_id] = lost | state.reports.untracked.get(ledger_id, BitMap())\n",
-        "",
+        "        state.reports.untracked[ledger_id] = entry_ids | state.reports.untracked.get(ledger_id, BitMap())\n",
+        "        pass\n",
         "positions of a lost snapshot are not read from the log again",
     ),
     Mutant(

@@ -46,6 +46,12 @@ class LedgerRanges:
             del column[place]
         self._note_lasts(place)
 
+    def clear(self) -> None:
+        """Remove all."""
+        for column in (self._firsts, self._lasts, self._serials, self._lasts_max):
+            column.clear()
+        self._covering = None
+
     def holds(self, ledger_id: int) -> bool:
         """Whether any range holds a ledger."""
         return next(self.overlapping(LedgerRange(ledger_id, ledger_id)), None) is not None

@@ -23,7 +23,6 @@ from pyroaring import BitMap
 from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.columns.row_order import NEVER, RowKey
 from tracker.columns.segment_table import SegmentTable, is_in_order
@@ -133,8 +132,8 @@ class Bucket:
 
     unloaded_count: int = 0
     """How many messages its unloaded segments hold, as far as that is known without their bitmaps."""
-    cached: PositionSet | None = None
-    """The positions of its unloaded segments, while they are in the cache."""
+    is_cached: bool = False
+    """Whether the positions of its unloaded segments are known."""
     cached_bytes: int = 0
     """About how much memory they took at most."""
     was_cached: bool = False
@@ -191,15 +190,8 @@ class Bucket:
     def is_known(self) -> bool:
         """Whether it is known which positions it tracks, beside those in memory."""
         if self.state is BucketState.SEALED:
-            return self.cached is not None or self.is_fully_loaded
+            return self.is_cached or self.is_fully_loaded
         return self.state is not BucketState.RECOVERING
-
-    def may_hold(self, ledger_id: int, entry_ids: BitMap) -> bool:
-        """Whether any of these positions may be in a segment that is still to be loaded, as far as that is known."""
-        if self.cached is not None:
-            known = self.cached.bitmaps.get(ledger_id)
-            return known is not None and known.intersect(entry_ids)
-        return not (self.state is BucketState.SEALED and self.is_fully_loaded)
 
     @property
     def is_overlapped(self) -> bool:
@@ -318,13 +310,7 @@ class Bucket:
             assert self.table is not None
         else:
             assert self.load is None
-        if not self.has_unloaded:
-            assert self.cached is None
-        if self.cached is not None:
-            self.cached.check()
-            assert self.unloaded_count <= self.cached.count
-            assert self.cached_bytes >= self.cached.size_bytes()
-            assert all(self.covers(ledger_id) for ledger_id in self.cached.bitmaps)
+        assert self.has_unloaded or not self.is_cached
         if self.table is not None:
             assert is_in_order(self.table)
             assert 0 <= self.loaded_spans <= len(self.table)

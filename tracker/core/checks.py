@@ -23,6 +23,7 @@ def check(state: TrackerState, calls: Iterable[Action | Event] | None = None) ->
         calls: The actions, or answers to them, that were started and not taken yet; None where that is not known.
     """
     _check_buckets(state)
+    _check_cached(state)
     _check_rows(state)
     _check_overlaps(state)
     singles = state.mutable.singles
@@ -60,7 +61,6 @@ def _check_buckets(state: TrackerState) -> None:
         assert all((serial in other) == (other is queue) for other in state.calls.queues)
         assert (bucket.merging_into is not None) <= (bucket.merging_into in buckets)
         assert all(buckets[source].merging_into == serial for source in bucket.sources)
-        assert bucket.cached is None or serial in state.cache.buckets
         is_ending = bucket.state is BucketState.SEALED and bucket.is_fully_loaded
         assert not is_ending or (bucket.last_ms, serial) in state.ending
     assert state.unloaded_count == sum(bucket.unloaded_count for bucket in buckets.values())
@@ -72,6 +72,19 @@ def _check_buckets(state: TrackerState) -> None:
         assert row_count == table.rows_before(table.spans_of(len(segments)))
     assert all(serial in state.held_rows for serial, bucket in buckets.items() if bucket.first_segments)
     assert not state.cache.keeps_all or not state.reports.untracked_ranges
+
+
+def _check_cached(state: TrackerState) -> None:
+    """Assert that each part that knows which buckets are cached knows the same, and what holds of their positions."""
+    sets = state.positions.cached.by_serial
+    assert sets.keys() == state.cache.buckets.keys()
+    assert sets.keys() == {serial for serial, bucket in state.buckets.items() if bucket.is_cached}
+    assert not any(bucket.is_cached for bucket in state.cleared)
+    for serial, known in sets.items():
+        bucket = state.buckets[serial]
+        assert bucket.unloaded_count <= known.count
+        assert bucket.cached_bytes >= known.size_bytes()
+        assert all(bucket.covers(ledger_id) for ledger_id in known.bitmaps)
 
 
 def _check_rows(state: TrackerState) -> None:
@@ -101,13 +114,12 @@ def _check_rows(state: TrackerState) -> None:
 
 
 def _check_overlaps(state: TrackerState) -> None:
-    for serial, ledgers in state.overlapped.items():
+    ranges = state.positions.overlapping.ranges
+    for serial, ledgers in ranges.items():
         bucket = state.buckets.get(serial)
         is_current = bucket is not None and bucket.is_overlapped and bucket.ledgers == ledgers
         assert serial in state.overlaps_changed or is_current
-        assert state.positions.is_overlapping(serial, ledgers)
-    assert state.positions.overlap_count == len(state.overlapped)
-    assert {serial for serial, bucket in state.buckets.items() if bucket.is_overlapped} <= state.overlapped.keys()
+    assert {serial for serial, bucket in state.buckets.items() if bucket.is_overlapped} <= ranges.keys()
 
 
 def _check_calls(state: TrackerState, calls: list[Action | Event] | None) -> None:

@@ -2,7 +2,7 @@
 
 Rows are in several queues: the loaded ones (segments, and what was kept when a bucket left memory), the mutable
 bucket's, and one for each bucket whose snapshot is not durable yet, which leaves memory as a whole. They are read as
-one. Whether a row still counts is not known here: that is `tracked_positions`.
+one. Whether a row still counts is not known here: that is `positions`.
 
 A storage that is slower than the adds may leave a thousand buckets unsealed, and some things are asked of all of them
 in every turn: so their earliest time and the number of their rows are kept, and counted again only when rows are taken.

@@ -186,7 +186,7 @@ class LoadQueue:
 
     def admit(self, bucket: Bucket, row_count: int) -> None:
         """Let a queued bucket be ready, if it is known which of its rows count."""
-        if bucket.needs_positions and bucket.cached is None:
+        if bucket.needs_positions and not bucket.is_cached:
             self.unknown[bucket.serial] = bucket
             return
         self._reserve(bucket.serial, max(1, row_count))
@@ -225,7 +225,7 @@ class LoadQueue:
         """Whether a load of a due bucket may start now, room or not; where it has only to wait, the timer is set."""
         if bucket.load is not None:
             return False
-        if bucket.needs_positions and bucket.cached is None:
+        if bucket.needs_positions and not bucket.is_cached:
             # Without room, no bucket is admitted: it is noted here that the positions are wanted.
             self.unknown[bucket.serial] = bucket
             return False

@@ -9,7 +9,7 @@ The cache is bounded, but a question about one ledger needs all buckets that hav
 bound. So a bucket is not evicted while another one with a ledger in common is still to be read. Where there has been no
 room for long, the bucket that has waited longest is read all the same, with all that overlap with it.
 
-Left out: the cached positions, which are the bucket's own (`transitions.caching`).
+Left out: the cached positions (`positions`).
 """
 
 from bisect import bisect_right
@@ -66,8 +66,7 @@ class PositionCache:
         """Range and serial of the bucket that was read last without being announced."""
         self._bytes_max = bytes_max
         self.buckets: dict[int, Bucket] = {}
-        """Buckets whose positions are cached, by serial; also some that are not cached any more, until the next
-        look."""
+        """Buckets whose positions are cached, by serial."""
         self._wanted: dict[int, Bucket] = {}
         """By serial, in the order in which they were wanted."""
         self._readable: dict[int, Bucket] = {}
@@ -147,9 +146,7 @@ class PositionCache:
     def has_room(self, size_bytes: int) -> bool:
         """Whether bitmaps of this size fit; they are counted only when their sum may have got too large."""
         if self._bytes_bound + size_bytes > self._bytes_max:
-            self._bytes_bound = sum(
-                bucket.cached_bytes for bucket in self.buckets.values() if bucket.cached is not None
-            )
+            self._bytes_bound = sum(bucket.cached_bytes for bucket in self.buckets.values())
         return self._bytes_bound + size_bytes <= self._bytes_max
 
     def startable(self, now_ms: int) -> Iterator[Bucket]:
@@ -213,8 +210,7 @@ class PositionCache:
 
     def check(self) -> None:
         """Assert that the bound of memory holds, and that nothing that is wanted and can be read is missing."""
-        cached = [bucket for bucket in self.buckets.values() if bucket.cached is not None]
-        assert self._bytes_bound >= sum(bucket.cached_bytes for bucket in cached)
+        assert self._bytes_bound >= sum(bucket.cached_bytes for bucket in self.buckets.values())
         for serial, bucket in self._wanted.items():
             assert not bucket.is_known
             assert bucket.state is not BucketState.SEALED or bucket.read is not None or serial in self._readable

@@ -57,20 +57,12 @@ def contains(state: TrackerState, ledger_id: int, entry_id: int) -> bool:
     singles = state.mutable.singles
     if ledger_id == singles.ledger_id and singles.contains(entry_id):
         return True
-    if state.positions.contains(ledger_id, entry_id):
-        return True
-    for serial in state.ranges.covering(ledger_id):
-        cached = state.buckets[serial].cached
-        if cached is not None:
-            bitmap = cached.bitmaps.get(ledger_id)
-            if bitmap is not None and entry_id in bitmap:
-                return not state.positions.was_handed_out(ledger_id, entry_id)
-    return False
+    return state.positions.contains(ledger_id, entry_id)
 
 
 def tracked_in(state: TrackerState, ledger_id: int) -> BitMap | None:
     """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""
-    bitmaps = state.positions.bitmaps_of(ledger_id) + _cached_of(state, ledger_id)
+    bitmaps = state.positions.bitmaps_of(ledger_id)
     singles = state.mutable.singles
     if len(singles) and ledger_id == singles.ledger_id:
         bitmaps.append(singles.bitmap())
@@ -79,19 +71,10 @@ def tracked_in(state: TrackerState, ledger_id: int) -> BitMap | None:
     return bitmaps[0] if bitmaps else None
 
 
-def _cached_of(state: TrackerState, ledger_id: int) -> list[BitMap]:
-    """Return the cached positions of a ledger, without those that were handed out from elsewhere."""
-    cached = (bucket.cached for bucket in state.covering(ledger_id))
-    bitmaps = [known.bitmaps[ledger_id] for known in cached if known is not None and ledger_id in known.bitmaps]
-    return state.positions.not_handed_out(ledger_id, bitmaps)
-
-
 def tracked_ledger_ids(state: TrackerState) -> list[int]:
     """Return the ledgers in which something is tracked, in no order; as far as they are known."""
-    cached = (bucket.cached for bucket in state.cache.buckets.values())
-    known = {ledger_id for positions in cached if positions is not None for ledger_id in positions.bitmaps}
     singles = state.mutable.singles
-    return list(state.positions.ledger_ids() | known | ({singles.ledger_id} if len(singles) else set()))
+    return list(state.positions.ledger_ids() | ({singles.ledger_id} if len(singles) else set()))
 
 
 def is_recovering(state: TrackerState, ledger_id: int) -> bool:

@@ -3,8 +3,8 @@
     mutable     the bucket that takes what is added                  (PIP-195's last mutable bucket)
     buckets     the immutable ones, by serial, each with its state    `bucket`
     rows        when: what may be handed out next                     `due_rows`
-    positions   whether: what is tracked where                        `tracked_positions`
-    cache       positions of segments that are not loaded             `position_cache`
+    positions   whether: what is tracked where                        `positions`
+    cache       which buckets' positions are wanted, or cached        `position_cache`
     loads       which segments to load next                           `load_queue`
     barriers    how far hand-out may go                               `barriers`
     calls       when the storage may be called                        `circuit_breakers`
@@ -36,10 +36,10 @@ from tracker.core.circuit_breakers import Calls
 from tracker.core.due_rows import DueRows
 from tracker.core.load_queue import LoadQueue
 from tracker.core.position_cache import PositionCache
+from tracker.core.positions.tracked_positions import TrackedPositions
 from tracker.core.recovery import Recovery
 from tracker.core.single_adds import SingleAdds
 from tracker.core.timers import Timers
-from tracker.core.tracked_positions import TrackedPositions
 
 NO_LEDGER = -1
 
@@ -126,7 +126,7 @@ class TrackerState:
         self.ranges = LedgerRanges()
         """The ranges of the buckets that are served, by serial."""
         self.rows = DueRows(config.loaded_row_count_max)
-        self.positions = TrackedPositions(acknowledged_in)
+        self.positions = TrackedPositions(acknowledged_in, self.ranges)
         self.cache = PositionCache(
             self.timers, keeps_all=keeps_positions, bytes_max=cached_bytes_max, reads_ahead=reads_ahead
         )
@@ -134,10 +134,8 @@ class TrackerState:
         self.recovery = Recovery()
         self.barriers = Barriers(self.buckets, self.recovery, config.order_wait_ms_max, self.timers)
         self.loads = LoadQueue(self.buckets, self.barriers.by_serial, self.calls.loads, self.timers)
-        self.overlapped: dict[int, LedgerRange] = {}
-        """The ranges that `positions` remembers as overlapping, by serial."""
         self.overlaps_changed: dict[int, None] = {}
-        """Which of these buckets have changed since it was last looked."""
+        """Which buckets with a range that overlaps, as `positions` has it, have changed since it was last looked."""
         self.ending: list[tuple[int, int]] = []
         """Of sealed buckets whose rows are all in memory, a heap of when the last one is due, and the serial."""
         self.held_rows: dict[int, int] = {}

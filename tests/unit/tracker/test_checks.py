@@ -10,6 +10,7 @@ import pytest
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.core_state import evict_positions, state_of
 from tests.helpers.snapshot_work import answer_to
+from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed, LoadSegments
@@ -85,7 +86,7 @@ def _loading(world: SpoiledCore) -> Bucket:
 
 
 def _cached(world: SpoiledCore) -> Bucket:
-    return world.bucket(lambda bucket: bucket.cached is not None)
+    return world.bucket(lambda bucket: bucket.is_cached)
 
 
 def _let_a_load_fail(world: SpoiledCore) -> None:
@@ -104,7 +105,10 @@ def _spoil_tries(world: SpoiledCore) -> None:
 SPOILS: dict[str, Callable[[SpoiledCore], object]] = {
     "no barrier": lambda world: setattr(world.state.barriers, "_holding_up", []),
     "a waived barrier": lambda world: setattr(world.state.barriers, "_waived", {1: None}),
-    "overlaps": lambda world: setattr(world.state, "overlapped", {}),
+    "overlaps": lambda world: setattr(world.state.positions.overlapping, "_ledgers", {}),
+    "overlapping ranges": lambda world: setattr(world.state.positions.overlapping, "_ranges", LedgerRanges()),
+    "a cached bucket": lambda world: setattr(_cached(world), "is_cached", False),
+    "cached positions": lambda world: world.state.positions.cached.clear(),
     "mutable ledgers": lambda world: setattr(world.state.mutable, "last_ledger_id", 0),
     "tries": _spoil_tries,
     "rows to come": lambda world: setattr(world.state.loads, "row_count", world.state.loads.row_count + 1),

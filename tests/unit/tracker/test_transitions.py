@@ -41,8 +41,8 @@ OTHERS_TOO = {"key", "state", "serial", "table", "parts", "sources", "load", "re
 PURE = {
     *("bitmaps_of", "breaker_of", "check", "contains", "covering", "due_sources", "due_through_ms"),
     *("entry_ids_through", "first_ms_through", "first_unloaded", "get", "have_one_row_each", "holds", "in_order"),
-    *("is_overlapping", "is_wanted", "items", "keys", "ledger_ids", "loaded_slowly", "mask", "mutable_in"),
-    *("not_handed_out", "queue_of", "set_of", "values", "was_handed_out", "when"),
+    *("is_wanted", "items", "keys", "ledger_ids", "loaded_slowly", "mask", "mutable_in", "queue_of", "set_of"),
+    *("values", "when"),
 }
 
 
@@ -290,17 +290,17 @@ def test_only_transitions_change_a_state() -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("core/questions.py", "setattr(bucket, 'cached', None)"),
-        ("core/questions.py", "object.__setattr__(bucket, 'cached', None)"),
+        ("core/questions.py", "setattr(bucket, 'is_cached', False)"),
+        ("core/questions.py", "object.__setattr__(bucket, 'is_cached', False)"),
         ("core/questions.py", "state.held_rows[1] = 3"),
         ("core/questions.py", "del state.buckets[1]"),
         ("core/bucket.py", "self.state = None"),
         ("core/load_queue.py", "one.state = None"),
-        ("core/load_queue.py", "[one.cached, one.load] = None, None"),
-        ("core/load_queue.py", "(one.cached, *one.parts) = ()"),
-        ("core/load_queue.py", "for one.cached in (): pass"),
-        ("core/load_queue.py", "with x as one.cached: pass"),
-        ("core/load_queue.py", "[0 for one.cached in ()]"),
+        ("core/load_queue.py", "[one.is_cached, one.load] = None, None"),
+        ("core/load_queue.py", "(one.is_cached, *one.parts) = ()"),
+        ("core/load_queue.py", "for one.is_cached in (): pass"),
+        ("core/load_queue.py", "with x as one.is_cached: pass"),
+        ("core/load_queue.py", "[0 for one.is_cached in ()]"),
         ("core/tracker_core.py", "self._state.now_ms = 0"),
         ("core/tracker_core.py", "self._state.reports.untracked = {}"),
         ("shell/bucket_tracker.py", "bucket.unloaded_count += 1"),
@@ -319,7 +319,7 @@ def test_the_search_finds_the_changes_of_the_transitions() -> None:
     ]
 
     assert len(found) > 80
-    assert {change.field for change in found} > {"state", "loaded_spans", "cached", "work", "merging_into", "now_ms"}
+    assert {change.field for change in found} > {"state", "loaded_spans", "is_cached", "work", "merging_into", "now_ms"}
 
 
 def _calls_on_a_state(source: str) -> set[str]:
@@ -341,6 +341,16 @@ def test_questions_call_what_changes_nothing(module: str) -> None:
     assert "clear" in _calls_on_a_state(source + "\nstate.buckets.clear()")
     assert "take_due" in _calls_on_a_state(source + "\nstate.timers.take_due(0)")
     assert "append" in _calls_on_a_state(source + "\nself._state.mutable.singles.entry_ids.append(1)")
+
+
+def test_only_the_part_of_positions_asks_more_than_one_place_about_a_position() -> None:
+    """Others put a bucket's positions into the cache, let go of them, and say which ranges overlap."""
+    core = ROOT / "tracker" / "core"
+    paths = [path for path in core.rglob("*.py") if path.parent.name != "positions" and path.name != "checks.py"]
+    used = {call for path in paths for call in re.findall(r"\b(cached|overlapping)\.(\w+)", path.read_text())}
+
+    assert {name for place, name in used if place == "cached"} == {"count", "forget", "has_any", "put", "take"}
+    assert {name for place, name in used if place == "overlapping"} == {"copy", "ranges", "set_range"}
 
 
 OPERATIONS = {

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-from pyroaring import BitMap
-
 from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import subtract
 from tracker.core.actions import ActionFailed, PositionsRead, ReadPositions, SegmentsLoaded
@@ -12,7 +10,7 @@ from tracker.core.bucket import Bucket
 from tracker.core.position_cache import EVICTION_STEP_MS, READ_AHEAD_STEP_MS
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
-from tracker.core.transitions.life import drop_read, set_unloaded_count
+from tracker.core.transitions.life import drop_read, set_cached, set_unloaded_count
 from tracker.core.transitions.losing import give_up, report_range
 from tracker.core.transitions.overlapping import note_overlap
 
@@ -46,12 +44,10 @@ def read_ahead(state: TrackerState, now_ms: int) -> None:
 
 def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet) -> None:
     """Know a bucket's unloaded positions from now on."""
-    bucket.cached = positions
-    bucket.cached_bytes = positions.size_bytes()
+    set_cached(state, bucket, positions)
     set_unloaded_count(state, bucket, positions.count)
     bucket.was_cached = True
     bucket.is_cache_used = True
-    state.cache.note_cached(bucket)
     state.loads.note_known(bucket)
     state.timers.wake(Why.MERGE)
 
@@ -124,34 +120,8 @@ def note_rows_loaded(state: TrackerState, bucket: Bucket, loaded: SegmentsLoaded
         bucket.loaded_meanwhile.append(loaded)
     if bucket.position_sum is not None:
         bucket.position_sum = subtract(bucket.position_sum, loaded.position_sum)
-    known_max = bucket.rows_left if bucket.cached is None else bucket.cached.count
+    known_max = state.positions.cached.count(bucket.serial) if bucket.is_cached else bucket.rows_left
     set_unloaded_count(state, bucket, min(bucket.rows_left, known_max, max(0, bucket.unloaded_count - new_count)))
-
-
-def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
-    """Forget positions in segments that are not loaded; where they are not known, their bitmaps are read first."""
-    for bucket in state.covering(ledger_id):
-        if bucket.cached is not None:
-            _forget_cached(state, bucket, bucket.cached, ledger_id, entry_ids)
-        elif bucket.unloaded_count:
-            want(state, bucket)
-
-
-def pass_through(state: TrackerState, ledger_id: int, entry_id: int) -> None:
-    """Forget cached positions of a ledger up to an entry: where they are cached, loading does not ask the cursor."""
-    for bucket in state.covering(ledger_id):
-        if bucket.cached is None:
-            continue
-        entry_ids = bucket.cached.bitmaps.get(ledger_id)
-        # PERFORMANCE: mark-delete moves often, and mostly up to the first message that is tracked still.
-        if entry_ids is not None and entry_ids.min() <= entry_id:
-            _forget_cached(state, bucket, bucket.cached, ledger_id, BitMap(range(entry_id + 1)))
-
-
-def _forget_cached(state: TrackerState, bucket: Bucket, cached: PositionSet, ledger_id: int, entry_ids: BitMap) -> None:
-    count_before = cached.count
-    cached.subtract(ledger_id, entry_ids)
-    set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - (count_before - cached.count)))
 
 
 def evict(state: TrackerState, now_ms: int) -> None:
@@ -159,17 +129,15 @@ def evict(state: TrackerState, now_ms: int) -> None:
     cache = state.cache
     is_needed = cache.needed()
     has_evicted = False
-    for serial, bucket in list(cache.buckets.items()):
+    for bucket in list(cache.buckets.values()):
         # A reader of a ledger needs all buckets that have it.
         if bucket.is_cache_used or is_needed(bucket.ledgers):
             bucket.is_cache_used, bucket.cache_used_ms = False, now_ms
         # A clock that is put back must not make it longer.
         bucket.cache_used_ms = min(bucket.cache_used_ms, now_ms)
         is_idle = now_ms - bucket.cache_used_ms >= cache.cached_for_ms and not cache.keeps_all
-        if not bucket.has_unloaded or (is_idle and not bucket.needs_positions):
-            bucket.cached = None
-        if bucket.cached is None:
-            cache.note_evicted(serial)
+        if is_idle and not bucket.needs_positions:
+            set_cached(state, bucket, None)
             has_evicted = True
     if has_evicted and cache.reads_ahead:
         state.timers.at(Why.READ_AHEAD, now_ms + READ_AHEAD_STEP_MS)

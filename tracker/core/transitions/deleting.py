@@ -11,16 +11,22 @@ from typing import Final
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.core.actions import ActionFailed, ListSnapshots, PropertyRemoved, SnapshotDeleted, SnapshotsListed
 from tracker.core.attempts import NO_FAILURES, Attempts
 from tracker.core.bucket import Bucket, BucketState
+from tracker.core.positions.tracked_positions import Forgotten
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
-from tracker.core.transitions.caching import acknowledge as acknowledge_unloaded
-from tracker.core.transitions.caching import pass_through as pass_through_unloaded
 from tracker.core.transitions.caching import want
-from tracker.core.transitions.life import forget_rows, move, new_bucket, note_rows_gone, remove, set_unloaded_count
+from tracker.core.transitions.life import (
+    forget_rows,
+    forget_unloaded,
+    move,
+    new_bucket,
+    note_rows_gone,
+    remove,
+    set_unloaded_count,
+)
 from tracker.core.transitions.sealing import forget_ledgers, try_again
 
 REMOVALS_MAX: Final = 256
@@ -67,9 +73,9 @@ def trim(state: TrackerState, first_ledger_id: int) -> None:
         if bucket.ledgers.last_ledger_id < first_ledger_id:
             remove(state, bucket)
         else:
-            if bucket.cached is not None:
-                bucket.cached.drop_below(first_ledger_id)
-                set_unloaded_count(state, bucket, min(bucket.unloaded_count, bucket.cached.count))
+            if bucket.is_cached:
+                known_count = positions.cached.count(bucket.serial)
+                set_unloaded_count(state, bucket, min(bucket.unloaded_count, known_count))
             # Only the bucket's bitmaps tell how many messages are left.
             want(state, bucket)
 
@@ -81,17 +87,25 @@ def pass_through(state: TrackerState, ledger_id: int, entry_id: int) -> None:
     there are none, the cursor.
     """
     trim(state, ledger_id)
-    passed = state.positions.loaded_through(ledger_id, entry_id)
-    if passed and state.positions.refuse(ledger_id, passed):
-        note_rows_gone(state)
-    pass_through_unloaded(state, ledger_id, entry_id)
+    _note_forgotten(state, state.positions.forget_through(ledger_id, entry_id))
 
 
 def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
     """Forget messages that were acknowledged without being handed out."""
-    if state.positions.refuse(ledger_id, entry_ids):
+    _note_forgotten(state, state.positions.forget(ledger_id, entry_ids))
+    for bucket in state.covering(ledger_id):
+        if bucket.unloaded_count and not bucket.is_cached:
+            # Only its bitmaps tell how many messages are left.
+            want(state, bucket)
+
+
+def _note_forgotten(state: TrackerState, forgotten: Forgotten) -> None:
+    """Count what is left of the buckets whose positions were forgotten."""
+    if forgotten.had_row:
         note_rows_gone(state)
-    acknowledge_unloaded(state, ledger_id, entry_ids)
+    for serial, count in forgotten.cached_counts:
+        bucket = state.buckets[serial]
+        set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - count))
 
 
 def clear(state: TrackerState) -> None:
@@ -101,16 +115,16 @@ def clear(state: TrackerState) -> None:
         if bucket.state is BucketState.SEALED:
             # Sealed buckets may be many, and no call for them is in flight that would have to be waited for.
             del state.buckets[bucket.serial]
-            set_unloaded_count(state, bucket, 0)
+            forget_unloaded(state, bucket)
             state.cleared.append(bucket)
         else:
             remove(state, bucket)
     state.barriers.clear()
     state.loads.clear()
     state.cache.clear()
-    state.ranges = LedgerRanges()
+    state.ranges.clear()
     state.held_rows, state.held_row_count = {}, 0
-    state.overlaps_changed.update(dict.fromkeys(state.overlapped))
+    state.overlaps_changed.update(dict.fromkeys(state.positions.overlapping.ranges))
     for why in (Why.CLEARED, Why.OVERLAPS):
         state.timers.wake(why)
     state.reports.untracked.clear()

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Sequence
 
 from snapshot_storage.bucket_key import LedgerRange
+from tracker.columns.position_set import PositionSet
 from tracker.core.attempts import NO_FAILURES
 from tracker.core.bucket import NEXT_STATES, NOT_SERVED, Bucket, BucketState
 from tracker.core.position_cache import READ_AHEAD_STEP_MS
@@ -114,10 +115,21 @@ def note_rows_gone(state: TrackerState) -> None:
 
 def forget_unloaded(state: TrackerState, bucket: Bucket) -> None:
     """Note that a bucket has no unloaded part any more, or that it is served no more."""
-    bucket.cached = None
+    set_cached(state, bucket, None)
     set_unloaded_count(state, bucket, 0)
-    state.cache.note_evicted(bucket.serial)
     drop_read(bucket)
+
+
+def set_cached(state: TrackerState, bucket: Bucket, positions: PositionSet | None) -> None:
+    """Know a bucket's unloaded positions from now on, or no longer (None)."""
+    bucket.is_cached = positions is not None
+    if positions is None:
+        state.positions.cached.forget(bucket.serial)
+        state.cache.note_evicted(bucket.serial)
+    else:
+        state.positions.cached.put(bucket.serial, positions)
+        bucket.cached_bytes = positions.size_bytes()
+        state.cache.note_cached(bucket)
 
 
 def set_unloaded_count(state: TrackerState, bucket: Bucket, count: int) -> None:

@@ -94,7 +94,7 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
     if len(rows) < row_count:
         give_up(state, bucket, f"segments {load.first_segment} to {load.last_segment} are not what entry 0 says")
         return
-    if len(rows) > row_count and bucket.cached is None:
+    if len(rows) > row_count and not bucket.is_cached:
         # Rows without a bit are stale (Pulsar's merges leave some): which ones they are has to be known first.
         bucket.needs_positions = True
         bucket.position_sum = None
@@ -105,10 +105,7 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
     bucket.loaded_spans = spans
     if len(rows) and not bucket.is_fully_loaded:
         bucket.loaded_key = RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
-    kept, new_count, cached_before = state.positions.note_loaded(rows, bucket.ledgers, bucket.cached)
-    if bucket.cached is not None:
-        for ledger_id, entry_ids in cached_before:
-            bucket.cached.subtract(ledger_id, entry_ids)
+    kept, new_count = state.positions.note_loaded(bucket.serial, rows, bucket.ledgers)
     state.rows.loaded.push_sorted(kept.deliver_at_ms, kept.ledger_ids, kept.entry_ids)
     note_rows_loaded(state, bucket, event, new_count)
     if bucket.is_fully_loaded:

@@ -18,7 +18,7 @@ from tracker.core.transitions.life import remove
 def give_up(state: TrackerState, bucket: Bucket, reason: str) -> None:
     """Remove a bucket whose snapshot is gone or unreadable."""
     state.reports.losses.append((bucket.key, reason))
-    if bucket.cached is not None:
+    if bucket.is_cached:
         _report_cached(state, bucket)
     elif bucket.was_cached and bucket.has_unloaded:
         state.reports.untracked_ranges.append(bucket.ledgers)
@@ -27,7 +27,7 @@ def give_up(state: TrackerState, bucket: Bucket, reason: str) -> None:
 
 def report_missing_rows(state: TrackerState, bucket: Bucket) -> None:
     """Have positions read again that entry 0 names and no row has: a reader has passed over them as tracked."""
-    if bucket.cached is not None:
+    if bucket.is_cached:
         count = _report_cached(state, bucket)
         if count:
             state.reports.losses.append((bucket.key, f"entry 0 names {count} positions that have no row"))
@@ -44,14 +44,10 @@ def report_range(state: TrackerState, bucket: Bucket) -> None:
 
 def _report_cached(state: TrackerState, bucket: Bucket) -> int:
     """Have read again what is cached of a bucket and has no row in memory; return how many positions that are."""
-    assert bucket.cached is not None
-    count = 0
-    for ledger_id, entry_ids in bucket.cached.bitmaps.items():
-        lost = state.positions.not_seen_of(ledger_id, entry_ids)
-        if lost:
-            count += len(lost)
-            state.reports.untracked[ledger_id] = lost | state.reports.untracked.get(ledger_id, BitMap())
-    return count
+    lost = state.positions.cached_without_row(bucket.serial)
+    for ledger_id, entry_ids in lost.items():
+        state.reports.untracked[ledger_id] = entry_ids | state.reports.untracked.get(ledger_id, BitMap())
+    return sum(map(len, lost.values()))
 
 
 def take_untracked(state: TrackerState) -> Mapping[int, BitMap]:

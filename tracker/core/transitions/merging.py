@@ -7,7 +7,6 @@ are deleted. Until it has, a failure or a crash changes nothing.
 from itertools import pairwise
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.columns.position_set import PositionSet
 from tracker.core.actions import ActionFailed, MergeBuckets, MergeSource
 from tracker.core.attempts import NO_FAILURES
 from tracker.core.bucket import Bucket, BucketState, free_key_or_none
@@ -118,7 +117,7 @@ def action_of(state: TrackerState, target: Bucket) -> MergeBuckets:
         [_merge_source(source) for source in sources],
         target.segment_row_count_max,
         state.positions.copy_loaded(target.ledgers),
-        state.positions.copy_handed_out(target.ledgers),
+        state.positions.overlapping.copy(target.ledgers),
         state.positions.first_ledger_id,
         may_repeat,
     )
@@ -148,12 +147,12 @@ def take_over(state: TrackerState, target: Bucket) -> None:
     overlap_ms = max(max(source.last_loaded_ms, source.overlap_ms) for source in sources)
     state.cache.pass_on(sources, target)
     # The loaded rows of a source are left out: they stay, and those of the target are dropped when they come.
-    cached = [source.cached for source in sources if source.has_unloaded]
+    known = state.positions.cached.take(source.serial for source in sources if source.has_unloaded)
     for source in sources:
         remove(state, source)
     move(state, target, BucketState.SEALED)
-    if target.has_unloaded and all(positions is not None for positions in cached):
-        put_into_cache(state, target, PositionSet.union(one for one in cached if one is not None))
+    if target.has_unloaded and known is not None:
+        put_into_cache(state, target, known)
         count = min(count, target.unloaded_count)
     set_unloaded_count(state, target, min(count, target.rows_left))
     lower_overlap(state, target, overlap_ms)

@@ -19,8 +19,8 @@ def note_overlap(state: TrackerState, buckets: Iterable[Bucket], through_ms: int
     for bucket in buckets:
         if bucket.overlap_ms < through_ms:
             bucket.overlap_ms = through_ms
-            if bucket.serial not in state.overlapped:
-                _remember(state, bucket)
+            if bucket.serial not in state.positions.overlapping.ranges:
+                state.positions.overlapping.set_range(bucket.serial, bucket.ledgers)
             note_change(state, bucket)
 
 
@@ -32,7 +32,7 @@ def lower_overlap(state: TrackerState, bucket: Bucket, through_ms: int) -> None:
 
 def note_change(state: TrackerState, bucket: Bucket) -> None:
     """Look again, in the next plan, at a bucket whose state, range, or loaded part has changed."""
-    if bucket.serial in state.overlapped:
+    if bucket.serial in state.positions.overlapping.ranges:
         state.overlaps_changed[bucket.serial] = None
         state.timers.wake(Why.OVERLAPS)
 
@@ -40,17 +40,9 @@ def note_change(state: TrackerState, bucket: Bucket) -> None:
 def refresh(state: TrackerState) -> None:
     """Forget the remembered positions of ranges that overlap no more."""
     changed, state.overlaps_changed = state.overlaps_changed, {}
+    overlapping = state.positions.overlapping
     for serial in changed:
-        ledgers, bucket = state.overlapped[serial], state.buckets.get(serial)
-        is_overlapped = bucket is not None and bucket.is_overlapped
-        if bucket is not None and is_overlapped and bucket.ledgers == ledgers:
-            continue
-        state.positions.end_overlap(serial, state.overlapped.pop(serial))
-        if bucket is not None and is_overlapped:
-            _remember(state, bucket)
-        state.positions.forget_handed_out(ledgers)
-
-
-def _remember(state: TrackerState, bucket: Bucket) -> None:
-    state.overlapped[bucket.serial] = bucket.ledgers
-    state.positions.begin_overlap(bucket.serial, bucket.ledgers)
+        bucket = state.buckets.get(serial)
+        ledgers = bucket.ledgers if bucket is not None and bucket.is_overlapped else None
+        if ledgers != overlapping.ranges[serial]:
+            overlapping.set_range(serial, ledgers)

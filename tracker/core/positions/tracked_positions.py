@@ -2,18 +2,19 @@
 
 A position with a row in memory has a bit here, with the rows that it belongs to: loaded, mutable, or of one bucket
 whose snapshot is not durable. A row without a bit is stale. It is handed out if any of them has its bit, and then none
-has it any more. Of the segments that are not loaded, only the positions that must not come back from them are here:
+has it any more. Of the segments that are not loaded, only those positions are here that a reader needs to know, and
+those that must not come back:
 
     in memory        one bit a position, until it is handed out, refused, acknowledged or trimmed
-    cached           the positions of a bucket's unloaded segments, while its part of the log is being read (`cache`)
+    in a cache       the positions of a bucket's unloaded segments, while they are known       (`cached_positions`)
     unknown          all other unloaded segments; no other bucket has their positions, but for
     overlapping      ranges of which a position may be in two places: positions that are handed out of them are
-                     remembered here, and dropped when they are loaded
+                     remembered, and dropped when they are loaded                         (`overlapping_positions`)
 
-When a row is due is not known here: that is `due_rows`.
+No other module looks into two of these places. When a row is due is not known here: that is `due_rows`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in, ledger_bitmaps, ledger_groups
 from tracker.columns.refused_positions import RefusedPositions
+from tracker.core.positions.cached_positions import CachedPositions
+from tracker.core.positions.overlapping_positions import OverlappingPositions
 from tracker.core.sources import MUTABLE
 
 _NONE: Final = BitMap()
@@ -51,14 +54,26 @@ class LoadedRows(NamedTuple):
     """Those that stay in memory."""
     new_count: int
     """How many of their positions had no loaded row before."""
-    cached_before: list[tuple[int, BitMap]]
-    """Which positions were among the bucket's unloaded ones, and are so no more."""
+
+
+class Forgotten(NamedTuple):
+    """The places of positions that were forgotten."""
+
+    had_row: bool
+    """Whether any had a row in memory."""
+    cached_counts: list[tuple[int, int]]
+    """How many were cached, by the serial of the bucket."""
 
 
 class TrackedPositions:
-    """The positions of one tracker that are in memory, and what must not come back."""
+    """The positions of one tracker.
 
-    def __init__(self, acknowledged_in: Callable[[int], BitMap]) -> None:
+    Args:
+        acknowledged_in: Gives the acknowledged entries of a ledger.
+        ranges: The ranges of the buckets that are served, by serial.
+    """
+
+    def __init__(self, acknowledged_in: Callable[[int], BitMap], ranges: LedgerRanges) -> None:
         self._loaded = PositionSet()
         self._taken: list[tuple[Int64Array, Int64Array]] = []
         self._taken_count = 0
@@ -67,14 +82,38 @@ class TrackedPositions:
         """Positions of buckets whose snapshot is not durable, by serial."""
         self.first_ledger_id = -1
         """Ledgers below this one are of no interest any more: the cursor is past them."""
-        self._overlapping = LedgerRanges()
-        """Ranges of which something may be handed out that a bucket has in a segment that is not loaded, by serial."""
-        self._handed_out: dict[int, BitMap] = {}
-        """Positions of overlapping ranges that were handed out or refused, by ledger."""
+        self.cached = CachedPositions(ranges)
+        self.overlapping = OverlappingPositions()
         self._refused = RefusedPositions()
         self._acknowledged_in = acknowledged_in
 
-    # Asking.
+    # Asking about all places.
+
+    def contains(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position is tracked, as far as that is known; the entry id must be one that a bitmap can hold."""
+        if self._has_row(ledger_id, entry_id):
+            return True
+        return self.cached.contains(ledger_id, entry_id) and not self.overlapping.contains(ledger_id, entry_id)
+
+    def bitmaps_of(self, ledger_id: int) -> list[BitMap]:
+        """Return the tracked positions of a ledger as far as they are known, for reading only; none is empty."""
+        cached = [self.overlapping.left_of(ledger_id, bitmap) for bitmap in self.cached.bitmaps_of(ledger_id)]
+        return self._with_rows_of(ledger_id) + [bitmap for bitmap in cached if bitmap]
+
+    def ledger_ids(self) -> set[int]:
+        """Return the ledgers of which a position is tracked, as far as that is known."""
+        return self.cached.ledger_ids().union(*(positions.bitmaps for positions in self._sets))
+
+    def cached_without_row(self, serial: int) -> dict[int, BitMap]:
+        """Return which cached positions of a bucket have no row in memory, and were not handed out from elsewhere."""
+        found = {}
+        for ledger_id, entry_ids in self.cached.by_serial[serial].bitmaps.items():
+            left = self.overlapping.left_of(ledger_id, entry_ids).difference(*self._with_rows_of(ledger_id))
+            if left:
+                found[ledger_id] = left
+        return found
+
+    # Asking about those in memory.
 
     @property
     def _whole_loaded(self) -> PositionSet:
@@ -117,23 +156,8 @@ class TrackedPositions:
         """Return how many of these positions have a loaded row."""
         return positions.common_count(self._whole_loaded)
 
-    def was_handed_out(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a position of an overlapping range was handed out or refused, and must not come back."""
-        handed_out = self._handed_out.get(ledger_id)
-        return handed_out is not None and entry_id in handed_out
-
-    def not_handed_out(self, ledger_id: int, bitmaps: list[BitMap]) -> list[BitMap]:
-        """Return what of these bitmaps of a ledger may still come, for reading only; without empty ones."""
-        handed_out = self._handed_out.get(ledger_id)
-        return bitmaps if handed_out is None else [left for bitmap in bitmaps if (left := bitmap - handed_out)]
-
-    def not_seen_of(self, ledger_id: int, entry_ids: BitMap) -> BitMap:
-        """Return which of these positions have no row in memory, and were not handed out from elsewhere."""
-        left = entry_ids - self._handed_out.get(ledger_id, _NONE)
-        return left.difference(*self.bitmaps_of(ledger_id))
-
-    def contains(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a position has a row in memory; the entry id must be one that a bitmap can hold."""
+    def _has_row(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position has a row in memory."""
         if self._taken_count:
             self._forget_taken()
         bitmap = self._mutable.bitmaps.get(ledger_id)
@@ -151,18 +175,14 @@ class TrackedPositions:
     def mask(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         """Return which of these rows are of a position that has one in memory."""
         if len(ledger_ids) == 1:
-            return np.array([self.contains(int(ledger_ids[0]), int(entry_ids[0]))])
+            return np.array([self._has_row(int(ledger_ids[0]), int(entry_ids[0]))])
         are_tracked = np.zeros(len(ledger_ids), np.bool_)
         for positions in self._sets:
             if positions:
                 are_tracked |= is_in(positions.bitmaps, ledger_ids, entry_ids)
         return are_tracked
 
-    def ledger_ids(self) -> set[int]:
-        """Return the ledgers of which a position has a row in memory."""
-        return {ledger_id for positions in self._sets for ledger_id in positions.bitmaps}
-
-    def bitmaps_of(self, ledger_id: int) -> list[BitMap]:
+    def _with_rows_of(self, ledger_id: int) -> list[BitMap]:
         """Return the positions of a ledger that have a row in memory, for reading only."""
         return [positions.bitmaps[ledger_id] for positions in self._sets if ledger_id in positions.bitmaps]
 
@@ -209,11 +229,6 @@ class TrackedPositions:
         first, last = ledgers
         return {k: bitmap.copy() for k, bitmap in self._whole_loaded.bitmaps.items() if first <= k <= last}
 
-    def copy_handed_out(self, ledgers: LedgerRange) -> dict[int, BitMap]:
-        """Return copies of what must not come back of a range of ledgers."""
-        first, last = ledgers
-        return {k: bitmap.copy() for k, bitmap in self._handed_out.items() if first <= k <= last}
-
     # Positions come.
 
     def add(self, ledger_id: int, entry_ids: BitMap) -> None:
@@ -225,22 +240,21 @@ class TrackedPositions:
         sealed, self._mutable = self._mutable, PositionSet()
         self._unsealed[serial] = sealed
         # A sealed position that was handed out before was added again, so a snapshot may bring it again.
-        for ledger_id in self._handed_out.keys() & sealed.bitmaps.keys():
-            self._handed_out[ledger_id] -= sealed.bitmaps[ledger_id]
+        self.overlapping.note_sealed(sealed.bitmaps)
         return sealed
 
-    def note_loaded(self, rows: DelayedIndexes, ledgers: LedgerRange, cached: PositionSet | None) -> LoadedRows:
+    def note_loaded(self, serial: int, rows: DelayedIndexes, ledgers: LedgerRange) -> LoadedRows:
         """Track rows of a bucket's segments, but for those that are acknowledged, trimmed or handed out.
 
         Args:
+            serial: The bucket's.
             rows: The rows.
             ledgers: The bucket's range; rows outside it are not its own.
-            cached: The bucket's unloaded positions, where they are known.
         """
+        cached = self.cached.by_serial.get(serial)
         first, last = max(ledgers.first_ledger_id, self.first_ledger_id), ledgers.last_ledger_id
         count_before = self.loaded_count
         gone: dict[int, BitMap] = {}
-        cached_before: list[tuple[int, BitMap]] = []
         for ledger_id, entry_ids in ledger_bitmaps(rows.ledger_ids, rows.entry_ids):
             if not first <= ledger_id <= last:
                 gone[ledger_id] = entry_ids
@@ -249,18 +263,16 @@ class TrackedPositions:
                 left = entry_ids - self._acknowledged_in(ledger_id)
             else:
                 left = entry_ids & cached.bitmaps.get(ledger_id, _NONE)
-                cached_before.append((ledger_id, left))
-            handed_out = self._handed_out.get(ledger_id)
-            if handed_out is not None and handed_out.intersect(left):
-                # If they were added again after that, this stale row would hand them out at its own time.
-                left = left - handed_out
+                cached.subtract(ledger_id, left)
+            # If one was handed out and added again after that, this stale row would hand it out at its own time.
+            left = self.overlapping.left_of(ledger_id, left)
             if len(left) < len(entry_ids):
                 # Stale rows would fill the memory until they are due, and make no room for others.
                 gone[ledger_id] = entry_ids - left
             self._unite_loaded(ledger_id, left)
         if gone:
             rows = rows.take(~is_in(gone, rows.ledger_ids, rows.entry_ids))
-        return LoadedRows(rows, self.loaded_count - count_before, cached_before)
+        return LoadedRows(rows, self.loaded_count - count_before)
 
     def _unite_loaded(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Track positions of loaded rows.
@@ -292,7 +304,7 @@ class TrackedPositions:
 
         PERFORMANCE: many at a time, later: a poll takes a few rows of each of many ledgers.
         """
-        self._note_handed_out(ledger_ids, entry_ids)
+        self.overlapping.note_rows(ledger_ids, entry_ids)
         self._taken.append((ledger_ids, entry_ids))
         self._taken_count += len(ledger_ids)
         taken_max = max(_TAKEN_ROWS_MAX, _TAKEN_ROWS_PER_LEDGER * len(self._loaded.bitmaps))
@@ -315,9 +327,9 @@ class TrackedPositions:
         """
         is_tracked = self._take(ledger_ids, entry_ids)
         end = len(ledger_ids) if row_count is None else row_count
-        if len(self._overlapping):
+        if self.overlapping:
             is_out = is_tracked[:end]
-            self._note_handed_out(ledger_ids[:end][is_out], entry_ids[:end][is_out])
+            self.overlapping.note_rows(ledger_ids[:end][is_out], entry_ids[:end][is_out])
         if end < len(ledger_ids):
             is_kept = is_tracked[end:]
             self.keep(ledger_ids[end:][is_kept], entry_ids[end:][is_kept])
@@ -349,15 +361,24 @@ class TrackedPositions:
                 self._loaded.unite(ledger_id, moved)
 
     def refuse(self, ledger_id: int, entry_ids: BitMap) -> bool:
-        """Forget positions of a ledger, as others have them; return whether any had a row in memory."""
+        """Forget positions of a ledger, as others have them, and let none come back; return whether any had a row."""
         has_any = False
         for positions in self._sets:
             has_any |= self._refused.refuse(positions, ledger_id, entry_ids)
-        if self._overlapping.holds(ledger_id):
-            self._handed_out.setdefault(ledger_id, BitMap()).update(entry_ids)
+        self.overlapping.note(ledger_id, entry_ids)
         return has_any
 
-    def loaded_through(self, ledger_id: int, entry_id: int) -> BitMap:
+    def forget(self, ledger_id: int, entry_ids: BitMap) -> Forgotten:
+        """Forget positions of a ledger that were acknowledged, wherever they are."""
+        return Forgotten(self.refuse(ledger_id, entry_ids), self.cached.subtract(ledger_id, entry_ids))
+
+    def forget_through(self, ledger_id: int, entry_id: int) -> Forgotten:
+        """Forget the positions of a ledger up to an entry, wherever they are."""
+        passed = self._with_rows_through(ledger_id, entry_id)
+        had_row = bool(passed) and self.refuse(ledger_id, passed)
+        return Forgotten(had_row, self.cached.subtract_through(ledger_id, entry_id))
+
+    def _with_rows_through(self, ledger_id: int, entry_id: int) -> BitMap:
         """Return the positions of a ledger up to an entry that have a row in memory; for reading only.
 
         Runtime complexity: O(1) where there is none, which is so at most moves of a cursor.
@@ -382,9 +403,10 @@ class TrackedPositions:
         if ledger_id > self.first_ledger_id:
             self.drop_below(ledger_id)
         self.first_ledger_id = ledger_id
+        self.cached.drop_below(ledger_id)
 
     def drop_below(self, ledger_id: int) -> None:
-        """Forget the ledgers below this one."""
+        """Forget rows of the ledgers below this one."""
         for positions in self._sets:
             positions.drop_below(ledger_id)
         self._refused.drop_below(ledger_id)
@@ -393,44 +415,11 @@ class TrackedPositions:
         """Forget everything."""
         self._loaded, self._mutable, self._unsealed = PositionSet(), PositionSet(), {}
         self._taken, self._taken_count = [], 0
-        self._handed_out = {}
+        self.cached.clear()
+        self.overlapping.clear()
         self._refused.clear()
 
-    # Overlap.
-
-    def begin_overlap(self, serial: int, ledgers: LedgerRange) -> None:
-        """Remember from now on what is handed out of a bucket's range."""
-        self._overlapping.add(serial, ledgers)
-
-    def end_overlap(self, serial: int, ledgers: LedgerRange) -> None:
-        """Remember no longer what is handed out of a bucket's range; `forget_handed_out` forgets what was."""
-        self._overlapping.discard(serial, ledgers)
-
-    def _note_handed_out(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Remember what was handed out of overlapping ranges."""
-        if len(self._overlapping):
-            for ledger_id, entries in ledger_bitmaps(ledger_ids, entry_ids):
-                if self._overlapping.holds(ledger_id):
-                    self._handed_out.setdefault(ledger_id, BitMap()).update(entries)
-
-    def forget_handed_out(self, ledgers: LedgerRange) -> None:
-        """Forget what was handed out of a range that overlaps no more, but for what other ranges have of it."""
-        first, last = ledgers
-        within: Iterable[int] = range(first, last + 1)
-        if last - first >= len(self._handed_out):
-            within = [ledger_id for ledger_id in self._handed_out if first <= ledger_id <= last]
-        for ledger_id in within:
-            if ledger_id in self._handed_out and not self._overlapping.holds(ledger_id):
-                del self._handed_out[ledger_id]
-
-    @property
-    def overlap_count(self) -> int:
-        """How many ranges overlap."""
-        return len(self._overlapping)
-
-    def is_overlapping(self, serial: int, ledgers: LedgerRange) -> bool:
-        """Whether what is handed out of a bucket's range is remembered; for checks."""
-        return serial in self._overlapping.covering(ledgers.first_ledger_id)
+    # Checking.
 
     @property
     def unsealed_serials(self) -> set[int]:
@@ -450,5 +439,5 @@ class TrackedPositions:
         assert self.loaded_count == self.loaded_slowly().count, "a taken position was not loaded, or was taken twice"
         for positions in (self._loaded, self._mutable, *self._unsealed.values()):
             positions.check()
-        assert all(self._overlapping.holds(ledger_id) for ledger_id in self._handed_out)
-        self._overlapping.check()
+        self.cached.check()
+        self.overlapping.check()
