@@ -383,9 +383,9 @@ TRACKER: Final = [
     ),
     Mutant(
         "acknowledged-and-counted",
-        "tracker/core/transitions/caching.py",
-        "    set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - (count_before - cached.count)))\n",
-        "",
+        "tracker/core/transitions/operations.py",
+        "        set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - count))\n",
+        "        pass\n",
         "a count not lowered: messages that were acknowledged in segments that are not loaded",
     ),
     Mutant(

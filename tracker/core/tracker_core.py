@@ -33,10 +33,9 @@ from tracker.core.state import TrackerState
 from tracker.core.timers import AT_ONCE
 from tracker.core.transitions import (
     adding,
-    caching,
-    deleting,
     handing_out,
     losing,
+    operations,
     planning,
     recovering,
     sealing,
@@ -209,7 +208,7 @@ class TrackerCore:
 
     def want(self, ledger_id: int) -> None:
         """Note that a reader has come to a ledger: its tracked positions are to be known for a while."""
-        caching.want_ledger(self._state, ledger_id)
+        operations.want_ledger(self._state, ledger_id)
 
     def take_untracked(self) -> Mapping[int, BitMap]:
         """Return positions that are to be read from the log again, once."""
@@ -236,7 +235,7 @@ class TrackerCore:
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Forget messages that were acknowledged without being handed out."""
-        deleting.acknowledge(self._whole(), ledger_id, entry_ids)
+        operations.acknowledge(self._whole(), ledger_id, entry_ids)
 
     # Life.
 
@@ -261,11 +260,11 @@ class TrackerCore:
 
     def trim(self, first_ledger_id: int) -> None:
         """Forget all ledgers below this one: the cursor is past them."""
-        deleting.trim(self._whole(), first_ledger_id)
+        operations.trim(self._whole(), first_ledger_id)
 
     def pass_through(self, ledger_id: int, entry_id: int) -> None:
         """Forget everything up to a position: mark-delete has passed it."""
-        deleting.pass_through(self._whole(), ledger_id, entry_id)
+        operations.pass_through(self._whole(), ledger_id, entry_id)
 
     def seal(self, *, index_count_min: int) -> None:
         """Seal the mutable bucket now, if it holds at least so many indexes; for closing."""
@@ -274,7 +273,7 @@ class TrackerCore:
 
     def clear(self) -> None:
         """Forget every message and begin to delete every snapshot."""
-        deleting.clear(self._whole())
+        operations.clear(self._whole())
 
     # The shell's side.
 

@@ -1,4 +1,4 @@
-"""The functions that change a tracker's state: a file for each part of PIP-195's sentence, and the table of all events.
+"""The functions that change a tracker's state: a file for each part of PIP-195's sentence, and two tables of events.
 
     adding         what is added goes into the mutable bucket, or is refused
     sealing        it becomes an immutable bucket with a snapshot of segments
@@ -11,7 +11,8 @@
 
     life           how a bucket comes, moves from state to state, and goes
     overlapping    which ranges may have a position in two places
-    table          (event, state of the bucket) -> function
+    operations     (operation of a caller, state of the bucket) -> function
+    table          (answer to an action, state of the bucket) -> function
     planning       timers that have come due -> actions
 
 No other module changes a field of a bucket or of the state; `test_only_transitions_change_a_state` reads the source for

@@ -13,10 +13,10 @@ from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.offers import check_offer
 from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, ledger_groups
 from tracker.columns.row_order import LATEST_MS, NEVER
-from tracker.core.bucket import Bucket, BucketState, free_key_or_none
+from tracker.core.bucket import free_key_or_none
 from tracker.core.state import NO_LEDGER, TrackerState
 from tracker.core.transitions.life import note_rows_gone
-from tracker.core.transitions.overlapping import note_overlap
+from tracker.core.transitions.operations import CallerEvent, meet
 from tracker.core.transitions.sealing import seal
 
 _ENTRY_ID_BITS = ENTRY_ID_MAX.bit_length()
@@ -112,7 +112,7 @@ def _make_room(state: TrackerState, ledger_id: int) -> int:
         row_count = len(state.rows.mutable)
     if ledger_id != mutable.ledger_id:
         # Buckets of this ledger may have a position that is added again.
-        note_overlap(state, state.covering(ledger_id))
+        meet(state, CallerEvent.ADDED, state.covering(ledger_id))
         mutable.ledger_id = ledger_id
         is_first = mutable.first_ledger_id == NO_LEDGER
         mutable.first_ledger_id = ledger_id if is_first else min(mutable.first_ledger_id, ledger_id)
@@ -134,17 +134,10 @@ def refuse(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
 
     A bucket that may have one of them in a segment that is not loaded must not bring it again.
     """
-    note_overlap(state, [one for one in state.covering(ledger_id) if _may_bring(state, one, ledger_id, entry_ids)])
+    meet(state, CallerEvent.REFUSED, state.covering(ledger_id), ledger_id, entry_ids)
     if state.positions.refuse(ledger_id, entry_ids):
         # Another message may be the first now.
         note_rows_gone(state)
-
-
-def _may_bring(state: TrackerState, bucket: Bucket, ledger_id: int, entry_ids: BitMap) -> bool:
-    """Whether any of these positions may be in a segment that is still to be loaded, as far as that is known."""
-    if bucket.is_cached:
-        return state.positions.cached.has_any(bucket.serial, ledger_id, entry_ids)
-    return not (bucket.state is BucketState.SEALED and bucket.is_fully_loaded)
 
 
 def _drop_refused(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:

@@ -15,13 +15,6 @@ from tracker.core.transitions.losing import give_up, report_range
 from tracker.core.transitions.overlapping import note_overlap
 
 
-def want_ledger(state: TrackerState, ledger_id: int) -> None:
-    """Note that a reader has come to a ledger: its tracked positions are to be known for a while."""
-    state.cache.note_announced()
-    for serial in state.ranges.covering(ledger_id):
-        want(state, state.buckets[serial])
-
-
 def want(state: TrackerState, bucket: Bucket) -> None:
     """Keep a bucket's positions in the cache, or have them read."""
     if bucket.is_known:

@@ -1,33 +1,22 @@
 """A bucket is deleted when nothing of it is left to be handed out: (3) its snapshot, then (4) its property.
 
-That is so when its last row was handed out, when it was merged, when the cursor has passed all its ledgers, and when
-the index is cleared. Here is also the search for snapshots that no property names: orphans.
+That is so when its last row was handed out, when it was merged, and after some operations (`operations`): the cursor
+has passed all its ledgers, or the index is cleared. Here is also the search for orphans: snapshots without a property.
 """
 
 import heapq
 from itertools import islice
 from typing import Final
 
-from pyroaring import BitMap
-
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.core.actions import ActionFailed, ListSnapshots, PropertyRemoved, SnapshotDeleted, SnapshotsListed
 from tracker.core.attempts import NO_FAILURES, Attempts
 from tracker.core.bucket import Bucket, BucketState
-from tracker.core.positions.tracked_positions import Forgotten
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
-from tracker.core.transitions.caching import want
-from tracker.core.transitions.life import (
-    forget_rows,
-    forget_unloaded,
-    move,
-    new_bucket,
-    note_rows_gone,
-    remove,
-    set_unloaded_count,
-)
-from tracker.core.transitions.sealing import forget_ledgers, try_again
+from tracker.core.transitions.life import forget_rows, move, new_bucket
+from tracker.core.transitions.operations import CallerEvent, meet
+from tracker.core.transitions.sealing import try_again
 
 REMOVALS_MAX: Final = 256
 """So many buckets that are exhausted are removed in one turn, which takes some milliseconds."""
@@ -50,89 +39,11 @@ def remove_exhausted(state: TrackerState) -> None:
             ended.append(bucket)
         else:
             merging.append(entry)
-    for bucket in ended:
-        remove(state, bucket)
+    meet(state, CallerEvent.EXHAUSTED, ended)
     for entry in merging:
         heapq.heappush(state.ending, entry)
     if len(ended) >= REMOVALS_MAX:
         state.timers.wake(Why.EXHAUSTED)
-
-
-def trim(state: TrackerState, first_ledger_id: int) -> None:
-    """Forget all ledgers below this one: the cursor is past them."""
-    positions = state.positions
-    if first_ledger_id == positions.first_ledger_id:
-        return
-    if first_ledger_id > positions.first_ledger_id:
-        # Another message may be the first now.
-        note_rows_gone(state)
-    positions.trim(first_ledger_id)
-    # The target of a merge is removed with one of its sources; all others that count have a range.
-    for serial in list(state.ranges.overlapping(LedgerRange(0, first_ledger_id - 1))):
-        bucket = state.buckets[serial]
-        if bucket.ledgers.last_ledger_id < first_ledger_id:
-            remove(state, bucket)
-        else:
-            if bucket.is_cached:
-                known_count = positions.cached.count(bucket.serial)
-                set_unloaded_count(state, bucket, min(bucket.unloaded_count, known_count))
-            # Only the bucket's bitmaps tell how many messages are left.
-            want(state, bucket)
-
-
-def pass_through(state: TrackerState, ledger_id: int, entry_id: int) -> None:
-    """Forget everything up to a position: mark-delete has passed it.
-
-    Rows of segments that are not loaded are dropped when they are: loading asks for the cached positions, and where
-    there are none, the cursor.
-    """
-    trim(state, ledger_id)
-    _note_forgotten(state, state.positions.forget_through(ledger_id, entry_id))
-
-
-def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
-    """Forget messages that were acknowledged without being handed out."""
-    _note_forgotten(state, state.positions.forget(ledger_id, entry_ids))
-    for bucket in state.covering(ledger_id):
-        if bucket.unloaded_count and not bucket.is_cached:
-            # Only its bitmaps tell how many messages are left.
-            want(state, bucket)
-
-
-def _note_forgotten(state: TrackerState, forgotten: Forgotten) -> None:
-    """Count what is left of the buckets whose positions were forgotten."""
-    if forgotten.had_row:
-        note_rows_gone(state)
-    for serial, count in forgotten.cached_counts:
-        bucket = state.buckets[serial]
-        set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - count))
-
-
-def clear(state: TrackerState) -> None:
-    """Forget every message and begin to delete every snapshot."""
-    state.recovery.are_unwanted = bool(state.recovery.unopened)
-    for bucket in list(state.buckets.values()):
-        if bucket.state is BucketState.SEALED:
-            # Sealed buckets may be many, and no call for them is in flight that would have to be waited for.
-            del state.buckets[bucket.serial]
-            forget_unloaded(state, bucket)
-            state.cleared.append(bucket)
-        else:
-            remove(state, bucket)
-    state.barriers.clear()
-    state.loads.clear()
-    state.cache.clear()
-    state.ranges.clear()
-    state.held_rows, state.held_row_count = {}, 0
-    state.overlaps_changed.update(dict.fromkeys(state.positions.overlapping.ranges))
-    for why in (Why.CLEARED, Why.OVERLAPS):
-        state.timers.wake(why)
-    state.reports.untracked.clear()
-    state.reports.untracked_ranges.clear()
-    state.rows.clear()
-    state.positions.clear()
-    forget_ledgers(state)
-    note_rows_gone(state)
 
 
 def delete_cleared(state: TrackerState) -> None:
