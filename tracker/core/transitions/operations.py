@@ -28,7 +28,7 @@ from tracker.core.positions.tracked_positions import Forgotten
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import want
-from tracker.core.transitions.life import forget_unloaded, note_rows_gone, remove, set_unloaded_count
+from tracker.core.transitions.life import note_rows_gone, remove, set_cached, set_unloaded_count
 from tracker.core.transitions.overlapping import note_overlap
 from tracker.core.transitions.sealing import forget_ledgers
 
@@ -87,7 +87,9 @@ def _trim(state: TrackerState, bucket: Bucket, first_ledger_id: int) -> None:
 def _set_aside(state: TrackerState, bucket: Bucket) -> None:
     """Have it deleted some time later: there may be many, and no call for it is in flight that must be waited for."""
     del state.buckets[bucket.serial]
-    forget_unloaded(state, bucket)
+    set_unloaded_count(state, bucket, 0)
+    if bucket.is_cached:
+        set_cached(state, bucket, None)
     state.cleared.append(bucket)
 
 
