@@ -20,6 +20,7 @@ NAMES: Final = (
     "log_layout",
     "merge_curve",
     "snapshots",
+    "process_calls",
     "soak",
     "spark",
 )
