@@ -19,7 +19,6 @@ from typing import Any, Final, Protocol
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
 from tracker.process import SnapshotProcess
-from tracker.process.messages import apart, together
 from tracker.process.tuning import SNAPSHOTS_MMAP_BYTES_MIN, leave_first_processor, tune_process
 from tracker.shell.snapshot_work import StorageWork
 
@@ -145,7 +144,7 @@ def open_pooled(folder: Path) -> None:
 
 def call_pooled(method: str, args: tuple[Any, ...]) -> Any:
     """Run a call to its end."""
-    return together(PooledWork.runner.run(getattr(PooledWork.work, method)(*args)))
+    return PooledWork.runner.run(getattr(PooledWork.work, method)(*args))
 
 
 class Pool:
@@ -162,7 +161,7 @@ class Pool:
         await self.call("start")
 
     async def call(self, method: str, *args: Any) -> Any:
-        return apart(await asyncio.get_running_loop().run_in_executor(self._pool, call_pooled, method, args))
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call_pooled, method, args)
 
     async def close(self) -> None:
         await self.call("close")
@@ -190,7 +189,7 @@ class ManagedWork:
 
     def call(self, number: int, method: str, args: tuple[Any, ...]) -> Any:
         """Run a call to its end."""
-        return together(asyncio.run_coroutine_threadsafe(self._run(number, method, args), self._loop).result())
+        return asyncio.run_coroutine_threadsafe(self._run(number, method, args), self._loop).result()
 
     def cancel(self, number: int) -> None:
         """Cancel a call, if it still runs."""
@@ -237,7 +236,7 @@ class Manager:
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         try:
-            return apart(await loop.run_in_executor(self._threads, self._proxy.call, number, method, args))
+            return await loop.run_in_executor(self._threads, self._proxy.call, number, method, args)
         except asyncio.CancelledError:
             self._threads.submit(self._proxy.cancel, number)
             raise

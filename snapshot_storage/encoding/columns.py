@@ -5,9 +5,10 @@ is said wherever it matters; `is_sorted` means by (deliver_at_ms, ledger_id, ent
 snapshot.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from pickle import PickleBuffer
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +35,12 @@ class DelayedIndexes:
                 column.flags.writeable = False
                 object.__setattr__(self, name, column)
         assert len(self.deliver_at_ms) == len(self.ledger_ids) == len(self.entry_ids)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        """Be pickled as bytes, without a copy from protocol 5 on: numpy's own way takes thrice as long for few rows."""
+        as_bytes: Callable[[Any], object] = PickleBuffer if int(protocol) >= 5 else bytes
+        columns = (self.deliver_at_ms, self.ledger_ids, self.entry_ids)
+        return _unpickled, tuple([as_bytes(np.ascontiguousarray(column)) for column in columns])
 
     def __len__(self) -> int:
         return len(self.deliver_at_ms)
@@ -123,6 +130,10 @@ class DelayedIndexes:
             return self if order is None else self.take(order)
         # Sorting numbers is several times faster than sorting rows by three keys.
         return type(self)(*packing.unpack(np.sort(packing.pack(columns))))
+
+
+def _unpickled(*columns: bytes) -> DelayedIndexes:
+    return DelayedIndexes(*[np.frombuffer(column, np.int64) for column in columns])
 
 
 class Packing(NamedTuple):

@@ -23,7 +23,7 @@ from threading import Thread
 from typing import Any, Final
 
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
-from tracker.process.messages import Answer, Call, Cancel, together
+from tracker.process.messages import Answer, Call, Cancel
 from tracker.process.tuning import SNAPSHOTS_MMAP_BYTES_MIN, leave_first_processor, tune_process
 from tracker.shell.snapshot_work import StorageWork
 
@@ -92,7 +92,7 @@ class _Host:
                 error.add_note("In the process for snapshots:\n" + "".join(traceback.format_exception(error)))
             self.send(Answer(call.number, error=error))
         else:
-            self.send(Answer(call.number, together(value)))
+            self.send(Answer(call.number, value))
 
     async def _start(self, make_storage: bytes, log_level: int) -> int:
         """Make and open the storage, and return how many heads it likes to be asked for at once."""

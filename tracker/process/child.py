@@ -21,7 +21,7 @@ from snapshot_storage.errors import (
     StorageLockedError,
     StorageUnavailableError,
 )
-from tracker.process.messages import Answer, Call, Cancel, apart
+from tracker.process.messages import Answer, Call, Cancel
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ class Child:
         elif message.error is not None:
             answer.set_exception(message.error)
         else:
-            answer.set_result(apart(message.value))
+            answer.set_result(message.value)
 
 
 async def started(recipe: Recipe) -> tuple[Child, int]:

@@ -1,5 +1,7 @@
 """Rows as columns: order, views and parts."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,16 @@ def test_columns_cannot_be_written_to() -> None:
         rows.deliver_at_ms[0] = 9
     times[0] = 5
     assert rows.to_rows() == [(5, 1, 0), (2, 1, 1)]
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickled_rows_are_the_same_rows(protocol: int) -> None:
+    """Also where they are a part of others, every other row of them, or none."""
+    rows = DelayedIndexes.from_rows([(1, 2, 3), (4, 5, 6), (7, 8, 9)])
+    every_other = DelayedIndexes(rows.deliver_at_ms[::2], rows.ledger_ids[::2], rows.entry_ids[::2])
+
+    for one in (rows, rows.slice(1, 3), every_other, DelayedIndexes.empty()):
+        assert pickle.loads(pickle.dumps(one, protocol)).to_rows() == one.to_rows()
 
 
 def test_parts_join_and_are_taken_again() -> None:
