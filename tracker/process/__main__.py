@@ -15,7 +15,6 @@ import pickle
 import signal
 import sys
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -37,7 +36,7 @@ class _Host:
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
         self._loop = loop
-        self._sender = ThreadPoolExecutor(1)
+        self._unsent: SimpleQueue[Answer | logging.LogRecord] = SimpleQueue()
         self._work: StorageWork | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -48,27 +47,14 @@ class _Host:
                 self._loop.call_soon_threadsafe(self._take, self._connection.recv())
         os._exit(0)
 
-    def send(self, message: Answer | logging.LogRecord) -> None:
-        """Send a message some time after."""
-        self._sender.submit(self._send, message)
-
-    # In the sending thread.
-
-    def _send(self, message: Answer | logging.LogRecord) -> None:
-        # The receiving thread finds out that the parent has gone.
-        with suppress(OSError):
-            try:
-                if isinstance(message, Answer) and message.error is not None:
-                    # There are errors that pickle and do not unpickle.
-                    pickle.loads(pickle.dumps(message.error))
-                self._connection.send_bytes(pickle.dumps(message, protocol=5))
-            except OSError:
-                raise
-            except Exception as error:  # Pickling of a caller's object may raise anything.
-                if isinstance(message, Answer):
-                    what = repr(message.error) if message.error is not None else f"a {type(message.value).__name__}"
-                    refusal = RuntimeError(f"{what} cannot be sent back: {error!r}")
-                    self._connection.send(Answer(message.number, error=refusal))
+    def send_all(self) -> None:
+        """Send what is to be sent until the parent has gone; without this thread every caller would wait for ever."""
+        try:
+            while True:
+                # No variable keeps a message that may have megabytes.
+                self._connection.send_bytes(_pickled(self._unsent.get()))
+        finally:
+            os._exit(1)
 
     # On the event loop.
 
@@ -85,20 +71,20 @@ class _Host:
             value = await (self._start(*call.args) if call.method == "start" else self._run(call))
         except asyncio.CancelledError:
             # Unless the parent asked for the cancellation, its caller waits for an answer.
-            self.send(Answer(call.number, error=StorageUnavailableError("the call was cancelled there")))
+            self._unsent.put(Answer(call.number, error=StorageUnavailableError("the call was cancelled there")))
             raise
         except Exception as error:  # A supervisor: any error is the answer.
             if not isinstance(error, SnapshotStorageError | TimeoutError | ValueError):
                 error.add_note("In the process for snapshots:\n" + "".join(traceback.format_exception(error)))
-            self.send(Answer(call.number, error=error))
+            self._unsent.put(Answer(call.number, error=error))
         else:
-            self.send(Answer(call.number, value))
+            self._unsent.put(Answer(call.number, value))
 
     async def _start(self, make_storage: bytes, log_level: int) -> int:
         """Make and open the storage, and return how many heads it likes to be asked for at once."""
         if self._work is None:
             # Not `basicConfig`, which would have the lines formatted here.
-            logging.getLogger().addHandler(_Forwarding(self))
+            logging.getLogger().addHandler(logging.handlers.QueueHandler(self._unsent))
             logging.getLogger().setLevel(log_level)
             self._work = StorageWork(pickle.loads(make_storage)())
         await self._work.start()
@@ -108,20 +94,25 @@ class _Host:
         return await getattr(self._work, call.method)(*call.args)
 
 
-class _Forwarding(logging.handlers.QueueHandler):
-    """Gives what is logged to the parent."""
-
-    def __init__(self, host: _Host) -> None:
-        super().__init__(SimpleQueue[Any]())
-        self._host = host
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self._host.send(record)
+def _pickled(message: Answer | logging.LogRecord) -> bytes:
+    """Return a message as it is sent; of one that cannot be, an error or the text alone."""
+    try:
+        if isinstance(message, Answer) and message.error is not None:
+            # There are errors that pickle and do not unpickle.
+            pickle.loads(pickle.dumps(message.error))
+        return pickle.dumps(message, protocol=5)
+    except Exception as error:  # Pickling of a caller's object may raise anything.
+        if isinstance(message, logging.LogRecord):
+            text = message.getMessage()
+            return pickle.dumps(logging.LogRecord(message.name, message.levelno, "", 0, text, None, None))
+        what = repr(message.error) if message.error is not None else f"a {type(message.value).__name__}"
+        return pickle.dumps(Answer(message.number, error=RuntimeError(f"{what} cannot be sent back: {error!r}")))
 
 
 async def _serve(connection: Connection, parent_id: int) -> None:
     host = _Host(connection, asyncio.get_running_loop())
-    Thread(target=host.receive_all, daemon=True).start()
+    for work in (host.receive_all, host.send_all):
+        Thread(target=work, daemon=True).start()
     while os.getppid() == parent_id:  # noqa: ASYNC110, nothing tells of it
         await asyncio.sleep(PARENT_CHECK_S)
     os._exit(0)

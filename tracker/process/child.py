@@ -8,10 +8,11 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import Pipe
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Final, NamedTuple
 
@@ -91,12 +92,14 @@ class Child:
                 # Signals of the terminal (Ctrl-C) are for the parent.
                 start_new_session=True,
             )
-        self._sender = ThreadPoolExecutor(1, "snapshots-send")
-        self._unsent: list[Call | Cancel] = []
-        """The messages of this turn of the event loop: handing them over takes longer than sending them."""
-        # A daemon: a program that ends without closing this must not hang.
-        self._receiver = Thread(target=self._receive_all, name="snapshots-receive", daemon=True)
-        self._receiver.start()
+        self._unsent: SimpleQueue[Call | Cancel | None] = SimpleQueue()
+        # Daemons: a program that ends without closing this must not hang.
+        self._threads = [
+            Thread(target=self._receive_all, name="snapshots-receive", daemon=True),
+            Thread(target=self._send_all, name="snapshots-send", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def process_id(self) -> int:
@@ -127,11 +130,11 @@ class Child:
         number = next(self._numbers)
         answer: asyncio.Future[Any] = self.loop.create_future()
         self._waiting[number] = answer, operation
-        self._post(Call(number, method, args))
+        self._unsent.put(Call(number, method, args))
         try:
             return await answer
         except asyncio.CancelledError:
-            self._post(Cancel(number))
+            self._unsent.put(Cancel(number))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -155,36 +158,28 @@ class Child:
         """End it at once where its event loop may be gone; blocks for some milliseconds."""
         self._is_closed = self._is_closed or not self.is_ended
         self._process.kill()
-        self._receiver.join()
-        self._sender.shutdown()
+        self._unsent.put(None)
+        for thread in self._threads:
+            thread.join()
         self._connection.close()
-
-    def _post(self, message: Call | Cancel) -> None:
-        if not self._unsent:
-            self.loop.call_soon(self._hand_over)
-        self._unsent.append(message)
-
-    def _hand_over(self) -> None:
-        messages, self._unsent = self._unsent, []
-        with suppress(RuntimeError):  # It was closed meanwhile.
-            self._sender.submit(self._send_all, messages)
 
     # In threads of its own.
 
-    def _send_all(self, messages: Sequence[Call | Cancel]) -> None:
-        for message in messages:
-            self._send(message)
-
-    def _send(self, message: Call | Cancel) -> None:
+    def _send_all(self) -> None:
         # The receiving thread finds out that the process has ended.
         with suppress(OSError):
-            try:
-                self._connection.send_bytes(pickle.dumps(message, protocol=5))
-            except OSError:
-                raise
-            except Exception as error:  # Pickling of a caller's object may raise anything.
-                unsendable = Answer(message.number, error=error)
-                self._on_loop(lambda: self._settle(unsendable))
+            while (message := self._unsent.get()) is not None:
+                self._send(message)
+                # It may have megabytes, and the next one may be long in coming.
+                del message
+
+    def _send(self, message: Call | Cancel) -> None:
+        try:
+            data = pickle.dumps(message, protocol=5)
+        except Exception as error:  # Pickling of a caller's object may raise anything.
+            self._on_loop(partial(self._settle, Answer(message.number, error=error)))
+        else:
+            self._connection.send_bytes(data)
 
     def _receive_all(self) -> None:
         try:
@@ -202,7 +197,7 @@ class Child:
 
     def _take(self, message: Answer | logging.LogRecord) -> None:
         if isinstance(message, Answer):
-            self._on_loop(lambda: self._settle(message))
+            self._on_loop(partial(self._settle, message))
             return
         # An error of a program's log handler or filter must not end the thread.
         with suppress(Exception):
