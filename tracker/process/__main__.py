@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Final
+from typing import Final
 
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
 from tracker.process.messages import Answer, Call, Cancel
@@ -68,7 +68,8 @@ class _Host:
 
     async def _answer(self, call: Call) -> None:
         try:
-            value = await (self._start(*call.args) if call.method == "start" else self._run(call))
+            method = self._start if call.method == "start" else getattr(self._work, call.method)
+            value = await method(*call.args)
         except asyncio.CancelledError:
             # Unless the parent asked for the cancellation, its caller waits for an answer.
             self._unsent.put(Answer(call.number, error=StorageUnavailableError("the call was cancelled there")))
@@ -89,9 +90,6 @@ class _Host:
             self._work = StorageWork(pickle.loads(make_storage)())
         await self._work.start()
         return self._work.actions_at_once_max
-
-    async def _run(self, call: Call) -> Any:
-        return await getattr(self._work, call.method)(*call.args)
 
 
 def _pickled(message: Answer | logging.LogRecord) -> bytes:

@@ -1,11 +1,9 @@
 """The messages between the two processes, each sent by `multiprocessing.connection.Connection`."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Call a method of the `StorageWorker`; answered by one `Answer` of the same number, unless it is cancelled."""
 
     number: int
@@ -13,15 +11,13 @@ class Call:
     args: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """The caller does not wait for the call of this number any more."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The result of the call of this number, or the error that it raised."""
 
     number: int
