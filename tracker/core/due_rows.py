@@ -89,7 +89,10 @@ class DueRows:
     @property
     def next_deliver_at_ms(self) -> int:
         """The earliest time of a row, `NEVER` if there is none."""
-        return min(self.mutable.next_deliver_at_ms, self.loaded.next_deliver_at_ms, self._unsealed_next_deliver_at_ms)
+        # PERFORMANCE: this is asked after each single add, and `min` costs as much as all the rest.
+        mutable_ms, loaded_ms = self.mutable.next_deliver_at_ms, self.loaded.next_deliver_at_ms
+        first_ms = mutable_ms if mutable_ms < loaded_ms else loaded_ms
+        return min(first_ms, self._unsealed_next_deliver_at_ms) if self._unsealed else first_ms
 
     @property
     def row_count(self) -> int:

@@ -133,9 +133,9 @@ def _are_tracked(state: TrackerState) -> AreTracked:
 
 def first_deliver_at_ms(state: TrackerState, now_ms: int) -> int | None:
     """Return the time of the first message that can be handed out, None if there is none."""
-    cutoff_ms = state.due_through_ms(now_ms)
     # PERFORMANCE: after most single adds, nothing is due.
-    if state.mutable.singles.next_deliver_at_ms > cutoff_ms and state.rows.next_deliver_at_ms > cutoff_ms:
+    through_ms = now_ms + state.lead_ms
+    if state.rows.next_deliver_at_ms > through_ms and state.mutable.singles.next_deliver_at_ms > through_ms:
         return None
     return first_ms_through(state, hand_out_through(state, now_ms))
 

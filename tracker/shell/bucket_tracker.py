@@ -188,9 +188,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def take_untracked_ranges(self) -> Sequence[LedgerRange]:
         return self._core.take_untracked_ranges()
 
-    @_guarded
     def has_message_available(self) -> bool:
-        is_available = self._core.has_due(now_ms=self._now_ms())
+        try:
+            is_available = self._core.has_due(now_ms=self._now_ms())
+        except Exception as error:
+            self._note_error(error)
+            raise
         if not is_available:
             self._wake_up.note_nothing_due()
         return is_available
@@ -217,9 +220,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
         return rows
 
-    @_guarded
     def number_of_delayed_messages(self) -> int:
-        return self._core.message_count
+        try:
+            return self._core.message_count
+        except Exception as error:
+            self._note_error(error)
+            raise
 
     @_guarded
     def number_of_future_messages(self) -> int:

@@ -130,7 +130,8 @@ class TrackedPositions:
     @property
     def count(self) -> int:
         """How many positions have a row in memory; one that is in two places counts twice; O(unsealed buckets)."""
-        return self.loaded_count + self._mutable.count + sum([one.count for one in self._unsealed.values()])
+        count = self._loaded.count - self._taken_count + self._mutable.count
+        return count + sum([one.count for one in self._unsealed.values()]) if self._unsealed else count
 
     @property
     def _sets(self) -> list[PositionSet]:
