@@ -30,6 +30,7 @@ from tracker.core.bucket import NEXT_STATES, Bucket, BucketState
 from tracker.core.state import TrackerState
 from tracker.core.transitions import table
 from tracker.core.transitions.life import move, new_bucket
+from tracker.core.transitions.operations import OPERATIONS, CallerEvent, Unmet, meet
 from tracker.core.transitions.table import COLUMNS, TABLE, Unexpected, handle
 from tracker.testing import FakeCursor
 
@@ -82,9 +83,8 @@ def test_the_table_says_of_each_event_in_each_state_what_happens_or_why_nothing_
 
 _ROWS_OF_ARCHITECTURE = {
     "snapshot created": ["SnapshotCreated"],
-    "create or merge failed": ["PersistBucket", "MergeBuckets"],
+    "create, merge or put failed": ["PersistBucket", "MergeBuckets", "PutProperty"],
     "property put": ["PropertyPut"],
-    "put failed": ["PutProperty"],
     "metadata read": ["MetadataRead"],
     "alien, or lost": ["SnapshotIsAlien"],
     "read failed": ["ReadMetadata", "LoadSegments", "ReadPositions"],
@@ -92,6 +92,12 @@ _ROWS_OF_ARCHITECTURE = {
     "positions read": ["PositionsRead"],
     "snapshot deleted": ["SnapshotDeleted"],
     "property removed": ["PropertyRemoved"],
+}
+_OPERATIONS_OF_ARCHITECTURE = {
+    "message added, or refused": [CallerEvent.ADDED, CallerEvent.REFUSED],
+    "messages acknowledged": [CallerEvent.ACKNOWLEDGED],
+    "ledger wanted": [CallerEvent.WANTED],
+    "trimmed, exhausted, cleared (or merged)": [CallerEvent.TRIMMED, CallerEvent.EXHAUSTED, CallerEvent.CLEARED],
 }
 _OF_LOST_SNAPSHOTS = {("alien, or lost", BucketState.SEALED)}
 """A snapshot that is lost is told by a read that fails."""
@@ -105,7 +111,7 @@ def _told() -> dict[tuple[str, BucketState], str]:
     states = [BucketState[name.strip()] for name in lines[first].split("|")[2:-1]]
     assert states == list(COLUMNS)
     told = {}
-    for line in lines[first + 2 : first + 3 + len(_ROWS_OF_ARCHITECTURE)]:
+    for line in lines[first + 2 : first + 2 + len(_ROWS_OF_ARCHITECTURE | _OPERATIONS_OF_ARCHITECTURE)]:
         name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
         told |= {(name, state): cell for state, cell in zip(states, cells, strict=True)}
     return told
@@ -120,7 +126,9 @@ def test_architecture_has_the_table_of_the_code() -> None:
     """A cell is empty where no event can be, and `late` where it is ignored; a column names each state that follows."""
     told = _told()
     for (name, state), cell in told.items():
-        if name.startswith("*removed*"):
+        if name in _OPERATIONS_OF_ARCHITECTURE:
+            parts = [OPERATIONS[event, state] for event in _OPERATIONS_OF_ARCHITECTURE[name]]
+            assert bool(cell) == any(not isinstance(part, Unmet) for part in parts), (name, state)
             continue
         entries = [
             entry for (kind, of), entry in TABLE.items() if of is state and kind.__name__ in _ROWS_OF_ARCHITECTURE[name]
@@ -156,6 +164,25 @@ def test_architecture_tells_the_states_that_events_lead_to_in_many_lives(monkeyp
     told = _told()
     assert {pair: states - _named(told[pair]) for pair, states in seen.items() if states - _named(told[pair])} == {}
     assert len(seen) >= _PAIRS_MET_MIN, sorted(seen)
+
+
+def test_the_table_of_operations_says_of_each_in_each_state_what_a_bucket_does_or_why_nothing() -> None:
+    assert OPERATIONS.keys() == {(event, state) for event in CallerEvent for state in BucketState}
+    assert all(OPERATIONS[event, BucketState.GONE] is Unmet.REMOVED for event in CallerEvent)
+
+
+@pytest.mark.parametrize("event", CallerEvent)
+def test_a_bucket_that_was_removed_takes_no_part_in_operations(event: CallerEvent) -> None:
+    """Nor does a merge, but when the index is cleared: its sources have the rows."""
+    state = _state()
+    removed = new_bucket(state, LedgerRange(1, 5), "", BucketState.DELETING)
+    merging = new_bucket(state, LedgerRange(1, 5), "bucket_1_5", BucketState.MERGING)
+
+    meet(state, event, [removed, merging], *([9] if event is CallerEvent.TRIMMED else []))
+
+    assert removed.state is BucketState.DELETING
+    assert merging.state is (BucketState.GONE if event is CallerEvent.CLEARED else BucketState.MERGING)
+    assert not state.positions.overlapping
 
 
 def test_every_state_that_calls_the_storage_has_an_answer_and_a_failure() -> None:
@@ -353,7 +380,7 @@ def test_only_the_part_of_positions_asks_more_than_one_place_about_a_position() 
     assert {name for place, name in used if place == "overlapping"} == {"copy", "ranges", "set_range"}
 
 
-OPERATIONS = {
+OPERATING_METHODS = {
     *("add_message", "add_messages", "clear", "handle", "note_acknowledged", "pass_through", "plan", "pop_due"),
     *("recover", "seal", "set_tick_time", "take_losses", "take_untracked", "take_untracked_ranges", "trim", "want"),
 }
@@ -383,9 +410,9 @@ def test_questions_call_no_transition() -> None:
     """Nor take what was added one by one over, which is one."""
     source = (ROOT / "tracker" / "core" / "tracker_core.py").read_text()
 
-    assert _methods_that_reach_a_transition(source) == OPERATIONS
+    assert _methods_that_reach_a_transition(source) == OPERATING_METHODS
     taking_over = source.replace("questions.contains(self._state,", "questions.contains(self._whole(),")
-    assert _methods_that_reach_a_transition(taking_over) == OPERATIONS | {"contains_message"}
+    assert _methods_that_reach_a_transition(taking_over) == OPERATING_METHODS | {"contains_message"}
 
 
 @pytest.mark.parametrize("record", [*RECORDS, *PARTS])
