@@ -871,6 +871,22 @@ def test_a_reader_in_a_bucket_that_is_merged_is_answered_by_the_target(runner: a
     assert not driver.is_recovering(3)
 
 
+def test_a_bucket_whose_last_row_is_dropped_as_its_message_is_added_again_goes(runner: asyncio.Runner) -> None:
+    """The row was refused before; nothing of the bucket is left to be handed out, though nothing was handed out now."""
+    driver = Driver(runner, index_count_per_bucket_min=2)
+    driver.add((NOW_MS + 1_000, 1, 1), (NOW_MS + 2_000, 1, 3), (NOW_MS + 60_000, 1, 2))
+    driver.add((NOW_MS, 1, 2))
+    driver.add((NOW_MS + 90_000, 2, 0))
+    driver.now_ms += 2_000
+    assert len(driver.pop()) == 2
+    assert len(driver.core.buckets()) == 1
+
+    driver.add((NOW_MS + 70_000, 1, 2))
+
+    driver.core.check()
+    assert driver.core.buckets() == []
+
+
 def test_what_is_added_below_the_mark_delete_position_gets_into_no_snapshot(driver: Driver) -> None:
     """It is acknowledged; when its segment is loaded, nothing of it would be taken."""
     driver.core.trim(3)

@@ -15,6 +15,7 @@ from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, le
 from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.core.bucket import free_key_or_none
 from tracker.core.state import NO_LEDGER, TrackerState
+from tracker.core.transitions.handing_out import note_rows_taken
 from tracker.core.transitions.life import note_rows_gone
 from tracker.core.transitions.operations import CallerEvent, meet
 from tracker.core.transitions.sealing import seal
@@ -150,6 +151,8 @@ def _drop_refused(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> Non
         for queue in state.rows.queues:
             queue.drop(ledger_id, again)
         state.rows.note_taken()
+        # The dropped row may have been the last one of a bucket.
+        note_rows_taken(state)
 
 
 def _ledger_ends(ledger_ids: Int64Array) -> list[int]:
