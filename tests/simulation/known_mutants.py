@@ -377,7 +377,7 @@ TRACKER: Final = [
     Mutant(
         "refused-and-tracked",
         "tracker/core/transitions/adding.py",
-        "    if state.positions.refuse(ledger_id, entry_ids):\n        # Another message may be the first now.\n        note_rows_gone(state)\n",
+        "    note_forgotten(state, state.positions.forget(ledger_id, entry_ids))\n",
         "",
         "a message that is delivered as it is due stays tracked",
     ),

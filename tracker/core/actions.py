@@ -137,15 +137,13 @@ class ListSnapshots(_Message):
     serial: int
 
 
-StorageAction = (
-    PersistBucket | MergeBuckets | ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot | ListSnapshots
-)
-"""The actions that need the storage and not the cursor."""
+StorageAction = PersistBucket | MergeBuckets | ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot
+"""The actions on snapshots of a tracker's own. `ListSnapshots` is asked of the storage together for many trackers."""
 
 PropertyAction = PutProperty | RemoveProperty
 """The actions that write to the cursor."""
 
-Action = StorageAction | PropertyAction
+Action = StorageAction | PropertyAction | ListSnapshots
 
 
 @dataclass(frozen=True, slots=True, eq=False)

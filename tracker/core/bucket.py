@@ -126,8 +126,6 @@ class Bucket:
     """When the next span, or the metadata, was first wanted; None when nothing is."""
     load: LoadSegments | None = None
     """The load in flight."""
-    load_row_count: int = 0
-    """How many rows it will bring, or the last one brought."""
     load_attempts: Attempts = NO_FAILURES
 
     unloaded_count: int = 0
@@ -317,7 +315,7 @@ class Bucket:
             assert 0 <= self.unloaded_count <= self.rows_left
             if self.load is not None:
                 row_count = self.table.rows_before(self.table.spans_of(self.load.last_segment)) - self.loaded_row_count
-                assert self.load_row_count == row_count
+                assert self.load.row_count == row_count
 
 
 def free_key(ledgers: LedgerRange, taken: Container[str]) -> str:

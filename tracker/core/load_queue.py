@@ -119,8 +119,9 @@ class LoadQueue:
 
     def note_started(self, bucket: Bucket) -> None:
         """Note that a load of a bucket is in flight."""
+        assert bucket.load is not None
         self._in_flight[bucket.serial] = None
-        self._reserve(bucket.serial, bucket.load_row_count)
+        self._reserve(bucket.serial, bucket.load.row_count)
 
     def note_failed(self, bucket: Bucket) -> None:
         """Note that a load of a bucket came back in vain; it is tried again. That it came back has set the timer."""
@@ -267,4 +268,4 @@ class LoadQueue:
                 assert is_idle or serial in waiting or serial in self.unknown
             if bucket.load is not None:
                 assert serial in self._in_flight
-                assert self._row_counts[serial] == bucket.load_row_count
+                assert self._row_counts[serial] == bucket.load.row_count

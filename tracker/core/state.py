@@ -17,7 +17,6 @@ A service has a tracker for each subscription, and most of them have no bucket. 
 are the keys of a dict (64 bytes instead of 216), and queues are lists in reverse order (56 instead of 760 for a deque).
 """
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -159,17 +158,6 @@ class TrackerState:
     def covering(self, ledger_id: int) -> list[Bucket]:
         """Return the buckets that are served and whose range holds a ledger."""
         return [self.buckets[serial] for serial in self.ranges.covering(ledger_id)]
-
-    @property
-    def next_end_ms(self) -> int:
-        """When the last row of a bucket that is fully loaded is due, `NEVER` if there is no such bucket."""
-        while self.ending:
-            end_ms, serial = self.ending[0]
-            bucket = self.buckets.get(serial)
-            if bucket is not None and bucket.is_fully_loaded and bucket.is_served and bucket.last_ms == end_ms:
-                return end_ms
-            heapq.heappop(self.ending)
-        return NEVER
 
     @property
     def is_creating(self) -> bool:

@@ -19,7 +19,7 @@ from snapshot_storage.errors import SnapshotCorruptedError
 from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import subtract, sum_of
 from tracker.columns.positions import is_in
-from tracker.columns.row_order import RowKey
+from tracker.columns.row_order import key_of, row_count_through
 from tracker.columns.segment_table import SegmentTable, spans_of
 from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
 from tracker.core.merge_windows import WINDOW_MAX
@@ -161,26 +161,14 @@ def take_safe(readers: Sequence[SourceReader]) -> DelayedIndexes | None:
     """Take the rows that no row which was not read yet can precede, in order; None at the end of all."""
     if all(not len(reader.rows) for reader in readers):
         return None
-    through = min((_last_key(reader.rows) for reader in readers if not reader.is_at_end), default=None)
+    through = min((key_of(reader.rows, -1) for reader in readers if not reader.is_at_end), default=None)
     parts: list[DelayedIndexes] = []
     for reader in readers:
         rows = reader.rows
-        end = len(rows) if through is None else _rows_through(rows, through)
+        end = len(rows) if through is None else row_count_through(rows, through)
         parts.append(rows.slice(0, end))
         reader.rows = rows.slice(end, len(rows))
     return DelayedIndexes.concatenate(parts).sorted()
-
-
-def _last_key(rows: DelayedIndexes) -> RowKey:
-    return RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
-
-
-def _rows_through(rows: DelayedIndexes, through: RowKey) -> int:
-    start = int(rows.deliver_at_ms.searchsorted(through.deliver_at_ms, "left"))
-    end = int(rows.deliver_at_ms.searchsorted(through.deliver_at_ms, "right"))
-    positions = zip(rows.ledger_ids[start:end].tolist(), rows.entry_ids[start:end].tolist(), strict=True)
-    wanted = (through.ledger_id, through.entry_id)
-    return start + sum(position <= wanted for position in positions)
 
 
 class SegmentCutter:

@@ -80,7 +80,7 @@ class SnapshotWork:
             return await self._write_properties(writes)
         if isinstance(actions[0], ListSnapshots):
             return [await self._list(actions[0])]
-        on_storage = [action for action in actions if not isinstance(action, PutProperty | RemoveProperty)]
+        on_storage = [action for action in actions if isinstance(action, StorageAction)]
         return await self._worker.run_actions(self._owner, on_storage)
 
     async def _list(self, action: ListSnapshots) -> Event:
@@ -216,9 +216,6 @@ class StorageWork(StorageWorker):
                 return await self._persist(owner, action)
             case ReadPositions():
                 return await self._read_positions(action)
-            case ListSnapshots():
-                infos = await self._storage.list_bucket_snapshots(owner.topic_name, owner.cursor_name)
-                return SnapshotsListed(action.serial, [info.bucket_id for info in infos])
             case _:
                 raise AssertionError(f"the actions are of several kinds, of which one is a {type(action).__name__}")
 

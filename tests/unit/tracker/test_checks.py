@@ -85,6 +85,11 @@ def _loading(world: SpoiledCore) -> Bucket:
     return world.bucket(lambda bucket: bucket.load is not None)
 
 
+def _with_other_rows(load: LoadSegments | None) -> LoadSegments:
+    assert load is not None
+    return dataclasses.replace(load, row_count=99)
+
+
 def _cached(world: SpoiledCore) -> Bucket:
     return world.bucket(lambda bucket: bucket.is_cached)
 
@@ -115,7 +120,7 @@ SPOILS: dict[str, Callable[[SpoiledCore], object]] = {
     "calls in flight": lambda world: world.state.calls.loads.started(),
     "reads in flight": lambda world: world.state.calls.reads.started(),
     "cached bytes": lambda world: setattr(_cached(world), "cached_bytes", 0),
-    "rows of a load": lambda world: setattr(_loading(world), "load_row_count", 99),
+    "rows of a load": lambda world: setattr(_loading(world), "load", _with_other_rows(_loading(world).load)),
     "unloaded": lambda world: setattr(world.state, "unloaded_count", world.state.unloaded_count + 1),
     "held rows": lambda world: setattr(world.state, "held_row_count", 5),
     "cached buckets": lambda world: world.state.cache.buckets.clear(),

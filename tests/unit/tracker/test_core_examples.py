@@ -871,6 +871,24 @@ def test_a_reader_in_a_bucket_that_is_merged_is_answered_by_the_target(runner: a
     assert not driver.is_recovering(3)
 
 
+def test_a_refused_message_is_counted_no_more_where_its_segment_is_not_loaded(runner: asyncio.Runner) -> None:
+    """It is due, and delivered; its row comes with its segment, and is dropped then."""
+    driver = Driver(runner, index_count_per_bucket_min=4)
+    driver.add(*((NOW_MS + 60_000, 1, entry_id) for entry_id in range(4)), (NOW_MS + 90_000, 2, 0))
+    driver.answer_all()
+    assert driver.core.message_count == driver.core.future_count(now_ms=NOW_MS) == 5
+
+    assert driver.add((NOW_MS, 1, 0)) == [False]
+
+    assert not driver.core.contains_message(1, 0)
+    assert driver.core.message_count == driver.core.future_count(now_ms=NOW_MS) == 4
+    driver.now_ms += 60_000
+    driver.plan()
+    driver.answer_all()
+    assert [row[1:] for row in driver.pop()] == [(1, 1), (1, 2), (1, 3)]
+    driver.core.check()
+
+
 def test_a_bucket_whose_last_row_is_dropped_as_its_message_is_added_again_goes(runner: asyncio.Runner) -> None:
     """The row was refused before; nothing of the bucket is left to be handed out, though nothing was handed out now."""
     driver = Driver(runner, index_count_per_bucket_min=2)

@@ -168,21 +168,29 @@ def test_architecture_tells_the_states_that_events_lead_to_in_many_lives(monkeyp
 
 def test_the_table_of_operations_says_of_each_in_each_state_what_a_bucket_does_or_why_nothing() -> None:
     assert OPERATIONS.keys() == {(event, state) for event in CallerEvent for state in BucketState}
-    assert all(OPERATIONS[event, BucketState.GONE] is Unmet.REMOVED for event in CallerEvent)
 
 
-@pytest.mark.parametrize("event", CallerEvent)
-def test_a_bucket_that_was_removed_takes_no_part_in_operations(event: CallerEvent) -> None:
-    """Nor does a merge, but when the index is cleared: its sources have the rows."""
+def test_a_clear_leaves_a_bucket_alone_that_is_being_deleted_and_ends_a_merge() -> None:
     state = _state()
     removed = new_bucket(state, LedgerRange(1, 5), "", BucketState.DELETING)
     merging = new_bucket(state, LedgerRange(1, 5), "bucket_1_5", BucketState.MERGING)
 
-    meet(state, event, [removed, merging], *([9] if event is CallerEvent.TRIMMED else []))
+    meet(state, CallerEvent.CLEARED, [removed, merging])
 
     assert removed.state is BucketState.DELETING
-    assert merging.state is (BucketState.GONE if event is CallerEvent.CLEARED else BucketState.MERGING)
-    assert not state.positions.overlapping
+    assert merging.state is BucketState.GONE
+
+
+@pytest.mark.parametrize("state_met", [BucketState.DELETING, BucketState.MERGING])
+@pytest.mark.parametrize("event", [event for event in CallerEvent if event is not CallerEvent.CLEARED])
+def test_an_operation_that_meets_a_bucket_without_a_range_is_a_defect(
+    event: CallerEvent, state_met: BucketState
+) -> None:
+    state = _state()
+    bucket = new_bucket(state, LedgerRange(1, 5), "bucket_1_5", state_met)
+
+    with pytest.raises(AssertionError, match=f"{event.name} for bucket_1_5"):
+        meet(state, event, [bucket])
 
 
 def test_every_state_that_calls_the_storage_has_an_answer_and_a_failure() -> None:
@@ -230,6 +238,12 @@ def test_a_failure_is_found_by_the_action_that_failed() -> None:
     assert bucket.work_attempts.failures == 1
 
 
+MUTATING = {
+    *("append", "clear", "discard", "extend", "heapify", "heappop", "heappush", "insert", "pop", "popitem", "remove"),
+    *("setdefault", "sort", "update"),
+}
+
+
 class FieldChange(NamedTuple):
     """An assignment to a field, or a call that is one."""
 
@@ -265,8 +279,14 @@ class _Changes(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if ast.unparse(node.func).rpartition(".")[2] in ("setattr", "__setattr__", "delattr", "__delattr__"):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if name in ("setattr", "__setattr__", "delattr", "__delattr__"):
             self.found.append(FieldChange("", "setattr", node.lineno, self._function))
+        changed = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if name in ("heappush", "heappop", "heapify") and node.args:
+            changed = node.args[0]
+        if name in MUTATING and isinstance(changed, ast.Attribute):
+            self._add(changed)
         self.generic_visit(node)
 
     def _add(self, node: ast.Attribute) -> None:
@@ -285,11 +305,12 @@ def _changes_the_state(change: FieldChange, module: str) -> bool:
         return True
     if change.function == "__init__" and change.owner == "self":
         return False
-    if change.owner == "self" or change.owner.startswith("self._"):
-        # Of the classes here, these alone are the state; the attribute `_state` of `tracker_core` is it, too.
-        is_state = module in ("core/bucket.py", "core/state.py")
-        return is_state or change.owner.startswith("self._state")
-    of_state = change.owner.split(".")[0].split("[")[0] in ("state", "core", "_state")
+    if change.owner == "self":
+        # Of the classes here, these alone are the state.
+        return module in ("core/bucket.py", "core/state.py")
+    # An object that a class has may be a bucket, or a state.
+    owners = re.split(r"[.\[]", change.owner.removeprefix("self."))
+    of_state = not {"state", "core", "_state", "_core", "_recovery"}.isdisjoint(owners)
     return of_state or (change.field in FIELDS and (module.startswith("core/") or change.field not in OTHERS_TOO))
 
 
@@ -322,7 +343,15 @@ def test_only_transitions_change_a_state() -> None:
         ("core/questions.py", "state.held_rows[1] = 3"),
         ("core/questions.py", "del state.buckets[1]"),
         ("core/bucket.py", "self.state = None"),
+        ("core/questions.py", "bucket.loaded_meanwhile.clear()"),
+        ("core/state.py", "heapq.heappop(self.ending)"),
         ("core/load_queue.py", "one.state = None"),
+        ("core/load_queue.py", "self._due[serial].load = None"),
+        ("core/load_queue.py", "self._buckets[serial].overlap_ms = 5"),
+        ("core/barriers.py", "self._recovery.are_unwanted = False"),
+        ("core/circuit_breakers.py", "self._buckets[serial].work = None"),
+        ("core/position_cache.py", "self._wanted[serial].is_cached = False"),
+        ("shell/bucket_tracker.py", "self._core._state.unloaded_count = 3"),
         ("core/load_queue.py", "[one.is_cached, one.load] = None, None"),
         ("core/load_queue.py", "(one.is_cached, *one.parts) = ()"),
         ("core/load_queue.py", "for one.is_cached in (): pass"),

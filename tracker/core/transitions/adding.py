@@ -16,8 +16,7 @@ from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.core.bucket import free_key_or_none
 from tracker.core.state import NO_LEDGER, TrackerState
 from tracker.core.transitions.handing_out import note_rows_taken
-from tracker.core.transitions.life import note_rows_gone
-from tracker.core.transitions.operations import CallerEvent, meet
+from tracker.core.transitions.operations import CallerEvent, meet, note_forgotten
 from tracker.core.transitions.sealing import seal
 
 _ENTRY_ID_BITS = ENTRY_ID_MAX.bit_length()
@@ -136,9 +135,7 @@ def refuse(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
     A bucket that may have one of them in a segment that is not loaded must not bring it again.
     """
     meet(state, CallerEvent.REFUSED, state.covering(ledger_id), ledger_id, entry_ids)
-    if state.positions.refuse(ledger_id, entry_ids):
-        # Another message may be the first now.
-        note_rows_gone(state)
+    note_forgotten(state, state.positions.forget(ledger_id, entry_ids))
 
 
 def _drop_refused(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:

@@ -1,9 +1,11 @@
 """Due rows are handed out in order of time, then position: each position once."""
 
+import heapq
+
 import numpy as np
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.row_order import RowKey, last_key_at
+from tracker.columns.row_order import NEVER, RowKey, last_key_at
 from tracker.columns.stale_rows import drop_stale
 from tracker.core.due_rows import Popped
 from tracker.core.questions import first_ms_through, hand_out_through, may_have_stale
@@ -83,8 +85,19 @@ def drop_stale_rows(state: TrackerState, now_ms: int) -> None:
 def note_rows_taken(state: TrackerState) -> None:
     """Look at the buckets again if what is gone may have exhausted one, or lets a load go on."""
     rows, loads = state.rows, state.loads
-    if rows.emptied or rows.loaded.next_deliver_at_ms > state.next_end_ms:
+    if rows.emptied or rows.loaded.next_deliver_at_ms > _next_end_ms(state):
         state.timers.wake(Why.EXHAUSTED)
     is_unblocked = loads.blocked_at is not None and first_ms_through(state, loads.blocked_at) is None
     if len(rows.loaded) < loads.has_room_below or is_unblocked:
         state.timers.wake(Why.LOADS)
+
+
+def _next_end_ms(state: TrackerState) -> int:
+    """Return when the last row of a bucket that is fully loaded is due, `NEVER` if there is no such bucket."""
+    while state.ending:
+        end_ms, serial = state.ending[0]
+        bucket = state.buckets.get(serial)
+        if bucket is not None and bucket.is_fully_loaded and bucket.is_served and bucket.last_ms == end_ms:
+            return end_ms
+        heapq.heappop(state.ending)
+    return NEVER

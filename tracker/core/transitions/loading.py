@@ -41,7 +41,6 @@ def _start(state: TrackerState, bucket: Bucket, through_ms: int, row_count_max: 
     assert bucket.bucket_id is not None
     load = bucket.next_load(through_ms, row_count_max)
     data = drop_first_segments(state, bucket)
-    bucket.load_row_count = load.row_count
     bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, *load, data if load.first_segment == 1 else ())
     state.calls.loads.started()
     state.loads.note_started(bucket)

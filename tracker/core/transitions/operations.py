@@ -13,7 +13,7 @@ bucket that it is about:
     CLEARED        forgotten                                  is removed
 
 `adding` and `handing_out` have the rows' side of the first three, this module that of the others. As in `table`, a pair
-without a function has a reason.
+without a function has a reason: it is passed over, or, for `UNSERVED` and `UNTAKEN`, it cannot be, and is a defect.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +23,7 @@ from typing import Any, Final
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.core.bucket import Bucket, BucketState
+from tracker.core.bucket import NOT_SERVED, Bucket, BucketState
 from tracker.core.positions.tracked_positions import Forgotten
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
@@ -48,10 +48,11 @@ class CallerEvent(Enum):
 class Unmet(Enum):
     """Why a bucket in a state takes no part in an operation."""
 
-    SOURCES = "its rows are still its sources', which take part in its place"
     MEMORY = "its rows are all in memory, where the operation finds their positions"
     UNREAD = "nothing of it was read yet: what is read will be compared with the cursor"
-    REMOVED = "it was removed, and counts no more"
+    REMOVED = "it was removed already"
+    UNSERVED = "it has no range, so no operation finds it: it was removed, or its rows are still its sources'"
+    UNTAKEN = "no row of it has been in memory that could be its last one"
 
 
 def _overlap(state: TrackerState, bucket: Bucket, *_: object) -> None:
@@ -74,7 +75,13 @@ def _count_again(state: TrackerState, bucket: Bucket) -> None:
 
 
 def _trim(state: TrackerState, bucket: Bucket, first_ledger_id: int) -> None:
-    """Remove it if the cursor is past all of its ledgers, and else count again what is left."""
+    """Remove it if the cursor is past all of its ledgers."""
+    if bucket.ledgers.last_ledger_id < first_ledger_id:
+        remove(state, bucket)
+
+
+def _trim_unloaded(state: TrackerState, bucket: Bucket, first_ledger_id: int) -> None:
+    """Do so, and else count again what is left in its segments."""
     if bucket.ledgers.last_ledger_id < first_ledger_id:
         remove(state, bucket)
         return
@@ -94,39 +101,43 @@ def _set_aside(state: TrackerState, bucket: Bucket) -> None:
 
 
 Part = Callable[..., None]
-SOURCES, MEMORY, UNREAD, REMOVED = Unmet.SOURCES, Unmet.MEMORY, Unmet.UNREAD, Unmet.REMOVED
+MEMORY, UNREAD, REMOVED, UNSERVED, UNTAKEN = Unmet
 
 _STATES: Final = (
     BucketState.SEALING,
-    BucketState.MERGING,
     BucketState.REGISTERING,
     BucketState.RECOVERING,
     BucketState.SEALED,
 )
-"""Beside the states of a bucket that was removed."""
+"""A bucket that is served is in one of these. In the others only a clear meets one."""
 
 _ROWS: Final[Mapping[CallerEvent, tuple[Part | Unmet, ...]]] = {
-    # The order of the columns: sealing, merging, registering, recovering, sealed.
-    CallerEvent.ADDED: (_overlap, SOURCES, _overlap, _overlap, _overlap),
-    CallerEvent.REFUSED: (_overlap, SOURCES, _overlap, _overlap, _overlap_if_it_may_bring),
-    CallerEvent.EXHAUSTED: (remove, SOURCES, remove, UNREAD, remove),
-    CallerEvent.ACKNOWLEDGED: (MEMORY, SOURCES, MEMORY, UNREAD, _count_again),
-    CallerEvent.TRIMMED: (_trim, SOURCES, _trim, _trim, _trim),
-    CallerEvent.WANTED: (MEMORY, SOURCES, MEMORY, want, want),
-    CallerEvent.CLEARED: (remove, remove, remove, remove, _set_aside),
+    # The order of the columns: sealing, registering, recovering, sealed.
+    CallerEvent.ADDED: (_overlap, _overlap, _overlap, _overlap),
+    CallerEvent.REFUSED: (_overlap, _overlap, _overlap, _overlap_if_it_may_bring),
+    CallerEvent.EXHAUSTED: (remove, remove, UNTAKEN, remove),
+    CallerEvent.ACKNOWLEDGED: (MEMORY, MEMORY, UNREAD, _count_again),
+    CallerEvent.TRIMMED: (_trim, _trim, _trim_unloaded, _trim_unloaded),
+    CallerEvent.WANTED: (MEMORY, MEMORY, want, want),
+    CallerEvent.CLEARED: (remove, remove, remove, _set_aside),
 }
 
-OPERATIONS: Final[Mapping[tuple[CallerEvent, BucketState], Part | Unmet]] = {
-    (operation, state): REMOVED for operation in CallerEvent for state in BucketState if state not in _STATES
-} | {(operation, state): entry for operation, row in _ROWS.items() for state, entry in zip(_STATES, row, strict=True)}
+OPERATIONS: Final[Mapping[tuple[CallerEvent, BucketState], Part | Unmet]] = (
+    {(event, state): UNSERVED for event in CallerEvent for state in BucketState}
+    | {(CallerEvent.CLEARED, state): REMOVED for state in NOT_SERVED}
+    | {(CallerEvent.CLEARED, BucketState.MERGING): remove}
+    | {(event, state): part for event, row in _ROWS.items() for state, part in zip(_STATES, row, strict=True)}
+)
 
 
-def meet(state: TrackerState, operation: CallerEvent, buckets: Iterable[Bucket], *arguments: Any) -> None:
+def meet(state: TrackerState, event: CallerEvent, buckets: Iterable[Bucket], *arguments: Any) -> None:
     """Let each of these buckets take its part in an operation, as the table says."""
     for bucket in buckets:
-        part = OPERATIONS[operation, bucket.state]
+        part = OPERATIONS[event, bucket.state]
         if not isinstance(part, Unmet):
             part(state, bucket, *arguments)
+        else:
+            assert part not in (UNSERVED, UNTAKEN), f"{event.name} for {bucket.key}, which is {bucket.state}"
 
 
 def want_ledger(state: TrackerState, ledger_id: int) -> None:
@@ -137,7 +148,7 @@ def want_ledger(state: TrackerState, ledger_id: int) -> None:
 
 def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
     """Forget messages that were acknowledged without being handed out."""
-    _note_forgotten(state, state.positions.forget(ledger_id, entry_ids))
+    note_forgotten(state, state.positions.forget(ledger_id, entry_ids))
     meet(state, CallerEvent.ACKNOWLEDGED, state.covering(ledger_id))
 
 
@@ -148,10 +159,10 @@ def pass_through(state: TrackerState, ledger_id: int, entry_id: int) -> None:
     there are none, the cursor.
     """
     trim(state, ledger_id)
-    _note_forgotten(state, state.positions.forget_through(ledger_id, entry_id))
+    note_forgotten(state, state.positions.forget_through(ledger_id, entry_id))
 
 
-def _note_forgotten(state: TrackerState, forgotten: Forgotten) -> None:
+def note_forgotten(state: TrackerState, forgotten: Forgotten) -> None:
     """Count what is left of the buckets whose positions were forgotten."""
     if forgotten.had_row:
         note_rows_gone(state)

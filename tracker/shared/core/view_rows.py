@@ -143,14 +143,13 @@ class ViewRows:
                 positions.subtract(ledger_id, gone)
                 self.queued.subtract(ledger_id, gone)
 
-    def take_back(self, rows: DelayedIndexes) -> Mask:
-        """Keep rows that were read again, in any order; return which of these rows are."""
+    def take_back(self, rows: DelayedIndexes) -> None:
+        """Keep those of these rows, which are in any order, that were read again."""
         is_back = self.returning.mask(rows.ledger_ids, rows.entry_ids)
         if is_back.any():
             back = rows.take(is_back).sorted()
             self.returning.discard(back.ledger_ids, back.entry_ids)
             self._place(back)
-        return is_back
 
     def pop(self, through: RowKey, limit: int) -> DelayedIndexes:
         """Take rows at or before a key, in order."""
