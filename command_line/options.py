@@ -24,16 +24,3 @@ def yes_option(what: str = "Do not ask.") -> Callable[[Command], Command]:
         what: The help text.
     """
     return click.option("--yes", "is_sure", is_flag=True, help=what)
-
-
-def move_options(*, target: str, metavar: str, delete_source: str) -> Callable[[Command], Command]:
-    """Add what the commands that copy an index elsewhere have in common: `--to` as `target`, and `--delete-source`.
-
-    Args:
-        target: The places that `--to` can name, for the help text.
-        metavar: The name of such a place there.
-        delete_source: The help text of `--delete-source`.
-    """
-    to = click.option("--to", "target", metavar=metavar, required=True, help=target)
-    deletion = click.option("--delete-source", is_flag=True, help=delete_source)
-    return lambda command: to(deletion(command))

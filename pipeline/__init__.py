@@ -8,8 +8,8 @@
   cancelling.
 - `sources`: logs and indexes as Spark's data sources, and the session that knows them.
 - `jobs`: the jobs themselves: `log_rebuild` for a log, `rebuild` for any DataFrame, `merge` for too many buckets,
-  `migrate` for another storage, `cancel` for messages that must not be delivered, `ingest` for a stream, `audit` and
-  `forecast`.
+  `cancel` for messages that must not be delivered, `ingest` for a stream, `audit` and `forecast`; `copies` has the
+  tasks of a copy.
 - `spark`: Java, workers, and tasks one to a partition. `cli`: the commands.
 
 A job holds no second definition of the index. It calls the functions that the live tracker calls, so that its bytes

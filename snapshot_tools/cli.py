@@ -17,7 +17,7 @@ from rich.markup import escape
 from broker.configuration.config import BrokerConfig
 from broker.service.snapshot_storages import retries_of, snapshots_folder
 from command_line.endings import EXIT_CODE_WRONG, help_end, say
-from command_line.options import dry_run_option, move_options
+from command_line.options import dry_run_option
 from command_line.output import counted, json_option, print_json, size
 from command_line.progress import Steps, bytes_bar
 from managed_ledger.cursors.cursor_properties import CursorName
@@ -44,9 +44,10 @@ from snapshot_tools.place import (
     Filter,
     SnapshotPlace,
     Summary,
+    index_place,
     open_place,
     readable_segments,
-    target_config,
+    target_place,
     task_location,
 )
 from snapshot_tools.put_aside import put_aside
@@ -263,19 +264,28 @@ def gc(config: BrokerConfig, *, which: Filter, is_dry_run: bool, is_json: bool) 
     short_help="Copy them to another storage.",
     epilog=help_end(
         "postdate snapshots copy --to s3://bucket/prefix",
-        "postdate snapshots copy --to s3://bucket/prefix --update-cursors --delete-source",
         "postdate snapshots copy --to s3://bucket/prefix --update-cursors --workers spark --master spark://host:7077",
         "postdate snapshots copy --to /mnt/new-data --topic orders",
+        "postdate snapshots copy --index s3://bucket/prefix --to data --update-cursors --delete-source",
         wrong="one that a cursor names is damaged or missing: no cursor was updated, and nothing deleted",
     ),
 )
 @on_config
 @filters
-@move_options(
-    target="s3://BUCKET/PREFIX, or a data folder, whose `snapshots` they go to.",
-    metavar="TARGET",
-    delete_source="After --update-cursors: delete what was copied here.",
+@click.option(
+    "--index",
+    metavar="INDEX",
+    help="Copy from here, and not from where the configuration has them: INDEX is a TARGET, or a checkpoint.",
 )
+@click.option(
+    "--to",
+    "target",
+    metavar="TARGET",
+    required=True,
+    help="s3://BUCKET/PREFIX, or a data folder, whose `snapshots` they go to, or a place that no service reads: "
+    "file:///FOLDER (plain files, a backup) or python://MODULE:NAME (a storage of yours).",
+)
+@click.option("--delete-source", is_flag=True, help="After --update-cursors: delete the snapshots that were copied.")
 @click.option(
     "--update-cursors",
     is_flag=True,
@@ -294,6 +304,7 @@ def copy(
     config: BrokerConfig,
     *,
     which: Filter,
+    index: str | None,
     target: str,
     update_cursors: bool,
     delete_source: bool,
@@ -307,7 +318,8 @@ def copy(
     on S3 may have the options endpoint, region and path_style, as in s3://bucket/prefix?region=eu-west-1; otherwise
     those of the configuration count, as its credentials do.
 
-    On Spark, each machine needs the data folder and credentials for S3 where AWS's own tools find them.
+    On Spark, each machine needs the data folder and credentials for S3 where AWS's own tools find them. With
+    spark-submit: spark-submit "$(python -m snapshot_tools)" snapshots copy --workers spark ...
     """
     if delete_source and not update_cursors:
         raise click.UsageError("--delete-source needs --update-cursors: the cursors would name what is gone")
@@ -316,17 +328,24 @@ def copy(
             "--update-cursors moves everything, without --topic and --cursor: a service has one snapshot storage, and "
             "would find only a part in either"
         )
-    where = target_config(config, target)
+    source = None if index is None else index_place(config, index)
+    where = target_place(config, target, source)
     copying = partial(
-        copy_snapshots, config, where, which, updates_cursors=update_cursors, deletes_source=delete_source
+        copy_snapshots,
+        config,
+        where,
+        which,
+        index=source,
+        updates_cursors=update_cursors,
+        deletes_source=delete_source,
     )
     copies: CopyWorkers = LocalCopies(retries_of(config))
     if workers == "spark":
         # Spark is an extra, and slow to import.
-        from pipeline.jobs.migrate import SparkCopies
+        from pipeline.jobs.copies import SparkCopies
 
-        source, there = task_location(config), task_location(where)
-        copies = SparkCopies(partial(new_session, master), source, there, config.data_directory / "ledgers")
+        here, there = task_location(config if source is None else source), task_location(where)
+        copies = SparkCopies(partial(new_session, master), here, there, config.data_directory / "ledgers")
     with bytes_bar("copied") as advance:
         copied = asyncio.run(copying(advance, workers=copies))
     if is_json:

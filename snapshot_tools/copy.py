@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from broker.configuration.config import BrokerConfig
-from broker.service.snapshot_storages import patient_storage_of, snapshots_folder
+from broker.service.snapshot_storages import snapshots_folder
 from pipeline.index.index_copy import (
     Copied,
     CopyResult,
@@ -25,7 +25,7 @@ from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-from snapshot_tools.place import Filter, open_place, refuse_inside
+from snapshot_tools.place import Filter, Place, open_place, refuse_inside, storage_at
 
 
 class LocalCopies:
@@ -53,25 +53,36 @@ class LocalCopies:
 
 async def copy_snapshots(
     config: BrokerConfig,
-    target: BrokerConfig,
+    target: Place,
     which: Filter,
     advance: OnCopied,
     *,
     workers: CopyWorkers,
+    index: Place | None = None,
     updates_cursors: bool = False,
     deletes_source: bool = False,
 ) -> Copied:
-    """Copy the snapshots that cursors name to the storage that `target` names.
+    """Copy the snapshots that cursors name to another place.
+
+    Args:
+        config: The configuration of the service, whose log has the cursors.
+        target: The place of the copies.
+        which: The snapshots to copy.
+        advance: Told of the progress, in bytes.
+        workers: Copies the snapshots.
+        index: The place of the snapshots; None where it is the configuration's.
+        updates_cursors: Whether the cursors shall name the copies.
+        deletes_source: Whether the old snapshots shall be deleted in the end.
 
     Raises:
         StoreLockedError: A service is running, and its cursors are to be changed.
         LedgerError: The log cannot be opened or written.
         SnapshotStorageError: One of the storages cannot be opened or does not answer.
     """
-    async with open_place(config, is_read_only=not updates_cursors) as place, AsyncExitStack() as stack:
+    async with open_place(config, index, is_read_only=not updates_cursors) as place, AsyncExitStack() as stack:
         which = await place.resolve(which)
         # Opening a target folder creates it, so the checks come first.
-        there = await stack.enter_async_context(patient_storage_of(target))
+        there = await stack.enter_async_context(storage_at(target))
         return await copy_index(
             place.storage,
             there,

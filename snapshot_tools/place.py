@@ -14,6 +14,7 @@ from broker.configuration.config import BrokerConfig
 from broker.service.snapshot_storages import patient_storage_of, snapshots_folder
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.names import find_cursor, find_topic
+from pipeline.index.location import file_folder, is_files, is_python, is_uri, open_uri
 from snapshot_storage.copying import pieces_of
 from snapshot_storage.encoding.codec import SegmentMetadata, decode_metadata
 from snapshot_storage.errors import (
@@ -24,9 +25,14 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.inspection import BucketProperty, is_bucket_property
 from snapshot_storage.readable_infos import ReadableInfos, readable_infos
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.location import S3Location, is_s3, s3_location
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
+Place = BrokerConfig | str
+"""Where an index is: as a configuration says, or at a location of the Spark jobs that no configuration can name."""
+
+_TARGETS = "a folder, s3://BUCKET/PREFIX, file:///FOLDER or python://MODULE:NAME, without user or password"
 _HEADS_AT_A_TIME = 8
 
 
@@ -192,8 +198,15 @@ async def _readable(
 
 
 @asynccontextmanager
-async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> AsyncIterator[SnapshotPlace]:
+async def open_place(
+    config: BrokerConfig, index: Place | None = None, *, is_read_only: bool = True
+) -> AsyncIterator[SnapshotPlace]:
     """Open the storage and the log of a configuration.
+
+    Args:
+        config: The configuration.
+        index: The place of the snapshots, if it is another one.
+        is_read_only: Whether both are opened to read.
 
     Raises:
         StorageAccessError: There are no snapshots.
@@ -201,7 +214,8 @@ async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> Asyn
         LedgerError: The log cannot be opened.
         SnapshotStorageError: The storage cannot be opened.
     """
-    if config.bucket_snapshot_storage == "memory":
+    place = config if index is None else index
+    if isinstance(place, BrokerConfig) and place.bucket_snapshot_storage == "memory":
         raise StorageAccessError("bucketSnapshotStorage=memory: such snapshots are in the service's memory alone")
     if not config.data_directory.is_dir():
         raise StorageAccessError(f"there is no folder {config.data_directory}: name the service's with --data")
@@ -209,48 +223,103 @@ async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> Asyn
     # The log is opened first: its lock keeps a service away, with any storage.
     cursors = await asyncio.to_thread(lambda: CursorPropertiesFolder(ledgers, is_read_only=is_read_only))
     try:
-        _refuse_missing(config)
-        async with patient_storage_of(config, is_read_only=is_read_only) as storage:
+        _refuse_missing(place)
+        async with storage_at(place, is_read_only=is_read_only) as storage:
             yield SnapshotPlace(storage, cursors)
     finally:
         await asyncio.to_thread(cursors.close)
 
 
-def _refuse_missing(config: BrokerConfig) -> None:
+def storage_at(place: Place, *, is_read_only: bool = False) -> BucketSnapshotStorage:
+    """Return the storage of a place, not started.
+
+    Raises:
+        StorageAccessError: It needs a library that is not installed, or `python://` names no storage.
+    """
+    if isinstance(place, BrokerConfig):
+        return patient_storage_of(place, is_read_only=is_read_only)
+    if not is_uri(place):
+        return RocksDBBucketSnapshotStorage(place, is_read_only=is_read_only)
+    try:
+        return open_uri(place, is_read_only=is_read_only)
+    except ValueError as error:
+        raise StorageAccessError(str(error)) from error
+
+
+def _refuse_missing(place: Place) -> None:
     """Refuse a folder without snapshots, also for writing: opening it would make an empty one.
 
     Raises:
         StorageAccessError: There are no snapshots.
     """
-    folder = snapshots_folder(config)
+    if isinstance(place, str):
+        if is_files(place) and not file_folder(place).is_dir():
+            raise StorageAccessError(f"there are no snapshots at {place}: there is no such folder")
+        return
+    folder = snapshots_folder(place)
     is_there = (folder / "CURRENT").exists() or any(folder.glob("*.sst"))
-    if config.bucket_snapshot_storage == "rocksdb" and not is_there:
+    if place.bucket_snapshot_storage == "rocksdb" and not is_there:
         raise StorageAccessError(f"there are no snapshots in {folder}: name the folder that a service has written")
 
 
-def target_config(config: BrokerConfig, target: str) -> BrokerConfig:
-    """Return the configuration whose snapshot storage is `s3://bucket/prefix` or a folder.
+def index_place(config: BrokerConfig, location: str) -> Place:
+    """Return the place that `--index` names: as of `--to`, or a folder of RocksDB's own, as a checkpoint.
 
     Raises:
-        StorageAccessError: The target is invalid, or is the present place of the snapshots.
+        StorageAccessError: The location is invalid.
     """
-    if not target.strip():
-        raise StorageAccessError("--to must be a folder or s3://BUCKET/PREFIX, and is empty")
+    if (Path(location) / "CURRENT").exists():
+        return str(Path(location).absolute())
+    return _place_at(config, location, option="--index")
+
+
+def _place_at(config: BrokerConfig, location: str, *, option: str) -> Place:
+    """Return the place at a data folder, or at a URI of the Spark jobs (`pipeline.index.place`).
+
+    Args:
+        config: The settings that the location leaves out, as credentials, and the data folder that owns objects on S3.
+        location: The text of an option.
+        option: The name of the option, for errors.
+
+    Raises:
+        StorageAccessError: The location is invalid.
+    """
+    if not location.strip():
+        raise StorageAccessError(f"{option} must be a folder or a URI, and is empty")
     try:
-        if is_s3(target):
-            changed = replace(config, bucket_snapshot_storage="s3", s3=s3_location(target).config(config.s3))
-        elif "://" in target:
-            raise ValueError("must be a folder or s3://BUCKET/PREFIX, without user or password")
-        else:
-            changed = replace(config, bucket_snapshot_storage="rocksdb", data_directory=Path(target))
+        if is_s3(location):
+            return replace(config, bucket_snapshot_storage="s3", s3=s3_location(location).config(config.s3))
+        if is_python(location):
+            return location
+        if is_files(location):
+            return file_folder(location).absolute().as_uri()
+        if "://" in location:
+            raise ValueError(f"must be {_TARGETS}")
     except ValueError as error:
-        # Not the target itself: it may contain a secret.
-        raise StorageAccessError(f"--to: {error}; credentials are those of the configuration") from error
-    if _where(changed) == _where(config):
+        # Not the location itself: it may contain a secret.
+        reason = f"must be {_TARGETS}" if is_files(location) else error
+        raise StorageAccessError(f"{option}: {reason}; credentials are those of the configuration") from error
+    return replace(config, bucket_snapshot_storage="rocksdb", data_directory=Path(location))
+
+
+def target_place(config: BrokerConfig, target: str, index: Place | None = None) -> Place:
+    """Return the place that `--to` names.
+
+    Args:
+        config: The configuration of the service.
+        target: The text of the option.
+        index: The present place of the snapshots, where it is not the configuration's.
+
+    Raises:
+        StorageAccessError: The target is invalid, is the present place of the snapshots, or is inside a database.
+    """
+    place = _place_at(config, target, option="--to")
+    if _where(place) == _where(config if index is None else index):
         raise StorageAccessError(f"--to {target}: that is where the snapshots are now")
-    if changed.bucket_snapshot_storage == "rocksdb":
-        refuse_inside(config, snapshots_folder(changed), f"--to {target}")
-    return changed
+    folder = _folder_of(place)
+    if folder is not None:
+        refuse_inside(config, folder, f"--to {target}")
+    return place
 
 
 def refuse_inside(config: BrokerConfig, folder: Path, name: str) -> None:
@@ -264,21 +333,33 @@ def refuse_inside(config: BrokerConfig, folder: Path, name: str) -> None:
             raise StorageAccessError(f"{name}: that is inside {taken}, which is the service's own: name another folder")
 
 
-def _where(config: BrokerConfig) -> object:
-    if config.bucket_snapshot_storage == "s3":
-        return config.s3.endpoint, config.s3.bucket, config.s3.prefix
-    return config.data_directory.resolve()
+def _folder_of(place: Place) -> Path | None:
+    """Return the folder in which a place keeps snapshots; None where it keeps them elsewhere."""
+    if isinstance(place, BrokerConfig):
+        return snapshots_folder(place) if place.bucket_snapshot_storage == "rocksdb" else None
+    if is_files(place):
+        return file_folder(place)
+    return None if is_python(place) else Path(place)
 
 
-def task_location(config: BrokerConfig) -> str:
-    """Return the place of a configuration's index in the notation of the Spark jobs, without secrets.
+def _where(place: Place) -> object:
+    if isinstance(place, BrokerConfig) and place.bucket_snapshot_storage == "s3":
+        return place.s3.endpoint, place.s3.bucket, place.s3.prefix
+    folder = _folder_of(place)
+    return place if folder is None else folder.resolve()
+
+
+def task_location(place: Place) -> str:
+    """Return a place in the notation of the Spark jobs, without secrets.
 
     Raises:
         StorageAccessError: The credentials are in the configuration, where other machines would not find them.
     """
-    if config.bucket_snapshot_storage != "s3":
-        return str(snapshots_folder(config))
-    s3 = config.s3
+    if isinstance(place, str):
+        return place
+    if place.bucket_snapshot_storage != "s3":
+        return str(snapshots_folder(place))
+    s3 = place.s3
     if s3.access_key_id is not None:
         raise StorageAccessError(
             "bucketSnapshotS3AccessKeyId: on Spark, credentials for S3 are found where AWS's own tools find them "

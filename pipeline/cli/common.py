@@ -74,7 +74,6 @@ refusing = refusing_of(LedgerError, SnapshotStorageError, ValueError, RuntimeErr
 def job_options(
     *,
     has_index: bool = True,
-    older_index_name: str | None = None,
     has_topics: bool = True,
     has_cursors: bool = True,
     needs_cursors: bool = False,
@@ -86,7 +85,6 @@ def job_options(
 
     Args:
         has_index: Whether there is `--index`.
-        older_index_name: Another name of `--index` that the command had first; None where there is none.
         has_topics: Whether there is `--topic`, repeatable.
         has_cursors: Whether there is `--cursor`, repeatable.
         needs_cursors: Whether at least one must be named.
@@ -110,8 +108,7 @@ def job_options(
         if has_topics:
             command = topics_option(command)
         if has_index:
-            names = ["--index"] if older_index_name is None else ["--index", older_index_name]
-            command = click.option(*names, "index", metavar="INDEX", help=index)(command)
+            command = click.option("--index", metavar="INDEX", help=index)(command)
         return click.argument("data")(command)
 
     return add

@@ -32,7 +32,6 @@ from pipeline.cli.common import (
 from pipeline.cli.ingest import ingest, shown_row
 from pipeline.cli.ledger import repair, verify
 from pipeline.cli.merge import merge
-from pipeline.cli.migrate import migrate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -303,7 +302,6 @@ pipeline.add_command(audit)
 pipeline.add_command(cancel)
 pipeline.add_command(ingest)
 pipeline.add_command(merge)
-pipeline.add_command(migrate)
 
 if __name__ == "__main__":
     pipeline()

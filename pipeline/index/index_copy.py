@@ -8,7 +8,7 @@ interrupted run is resumed by the next one, and a second run copies nothing. The
 2. the properties of all cursors are changed to the new ids in one durable write;
 3. only then, if requested, the old snapshots are deleted.
 
-`CopyWorkers` carry out step 1, each with `find_or_copy`: `snapshot_tools.copy` in this process, `pipeline.jobs.migrate`
+`CopyWorkers` carry out step 1, each with `find_or_copy`: `snapshot_tools.copy` in this process, `pipeline.jobs.copies`
 in tasks of Spark.
 """
 

@@ -11,18 +11,16 @@ A location is one of
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from managed_ledger.cursors.cursor_properties import CursorPropertiesFolder
 from managed_ledger.errors import StoreUnavailableError
+from pipeline.index.location import URIS, file_folder, is_files, is_python, is_uri, open_uri
 from pipeline.index.selection import select
 from pipeline.index.staging import staging_root
 from pipeline.logs.open_logs import log_folder_of
 from snapshot_storage.errors import SnapshotStorageError, StorageAccessError
-from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb.config import RocksDBBulkMemory
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
@@ -31,15 +29,7 @@ from snapshot_storage.storage import BucketSnapshotStorage
 
 Result = TypeVar("Result")
 
-_FILE, _PYTHON = "file://", "python://"
-_URIS = ("s3://BUCKET/PREFIX", f"{_FILE}/FOLDER", f"{_PYTHON}MODULE:NAME")
-
 STORAGES_OPEN_MAX = 2
-
-
-def is_uri(location: str) -> bool:
-    """Whether a location is no folder that RocksDB has, so that no log lies beside it."""
-    return "://" in location
 
 
 def index_folder(location: str) -> Path:
@@ -49,7 +39,7 @@ def index_folder(location: str) -> Path:
         ValueError: No storage is known for such a location.
     """
     if is_uri(location):
-        raise ValueError(f"{location} is no folder for an index: name a folder, or {', '.join(_URIS)}")
+        raise ValueError(f"{location} is no folder for an index: name a folder, or {', '.join(URIS)}")
     folder = Path(location).absolute()
     return folder / "snapshots" if log_folder_of(location) == folder / "ledgers" else folder
 
@@ -68,31 +58,10 @@ def open_index(location: str, *, log: Path | None = None, is_read_only: bool = F
     if is_s3(location):
         assert is_read_only or log is not None
         return _on_s3(own_index(location, log, is_read_only=is_read_only), is_read_only=is_read_only)
-    if location.startswith(_FILE):
-        return ObjectFolderBucketSnapshotStorage(_file_folder(location), is_read_only=is_read_only)
-    if location.startswith(_PYTHON):
-        return _made_by(location.removeprefix(_PYTHON), is_read_only=is_read_only)
+    if is_files(location) or is_python(location):
+        return open_uri(location, is_read_only=is_read_only)
     memory = None if is_read_only else RocksDBBulkMemory()
     return RocksDBBucketSnapshotStorage(index_folder(location), is_read_only=is_read_only, memory=memory)
-
-
-def _file_folder(location: str) -> Path:
-    parts = urlsplit(location)
-    if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
-        raise ValueError(f"{location} names no folder of this machine: it is {_FILE}/FOLDER")
-    return Path(unquote(parts.path))
-
-
-def _made_by(name: str, *, is_read_only: bool) -> BucketSnapshotStorage:
-    module, _, attribute = name.partition(":")
-    try:
-        make = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{_PYTHON}{name} cannot be found: {error}") from error
-    storage = make(is_read_only=is_read_only)
-    if not isinstance(storage, BucketSnapshotStorage):
-        raise ValueError(f"{_PYTHON}{name} gives a {type(storage).__name__} and no BucketSnapshotStorage")
-    return storage
 
 
 def own_index(location: str, log: Path | None, *, is_read_only: bool = False) -> str:
@@ -158,9 +127,9 @@ def check_location(location: str) -> None:
     """
     if is_s3(location):
         s3_location(location)
-    elif location.startswith(_FILE):
-        _file_folder(location)
-    elif not location.startswith(_PYTHON):
+    elif is_files(location):
+        file_folder(location)
+    elif not is_python(location):
         index_folder(location)
 
 

@@ -1,1 +1,1 @@
-"""The jobs: rebuild, merge, migrate, cancel, ingest, audit and forecast, on Spark."""
+"""The jobs: rebuild, merge, cancel, ingest, audit and forecast, and the tasks of a copy, on Spark."""

@@ -275,8 +275,19 @@ CASES: dict[str, Cases] = {
             _refused("snapshots copy --to '' --data {data}", "--to must be a folder"),
             _refused("snapshots copy --to {data} --data {data}", "where the snapshots are now"),
             _refused("snapshots copy --to {tmp}/c --delete-source --data {data}", "needs --update-cursors"),
+            _refused("snapshots copy --to ftp://u:hush@x/p --data {data}", "--to: must be a folder"),
+            _refused("snapshots copy --to file://u:hush@x/p --data {data}", "--to: must be a folder"),
+            _refused("snapshots copy --to file://{data}/ledgers/x --data {data}", "which is the service's own"),
+            _refused("snapshots copy --to python://no_such:thing --data {data}", "cannot be found"),
+            _refused("snapshots copy --index {none} --to {tmp}/c --data {data}", "there are no snapshots in"),
+            _refused("snapshots copy --index file://{none} --to {tmp}/c --data {data}", "there is no such folder"),
+            _refused("snapshots copy --index '' --to {tmp}/c --data {data}", "--index must be a folder"),
+            _refused("snapshots copy --index file://{tmp}/c --to file://{tmp}/c --data {data}", "are now"),
         ),
-        (_done("snapshots copy --to {tmp}/copied --data {data}", ""),),
+        (
+            _done("snapshots copy --to {tmp}/copied --data {data}", ""),
+            _done("snapshots copy --to file://{tmp}/moved --update-cursors --delete-source --data {data}", ""),
+        ),
     ),
     "snapshots checkpoint": Cases(
         (
@@ -413,22 +424,6 @@ CASES: dict[str, Cases] = {
             _refused("pipeline merge {data} --buckets 99999999999999", "not in the range"),
         ),
         (_done("pipeline merge {data} --buckets 1", ""), _done("pipeline merge {data} --buckets 9 --topic orders", "")),
-        needs_spark=True,
-    ),
-    "pipeline migrate": Cases(
-        (
-            *_job("pipeline migrate", "--to file://{tmp}/moved"),
-            _refused("pipeline migrate {data} --to file://{tmp}/moved --topic orders", "No such option"),
-            _refused("pipeline migrate {data} --to file://{tmp}/moved --cursor billing", "No such option"),
-            _refused("pipeline migrate {data}", _MISSING),
-            _refused("pipeline migrate {data} --to {tmp}/other", "one place must be a folder"),
-            _refused("pipeline migrate {data} --to ftp://x", "is no folder for an index"),
-        ),
-        (
-            _done("pipeline migrate {data} --to file://{tmp}/moved --delete-source", ""),
-            _done("pipeline migrate {data} --index file://{tmp}/moved --to {data}", ""),
-            _done("pipeline migrate {data} --from file://{tmp}/moved --to {data}", ""),
-        ),
         needs_spark=True,
     ),
 }

@@ -82,7 +82,6 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
     ingested = figures("pipeline ingest {data} {stream} --format csv --cursor billing --checkpoint {tmp}/c")
     ahead = figures("pipeline forecast {data} --topic orders --topic reminders --now-ms 0 --out {tmp}/both")
     ahead_of_one = figures("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead")
-    moved = figures("pipeline migrate {data} --to file://{tmp}/moved --delete-source")
 
     assert cancelled["cancelled"] == [
         {"topic": "persistent://public/default/orders", "cursor": "billing", "messages": 9}
@@ -91,7 +90,6 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
     assert [one["kind"] for one in torn["found"]["ownership"]] == ["missing"]
     assert (repaired["is_clean"], repaired["left"]["is_clean"], repaired["found"]["is_clean"]) == (True, True, False)
     assert (ingested["messages"], ingested["bad_rows"]) == (9, 0)
-    assert (moved["snapshots"], moved["written"], moved["deleted"]) == (4, 4, 4)
     topics = [None, *(f"persistent://public/default/{name}" for name in ("orders", "reminders"))]
     assert {one["topic"] for one in ahead["ahead"]} == set(topics)
     assert [one["topic"] for one in ahead_of_one["ahead"]] == [None, topics[1]]

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from broker.configuration.config import BrokerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.index_copy import Copied, CopyWorkers
+from pipeline.jobs.copies import SparkCopies
 from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.jobs.migrate import SparkCopies
 from snapshot_storage.retrying import Retries
 from snapshot_tools.copy import LocalCopies, copy_snapshots
 from snapshot_tools.place import Filter, task_location

@@ -31,7 +31,6 @@ from pipeline.jobs.find_messages import CSV_OPTIONS, read_positions
 from pipeline.jobs.ingest import STREAM_SCHEMA, IngestedBatch, ingest
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.merge import merge
-from pipeline.jobs.migrate import migrate
 from pipeline.jobs.rebuild import rebuild
 from pipeline.planning.rules import RebuildRules
 from pipeline.sources.index_writer import write_index
@@ -42,6 +41,7 @@ from snapshot_storage.inspection import ProblemKind
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import write_log
 from tests.helpers.spark.bulk_oracle import BulkOracle, Index, Position, Row, differences
+from tests.helpers.spark.moves import move
 from tests.helpers.spark.spark_session import S3_CREDENTIALS
 from tests.helpers.storages.s3_servers import BUCKET, RealServer, VersityServer
 from tracker.bucket_properties import read_properties
@@ -198,10 +198,10 @@ class SparkWorld:
         for name in self.meant(chosen):
             assert len(self.stored()[name]) <= limit
 
-    def migrate(self) -> None:
+    def move(self) -> None:
         target = self.away if self.place == str(self.data) else str(self.data)
         deletes = self.random.random() < 0.5
-        report = migrate(self.spark, str(self.data), self.place, target, deletes_source=deletes)
+        report = move(self.spark, str(self.data), self.place, target, deletes_source=deletes)
         assert not report.failed
         self.place = target
 
@@ -403,7 +403,7 @@ def _flip(data: Path, bucket_id: int, entry: int) -> None:
 
 
 STORY: list[tuple[Callable[[SparkWorld], object], int]] = [
-    (SparkWorld.rebuild, 3), (SparkWorld.merge, 3), (SparkWorld.migrate, 2),
+    (SparkWorld.rebuild, 3), (SparkWorld.merge, 3), (SparkWorld.move, 2),
     (SparkWorld.cancel, 3), (SparkWorld.frame, 2), (SparkWorld.ingest, 2), (SparkWorld.kill, 2),
     (SparkWorld.wrong_schema, 1), (SparkWorld.damage_and_repair, 3),
 ]  # fmt: skip

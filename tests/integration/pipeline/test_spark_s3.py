@@ -23,7 +23,6 @@ from pipeline.jobs.audit import audit, repair
 from pipeline.jobs.cancel import cancel
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.merge import merge
-from pipeline.jobs.migrate import migrate
 from pipeline.tasks.audit_rows import IndexFinding
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
@@ -32,6 +31,7 @@ from snapshot_storage.s3.location import s3_location
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS, StoredEntries
 from tests.helpers.spark.bulk_data import RULES, Header, live, some_times, stored, write_log
+from tests.helpers.spark.moves import move
 from tests.helpers.spark.spark_session import S3_CREDENTIALS
 from tests.helpers.storages.s3_servers import BUCKET, MinioServer, RealServer, VersityServer
 from tracker.bucket_properties import read_properties
@@ -110,12 +110,12 @@ def test_an_index_moves_to_s3_and_back(
 
     monkeypatch.setattr(CursorPropertiesFolder, "put", _no_space)
     with pytest.raises(OSError, match="the disk is full"):
-        migrate(spark, data, data, location)
+        move(spark, data, data, location)
     monkeypatch.undo()
     _set_credentials(monkeypatch)
     interrupted = {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)}
-    there = migrate(spark, data, data, location)
-    again = migrate(spark, data, data, location)
+    there = move(spark, data, data, location)
+    again = move(spark, data, data, location)
 
     assert interrupted == before
     assert (len(there.infos), there.written, there.cursors_updated) == (count, 0, 2)
@@ -123,7 +123,7 @@ def test_an_index_moves_to_s3_and_back(
     assert {cursor: _stored_at(tmp_path, location, cursor) for cursor in (SUB, OTHER)} == before
     assert _rows_of(spark, location, "a") == _waiting(headers["a"])
 
-    back = migrate(spark, data, location, data, deletes_source=True)
+    back = move(spark, data, location, data, deletes_source=True)
 
     # Snapshots that were left in the folder are found again.
     assert (len(back.infos), back.written, back.deleted) == (count, 0, count)
@@ -154,7 +154,7 @@ def test_an_index_is_made_and_merged_on_s3(spark: SparkSession, tmp_path: Path, 
     merged = merge(spark, data, location, bucket_count_max=3, rules=SMALL)
     rows = _rows_of(spark, location, "a")
     on_s3 = _stored_at(tmp_path, location, SUB)
-    moved = migrate(spark, data, location, data, deletes_source=True)
+    moved = move(spark, data, location, data, deletes_source=True)
 
     assert rebuilt == live(headers, SMALL)
     assert again.published.created_count == 0
@@ -248,8 +248,8 @@ def test_jobs_of_two_folders_do_not_meet_under_a_prefix(
     assert audit(spark, str(theirs), location, now_ms=NOW_MS).is_clean
     cancel(positions, location, cursors=["sub"], cursor_log=str(theirs))
     merge(spark, str(theirs), location, bucket_count_max=3, rules=SMALL)
-    migrate(spark, str(theirs), location, str(theirs), deletes_source=True)
-    migrate(spark, str(theirs), str(theirs), location)
+    move(spark, str(theirs), location, str(theirs), deletes_source=True)
+    move(spark, str(theirs), str(theirs), location)
 
     after = _objects(server, prefix)
     assert {key: after[key] for key in before} == before

@@ -14,7 +14,6 @@ from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
 from pipeline.jobs.audit import audit
 from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.jobs.migrate import migrate
 from pipeline.jobs.rebuild import rebuild
 from pipeline.logs.log_folder import LogFolder
 from pipeline.logs.parquet_log import export_ledgers
@@ -22,6 +21,7 @@ from pipeline.sources.index_writer import write_index
 from snapshot_storage.encoding.codec import decode_segments
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, Headers, bucket_ids, live, some_times, stored, write_log
+from tests.helpers.spark.moves import move
 
 pytestmark = [
     pytest.mark.java,
@@ -177,7 +177,7 @@ def test_plain_files_are_an_index(spark: SparkSession, tmp_path: Path) -> None:
     write_index(rows, location, mode="overwrite", options={**CUT, "log": data})
     files = {int("".join(path.parts[-3:]), 16) for path in (tmp_path / "plain files").glob("*/*/*")}
     audited = audit(spark, data, location, now_ms=NOW_MS)
-    moved = migrate(spark, data, location, data, deletes_source=True)
+    moved = move(spark, data, location, data, deletes_source=True)
 
     assert rows.count() == rebuilt.rows > 0
     assert files == set(ids)

@@ -10,19 +10,32 @@ import pytest
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from tests.helpers.live_index import NOW_MS
+from tests.helpers.snapshot_contents import contents_of
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log
 from tests.helpers.spark.spark_session import require_java
 
 pytestmark = pytest.mark.java
 
 
-def test_a_rebuild_runs_by_spark_submit(tmp_path: Path) -> None:
-    """With the file that `python -m pipeline` names, as README.md says; the master is spark-submit's."""
-    require_java()
-    headers = write_log(tmp_path, {"a": some_times(1, 430)})["a"]
+def _submitted(room: str, *words: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command with the file that a room's `python -m` names; the master is spark-submit's."""
     root = Path(__file__).parents[3]
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    program = subprocess.run([sys.executable, "-m", "pipeline"], cwd=root, capture_output=True, text=True, check=True)
+    program = subprocess.run([sys.executable, "-m", room], cwd=root, capture_output=True, text=True, check=True)
+    return subprocess.run(
+        [submit, "--master", "local[1]", program.stdout.strip(), *map(str, words)],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_rebuild_and_a_move_run_by_spark_submit(tmp_path: Path) -> None:
+    """As docs/spark.md says; the move goes to plain files, and its tasks are Spark's."""
+    require_java()
+    headers = write_log(tmp_path, {"a": some_times(1, 430)})["a"]
     options = {
         "--now-ms": NOW_MS,
         "--segment-seconds": RULES.step_ms // 1_000,
@@ -30,16 +43,17 @@ def test_a_rebuild_runs_by_spark_submit(tmp_path: Path) -> None:
         "--bucket-indexes": RULES.rows_per_bucket_min,
     }
 
-    run = subprocess.run(
-        [submit, "--master", "local[1]", program.stdout.strip(), "rebuild", tmp_path]
-        + [str(word) for option in options.items() for word in option],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [str(word) for option in options.items() for word in option]
+    run = _submitted("pipeline", "rebuild", tmp_path, *words, cwd=tmp_path)
 
     assert run.returncode == 0, run.stderr
     assert "430 messages of 5 ledgers read" in run.stdout
     assert stored(tmp_path, CursorName("a", "sub")) == live(headers)
+
+    place = ("--data", tmp_path, "--to", f"file://{tmp_path}/moved", "--update-cursors", "--delete-source")
+    moved = _submitted("snapshot_tools", "snapshots", "copy", "--workers", "spark", *place, cwd=tmp_path)
+
+    assert moved.returncode == 0, moved.stderr
+    assert "1 cursor now names the new ids" in moved.stdout
+    assert contents_of(tmp_path) == []
+    assert len([path for path in (tmp_path / "moved").glob("*/*/*") if path.is_file()]) == len(live(headers))

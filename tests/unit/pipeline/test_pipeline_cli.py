@@ -27,7 +27,6 @@ from tests.helpers.spark.bulk_data import some_times, write_log
         ("pipeline", "audit"),
         ("pipeline", "ingest"),
         ("pipeline", "merge"),
-        ("pipeline", "migrate"),
     ],
 )
 def test_every_command_is_found_and_shows_examples(command: tuple[str, str]) -> None:
@@ -83,7 +82,6 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
         ["pipeline", "rebuild", str(tmp_path)],
         ["pipeline", "cancel", str(tmp_path), "--cursor", "sub", "--key", "k"],
         ["pipeline", "merge", str(tmp_path), "--buckets", "5"],
-        ["pipeline", "migrate", str(tmp_path), "--to", "s3://bucket/prefix"],
         ["pipeline", "ingest", str(tmp_path), "in", "--cursor", "sub", "--checkpoint", "c"],
     ):
         result = CliRunner().invoke(main, arguments)

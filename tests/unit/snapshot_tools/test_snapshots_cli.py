@@ -26,12 +26,13 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.faults import Fault, FaultPlan
+from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.location import s3_location
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from snapshot_tools.export import Exported
-from snapshot_tools.place import Filter, open_place, target_config
+from snapshot_tools.place import Filter, open_place, target_place
 from snapshot_tools.report import PROBLEMS_SHOWN_MAX, print_exported
 from tests.helpers.snapshot_contents import contents_of
 
@@ -671,6 +672,43 @@ def test_a_checkpoint_takes_the_place_of_the_folder(data: Data, tmp_path: Path) 
     assert data.run("verify").exit_code == 0
 
 
+def test_an_index_moves_to_plain_files_and_back(data: Data, tmp_path: Path) -> None:
+    """A place that no service reads; the cursors name the copies there, and then those in the folder again."""
+    before, files = contents_of(data.path), f"file://{tmp_path}/plain%20files"
+
+    there = json.loads(data.run("copy", "--to", files, "--update-cursors", "--delete-source", "--json").stdout)
+    emptied = contents_of(data.path)
+    back = data.run("copy", "--index", files, "--to", str(data.path), "--update-cursors", "--delete-source")
+
+    assert (len(there["copies"]), there["written"], there["cursors_updated"], there["deleted"]) == (3, 3, 2, 3)
+    assert emptied == []
+    assert back.exit_code == 0, back.output
+    assert contents_of(data.path) == before
+    assert data.run("verify").exit_code == 0
+    assert [path for path in (tmp_path / "plain files").rglob("*") if path.is_file()] == []
+
+
+def test_an_index_is_copied_out_of_a_checkpoint_and_into_a_storage_of_anothers(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is RocksDB's own folder; `python://` names what makes a storage."""
+
+    def own(*, is_read_only: bool) -> ObjectFolderBucketSnapshotStorage:
+        return ObjectFolderBucketSnapshotStorage(tmp_path / "own", is_read_only=is_read_only)
+
+    monkeypatch.setattr(snapshots, "own_storage", own, raising=False)
+    data.run("checkpoint", str(tmp_path / "monday"))
+    before = contents_of(data.path)
+    shutil.rmtree(data.path / "snapshots")
+
+    own_place = f"python://{snapshots.__name__}:own_storage"
+    out = data.run("copy", "--index", str(tmp_path / "monday"), "--to", own_place, "--update-cursors")
+    into = data.run("copy", "--index", own_place, "--to", str(tmp_path / "new"))
+
+    assert (out.exit_code, into.exit_code) == (0, 0), out.output + into.output
+    assert contents_of(tmp_path / "new") == before
+
+
 def test_a_checkpoint_of_a_folder_in_use_is_refused(data: Data, tmp_path: Path) -> None:
     async def beside() -> Result:
         async with RocksDBBucketSnapshotStorage(data.path / "snapshots"):
@@ -825,7 +863,7 @@ def test_a_folder_that_is_missing_is_no_empty_one_and_is_not_made(
         (("checkpoint", "/proc/x"), "cannot make a checkpoint in /proc/x: [Errno 2]"),
         (("verify", "--second-look", "nan"), "nan is no number of seconds"),
         (("verify", "--second-look", "inf"), "inf is no number of seconds"),
-        (("copy", "--to", "ftp://x"), "must be a folder or s3://BUCKET/PREFIX"),
+        (("copy", "--to", "ftp://x"), "must be a folder, s3://BUCKET/PREFIX"),
         (("copy", "--to", "s3://bucket/ä"), "prefix must be words of letters"),
         (("copy", "--to", "x", "--delete-source"), "--delete-source needs --update-cursors"),
         (("copy", "--to", "x", "--update-cursors", "--topic", "orders"), "--update-cursors moves everything"),
@@ -878,8 +916,11 @@ def test_a_place_on_s3_has_the_same_form_for_each_command() -> None:
     config = BrokerConfig(data_directory=Path("data"), bucket_snapshot_storage="s3", s3=own)
     there = "s3://theirs/a/b?endpoint=http://127.0.0.1:9000&region=there&path_style=true"
 
-    changed = target_config(config, there).s3
-    near = target_config(config, "s3://ours/c").s3
+    theirs, ours = target_place(config, there), target_place(config, "s3://ours/c")
+
+    assert isinstance(theirs, BrokerConfig)
+    assert isinstance(ours, BrokerConfig)
+    changed, near = theirs.s3, ours.s3
 
     assert (changed.bucket, changed.prefix, changed.endpoint) == ("theirs", "a/b", "http://127.0.0.1:9000")
     assert (changed.region, changed.is_path_style, changed.access_key_id) == ("there", True, "id")

@@ -1,4 +1,4 @@
-"""Copy an index on Spark: `postdate snapshots copy --workers spark`, and its older name `postdate pipeline migrate`.
+"""Copy an index on Spark: the tasks of `postdate snapshots copy --workers spark`.
 
     snapshots to copy ──► tasks: copy, read again, compare ──► (staged copies ──► the driver stores them)
 
@@ -9,7 +9,7 @@ RocksDB folder has one writer, so tasks stage their copies, and the driver store
 import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,15 +17,12 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from managed_ledger.cursors.cursor_properties import CursorPropertiesFolder
-from pipeline.index.index_copy import Copied, CopyResult, OnCopied, SnapshotToCopy, copy_index, find_or_copy
-from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_indexes
-from pipeline.index.selection import Selection
+from pipeline.index.index_copy import CopyResult, SnapshotToCopy, find_or_copy
+from pipeline.index.place import own_index, staging_place, with_indexes
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
 from snapshot_storage.copying import check_copy, copy_snapshot, segment_pieces
 from snapshot_storage.encoding.codec import decode_metadata
-from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.s3.location import is_s3
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
@@ -74,57 +71,6 @@ class SparkCopies:
             work = partial(_copy, source=source, target=target, job=job, staging=staging.path)
             async for result, staged in as_they_come(jobs, tasks, work):
                 yield result if staged is None else result._replace(new_id=await _store(there, staged))
-
-
-def migrate(
-    spark: SparkSession,
-    data: str,
-    source: str,
-    target: str,
-    *,
-    deletes_source: bool = False,
-    advance: OnCopied = lambda _done, _total: None,
-) -> Copied:
-    """Copy the snapshots that cursors name, and let the cursors name the copies.
-
-    All of them, as a service has one snapshot storage, and would find only a part in either.
-
-    Args:
-        spark: The session; it needs no preparation.
-        data: The data directory of a service that is stopped; its cursors are updated.
-        source: The location of the index (`index_place`).
-        target: The location of the copies.
-        deletes_source: Whether to delete the old snapshots in the end.
-        advance: Told of the progress, in bytes.
-
-    Raises:
-        LedgerError: The cursors cannot be read or written, or a service has them open; the index is as before.
-        SnapshotStorageError: One of the storages cannot be opened, or does not answer; the same.
-    """
-    log = cursor_folder(data, None)
-    source, target = own_index(source, log), own_index(target, log)
-
-    async def main(owners: CursorPropertiesFolder) -> Copied:
-        async with AsyncExitStack() as stack:
-            there = await stack.enter_async_context(open_index(target, log=log))
-            # After a move the old folder may be gone, and there is nothing left to copy.
-            storage: BucketSnapshotStorage = MemoryBucketSnapshotStorage()
-            if may_have_index(source):
-                storage = open_index(source, log=log, is_read_only=not deletes_source)
-            here = await stack.enter_async_context(storage)
-            return await copy_index(
-                here,
-                there,
-                owners,
-                SparkCopies(lambda: nullcontext(spark), source, target, log),
-                chosen=Selection(),
-                updates_cursors=True,
-                deletes_source=deletes_source,
-                advance=advance,
-            )
-
-    with CursorPropertiesFolder(log, is_read_only=False) as owners:
-        return asyncio.run(main(owners))
 
 
 def packed(snapshots: Sequence[SnapshotToCopy], count: int) -> Iterator[list[SnapshotToCopy]]:
