@@ -22,6 +22,7 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor
 from tests.helpers.fakes.virtual_time import now_ms, run
+from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerContext
@@ -349,19 +350,19 @@ class SharedIndexStory:
         await self.index.close()
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds())
 def test_each_subscription_gets_each_message_once(seed: int) -> None:
     """Subscriptions poll, come, go, seek and start again."""
     run(SharedIndexStory(seed).play())
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds())
 def test_nothing_is_lost_or_doubled_when_things_go_wrong(seed: int) -> None:
     """Snapshots that are lost, a clock that is put back, delays that are switched off and on again."""
     run(SharedIndexStory(seed, is_rough=True).play())
 
 
-@pytest.mark.parametrize("seed", [*range(6), 9])
+@pytest.mark.parametrize("seed", seeds())
 def test_a_storage_that_goes_wrong_costs_order_at_most(seed: int) -> None:
     """Late, failed, hanging and damaged calls; a delete that is lost would be found by the next start alone."""
     faults = tuple(fault for fault in Fault if fault is not Fault.LOST_DELETE)
