@@ -7,10 +7,10 @@ import json
 import os
 from pathlib import Path
 
-from managed_ledger.rocksdb_store.files import is_misplaced
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, is_misplaced
 
 FORMAT_VERSION = 1
-MARKER_FILE = "POSTDATE-LOG"
+MARKER_FILE = LOG_MARKER_FILE
 NEW_MARKER_FILE = f"{MARKER_FILE}.new"
 
 

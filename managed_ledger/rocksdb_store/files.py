@@ -1,11 +1,16 @@
-"""Files that are none: a folder, a pipe, a device or a link to nowhere in the place of a file.
+"""Files that are none, and the file that marks a log.
 
-Opening a pipe waits for ever, and reading a device does not end. So a module asks here before it
-opens a file whose place another program may have taken.
+A file that is none is a folder, a pipe, a device or a link to nowhere in the place of a file. Opening a pipe waits for
+ever, and reading a device does not end. So a module asks here before it opens a file whose place another program may
+have taken.
 """
 
 import os
 from pathlib import Path
+from typing import Final
+
+LOG_MARKER_FILE: Final = "POSTDATE-LOG"
+"""The file beside a log (`managed_ledger.disk.log_marker`), by which no folder of snapshots is taken for one."""
 
 
 def is_misplaced(place: Path) -> bool:

@@ -6,8 +6,8 @@ again from the log what cursor properties name and the folder no longer has. So 
 link to nowhere stands where RocksDB has a file, and a file or a pipe in the place of the folder: no further try helps.
 One line of the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it
 is, and the opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk
-fails, or the target of a link is not there. A folder that cannot be renamed, as a mount point, is emptied into a folder
-in it (`put_aside`).
+fails, the target of a link is not there, or the folder has a log. A folder that cannot be renamed, as a mount point, is
+emptied into a folder in it (`put_aside`).
 
 A folder that is removed or replaced under its writer is opened again at the next write, with its files of then.
 
@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from managed_ledger.rocksdb_store.failures import translated
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from managed_ledger.rocksdb_store.opening import (
     DEFAULT_FAMILY,
     Compression,
@@ -99,7 +100,7 @@ def open_to_write(path: Path, *, memory: RocksDBMemory, damage: str | None = Non
 
     Raises:
         StorageLockedError: It is in use by another writer.
-        StorageAccessError: It cannot be written, or is a link to nowhere.
+        StorageAccessError: It cannot be written, is a link to nowhere, or has a log.
         StorageUnavailableError: The disk refuses.
     """
     lock = _locked(path)
@@ -161,13 +162,26 @@ def _locked(path: Path) -> WriterLock:
         is_something_else = os.path.lexists(path) and not path.is_dir()
         # The snapshots may be whole, on a disk that is not mounted yet.
         is_target_missing = path.is_symlink() and not path.exists()
+        has_log = not is_something_else and _has_log(path)
     if is_target_missing:
         raise StorageAccessError(f"the target of the link {path} is not there: mount it, or remove the link")
+    if has_log:
+        # A log is not derived. Put aside, it would be gone from its place, and later be removed.
+        raise StorageAccessError(f"{path} is a folder with a log of messages: mend the link, or move the log away")
     if is_something_else:
         _put_aside(path, "it is no folder")
     with translated(error_of, path, "use the folder"):
         path.mkdir(parents=True, exist_ok=True)
         return WriterLock.take(path)
+
+
+def _has_log(path: Path) -> bool:
+    """Whether a folder is a log, has one in it as a data folder has, or is a link to a folder around it."""
+    return (
+        os.path.lexists(path / LOG_MARKER_FILE)
+        or any(path.glob(f"*/{LOG_MARKER_FILE}"))
+        or (path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()))
+    )
 
 
 def _opened(path: Path, memory: RocksDBMemory, lock: WriterLock) -> OpenDatabase:

@@ -14,6 +14,7 @@ from snapshot_storage.rocksdb.folder import RocksDBFolder
 from snapshot_storage.rocksdb.opening import open_to_write
 from snapshot_storage.rocksdb.put_aside import put_aside_folders, remove_put_aside
 from tests.helpers.small_disk import small_disk
+from tests.helpers.spark.bulk_data import write_log
 
 
 @pytest.fixture
@@ -73,6 +74,22 @@ def test_behind_a_link_the_folder_is_renamed_and_the_link_stays(
     assert [file.name for file in path.parent.iterdir()] == ["snapshots"]
     remove_put_aside(*put_aside_folders(path))
     assert [file.name for file in real.parent.iterdir()] == ["index"]
+
+
+@pytest.mark.parametrize("target", ["other/ledgers", "other", "data", "."])
+def test_a_link_to_a_folder_with_a_log_is_refused_and_the_log_stays(tmp_path: Path, target: str) -> None:
+    """A log of another service, its data folder, and the link's own folder: damaged or not, none is put aside."""
+    for name in ("other", "data"):
+        write_log(tmp_path / name, {"a": [1]})
+    path = tmp_path / "data" / "snapshots"
+    path.symlink_to(tmp_path / target)
+    before = sorted(tmp_path.rglob("*"))
+
+    for damage in (None, "it is damaged"):
+        with pytest.raises(StorageAccessError, match="is a folder with a log of messages: mend the link"):
+            open_to_write(path, memory=RocksDBMemory(), damage=damage)
+
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
