@@ -153,7 +153,7 @@ class Cursor:
         return acknowledged
 
     def durably_acknowledged_in(self, ledger_id: int) -> BitMap:
-        """The same without withheld entries: that may yet be delivered."""
+        """All acknowledged entry ids of a ledger but those of withheld entries, which may yet be delivered."""
         return self._state.acknowledged_in(ledger_id)
 
     def acknowledge(

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 WRITE_LATENCY_MS: Final = (0.5, 1, 5, 10, 20, 50, 100, 200, 1000)
-"""The upper ends of ranges; one more is for longer waits."""
+"""The upper ends of ranges of waits; one more range is for longer waits."""
 ENTRY_BYTES: Final = (128, 512, 1024, 2048, 4096, 16_384, 102_400, 1_048_576)
-"""The same of sizes."""
+"""The upper ends of ranges of sizes; one more range is for larger entries."""
 _ENTRY_BYTES: Final = np.array(ENTRY_BYTES, np.int32)
 _NO_LATENCIES: Final = (0,) * (len(WRITE_LATENCY_MS) + 1)
 """Counts are tuples, so that quiet topics share those of nothing."""

@@ -55,7 +55,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "snapshot_storage.objects": ("rocksdb", "s3"),
     "snapshot_storage.rocksdb": ("rocksdb",),
     "snapshot_storage.s3": ("s3",),
-    "snapshot_tools": ("service",),
+    "snapshot_tools": ("service", "spark"),
     "tracker": (),
 }
 """The needs of a module, by the longest prefix of its name: one of these extras, or nothing."""

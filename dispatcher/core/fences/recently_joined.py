@@ -73,7 +73,7 @@ class RecentlyJoinedFence(OrderFence):
         self.bounds: dict[int, Position] = {}
         """By consumer, in the order in which they joined, which is that of the bounds."""
         self.bounds_when_joining: dict[int, Position] = {}
-        """The same of every consumer, for the stats."""
+        """The bound that each consumer had when it joined, also after it was lifted, for the stats."""
         self._view = view
 
     @property

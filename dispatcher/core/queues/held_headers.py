@@ -28,7 +28,7 @@ class HeldHeaders:
     def __init__(self) -> None:
         self._runs: list[EntryHeaders] = []
         self._entries_in: dict[int, BitMap] = {}
-        """The same rows by position: entry ids by ledger."""
+        """The entry ids of the headers in `_runs`, by ledger."""
 
     def __len__(self) -> int:
         return sum(len(run) for run in self._runs)
