@@ -90,8 +90,8 @@ _ROWS_OF_ARCHITECTURE = {
     "read failed": ["ReadMetadata", "LoadSegments", "ReadPositions"],
     "segments loaded": ["SegmentsLoaded"],
     "positions read": ["PositionsRead"],
-    "snapshot deleted": ["SnapshotDeleted"],
-    "property removed": ["PropertyRemoved"],
+    "snapshot deleted (or not)": ["SnapshotDeleted", "DeleteSnapshot"],
+    "property removed (or not)": ["PropertyRemoved", "RemoveProperty"],
 }
 _OPERATIONS_OF_ARCHITECTURE = {
     "message added, or refused": [CallerEvent.ADDED, CallerEvent.REFUSED],
@@ -119,7 +119,7 @@ def _told() -> dict[tuple[str, BucketState], str]:
 
 def _named(cell: str) -> set[BucketState]:
     """The states that a cell names."""
-    return {BucketState[word] for word in cell.replace(",", " ").split() if word in BucketState.__members__}
+    return {BucketState[word] for word in re.findall(r"\w+", cell) if word in BucketState.__members__}
 
 
 def test_architecture_has_the_table_of_the_code() -> None:

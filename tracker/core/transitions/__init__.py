@@ -8,6 +8,7 @@
     merging        buckets that are too many are merged
     deleting       a bucket of which nothing is left is deleted
     recovering     buckets that the cursor names are opened again
+    losing         a snapshot that is gone or damaged is given up
 
     life           how a bucket comes, moves from state to state, and goes
     overlapping    which ranges may have a position in two places
