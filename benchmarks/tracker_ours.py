@@ -50,6 +50,9 @@ from tracker.testing import FakeClock, FakeCursor
 
 BATCH_ROWS = 1_000
 
+RECOVERIES = 5
+"""A recovery of few buckets is some ways to the other process and back: one may take twice as long as the next."""
+
 Figures = dict[str, float]
 
 
@@ -244,7 +247,11 @@ class TrackerRun:
         return figures
 
     async def _recover(self, storage: CountingProcess, first: FakeCursor) -> Figures:
-        """Recover a second tracker from what the first one has stored."""
+        """Recover a second tracker from what the first one has stored, several times; the middle one counts."""
+        rounds = [await self._recover_once(storage, first) for _ in range(RECOVERIES)]
+        return sorted(rounds, key=lambda figures: figures["recovery_ms"])[RECOVERIES // 2]
+
+    async def _recover_once(self, storage: CountingProcess, first: FakeCursor) -> Figures:
         cursor = FakeCursor()
         cursor.properties = dict(first.properties)
         storage.read_count = 0
