@@ -1,4 +1,6 @@
-"""Every decision about buckets. Pure: no clock, no storage, no event loop. The files follow PIP-195's sentence:
+"""Every decision about buckets: no clock, no storage, no event loop.
+
+The files follow PIP-195's sentence:
 
     tracker_core                              operations, questions and events in, actions out
     state                                     all that is known

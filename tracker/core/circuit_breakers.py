@@ -208,7 +208,7 @@ class CallQueue:
         self._buckets.pop(serial, None)
 
     def again(self, bucket: Bucket) -> None:
-        """Try a bucket's call again, when its back-off is over; that it was answered has set the timer."""
+        """Try a bucket's call again when its back-off is over. The answer to it has set the timer (`Calls`)."""
         if bucket.serial in self._buckets:
             heapq.heappush(self._waiting, (bucket.work_attempts.at_ms, bucket.serial))
 

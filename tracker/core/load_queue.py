@@ -124,7 +124,7 @@ class LoadQueue:
         self._reserve(bucket.serial, bucket.load.row_count)
 
     def note_failed(self, bucket: Bucket) -> None:
-        """Note that a load of a bucket came back in vain; it is tried again. That it came back has set the timer."""
+        """Note that a load of a bucket came back in vain; it is tried again. The answer has set the timer (`Calls`)."""
         self._in_flight.pop(bucket.serial, None)
         if self._due.get(bucket.serial) is bucket:
             self._reserve(bucket.serial, 0)

@@ -26,7 +26,7 @@ CACHED_FOR_MS: Final = 10_000
 """Positions stay in the cache for so long after the last question about them."""
 
 CACHED_FOR_MS_WHEN_FULL: Final = 1_000
-"""The same, while others wait for room."""
+"""So long while other positions wait for room."""
 
 CACHED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Cached bitmaps take so much memory together; beyond it, others wait for a while."""
@@ -194,7 +194,7 @@ class PositionCache:
     def note_failed(self, bucket: Bucket) -> None:
         """Let a bucket that could not be read hold up no other one that waits for room.
 
-        That the read was answered has set the timer.
+        The answer to the read has set the timer.
         """
         if bucket.serial in self._admitted:
             self._admitted -= {bucket.serial}

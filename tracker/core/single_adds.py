@@ -48,7 +48,7 @@ class SingleAdds:
         """The first so many of the entry ids, collected at the first question about one of them."""
         self._known_count = 0
         self._counted: dict[int, None] = {}
-        """The same for questions about their number."""
+        """Those that were counted, at a question about their number."""
         self._counted_count = self._new_count = 0
         self._next_deliver_at_ms = NEVER
         """The earliest of the first so many times."""

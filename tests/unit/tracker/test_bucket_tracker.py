@@ -19,6 +19,7 @@ from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.core.circuit_breakers import FIRST_TRY_WAIT_MS_MAX
@@ -1050,7 +1051,7 @@ def test_what_failed_and_is_wanted_no_more_fails_no_longer(sound_world: BucketTr
     run_virtually(main())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds())
 def test_what_came_due_while_the_storage_was_away_comes_in_order_when_it_is_back(
     sound_world: BucketTrackerWorld, seed: int
 ) -> None:

@@ -16,6 +16,7 @@ from managed_ledger.position import Position
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
@@ -332,7 +333,7 @@ def test_who_holds_due_messages_back_is_told_when_waiting_is_over(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds())
 def test_nothing_available_waits_for_a_program_that_has_permits(kind: str, seed: int) -> None:
     """This holds under all events of the index and with a slow storage."""
     chance = Random(seed)

@@ -24,7 +24,7 @@ class OverlappingPositions:
     def __init__(self) -> None:
         self._ledgers: dict[int, LedgerRange] = {}
         self._ranges = LedgerRanges()
-        """The same, for a search by ledger."""
+        """Those ranges, for a search by ledger."""
         self._handed_out: dict[int, BitMap] = {}
         """By ledger."""
 
