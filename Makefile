@@ -39,7 +39,7 @@ demo: setup ## Show the main job, with a crash in the middle, in under a minute
 # Two workers; what shares a Java process or a file shares a worker (tests/conftest.py). Half of `make test` is waiting for
 # services and clients: a third worker makes eight minutes six on two cores.
 WORKERS := 2
-test: WORKERS := 3
+test test-fast: WORKERS := 3
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ROOMS := $(filter-out benchmarks,$(patsubst %/__init__.py,%,$(wildcard */__init__.py)))
 ALONE_IN_ALL := not exhaustive and not installation and not s3_server and not java and not real_pulsar

@@ -269,7 +269,7 @@ async def _after_a_kill(service: PostdateProcess | RealPulsar, topics: int) -> F
     client = await ManyTopicsClient.connect(service.port)
     await client.open_topics(range(topics + 1))
     # They must not be due before all of them are published: with 10,000 topics a commit has two messages of each.
-    deliver_at_ms = time.time_ns() // 1_000_000 + 30_000 + topics * DUE_EACH // 4
+    deliver_at_ms = time.time_ns() // 1_000_000 + 30_000 + topics * DUE_EACH // 2
     client.unconfirmed_max = DUE_UNCONFIRMED_MAX
     await _publish(client, range(1, topics + 1), DUE_EACH, deliver_at_ms)
     if time.time_ns() // 1_000_000 > deliver_at_ms:

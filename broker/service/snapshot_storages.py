@@ -81,7 +81,7 @@ def tell_of_put_aside(config: BrokerConfig) -> None:
         return
     if found:
         logger.warning(
-            "%d damaged folders of snapshots that were put aside take %.1f MiB, the newest is %s: `postdate snapshots "
+            "damaged folders of snapshots that were put aside: %d of %.1f MiB, the newest is %s; `postdate snapshots "
             "put-aside` shows them, and with --remove deletes them",
             len(found),
             sum(one.size_bytes for one in found) / 2**20,

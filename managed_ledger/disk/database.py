@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from managed_ledger.disk.keys import FORMAT_KEY, Family
-from managed_ledger.disk.log_marker import FORMAT_VERSION, MARKER_FILE, read_marker, write_marker
+from managed_ledger.disk.log_marker import FORMAT_VERSION, read_marker, write_marker
 from managed_ledger.disk.rocksdb_edge import checked, damage_advice, log_settings
 from managed_ledger.errors import (
     LedgerError,
@@ -29,6 +29,7 @@ from managed_ledger.errors import (
     StoreVersionError,
 )
 from managed_ledger.rocksdb_store.disk_room import Room, is_out_of_room, measure_room, room_to_open_bytes, try_room
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from managed_ledger.rocksdb_store.opening import OpenFolder, looked_at_again, open_to_read, open_to_write
 from managed_ledger.rocksdb_store.store import RocksDBStore, StoreBatch
 
@@ -172,7 +173,7 @@ class RocksDatabase(RocksDBStore):
         """
 
         def is_worth_it(error: Exception) -> bool:
-            return isinstance(error, StoreCorruptedError | StoreUnavailableError) and (path / MARKER_FILE).exists()
+            return isinstance(error, StoreCorruptedError | StoreUnavailableError) and (path / LOG_MARKER_FILE).exists()
 
         return looked_at_again(lambda: cls._open_read_only_once(path), is_worth_it, pause=pause)
 
@@ -182,7 +183,7 @@ class RocksDatabase(RocksDBStore):
             marker = _read_marker(path)
         if marker is None:
             raise StoreUnavailableError(
-                f"There is no log in {path}: its file {MARKER_FILE} is missing. Name the folder of a log"
+                f"There is no log in {path}: its file {LOG_MARKER_FILE} is missing. Name the folder of a log"
             )
         self = cls(open_to_read(path, log_settings(_READING_BUFFER_BYTES, creates=False, is_compacting=False)))
         try:
@@ -208,7 +209,7 @@ class RocksDatabase(RocksDBStore):
             write_marker(self._path, sequence)
         except OSError as error:
             if self._is_marking:
-                logger.warning("The file %s in %s is not renewed: %s", MARKER_FILE, self._path, error)
+                logger.warning("The file %s in %s is not renewed: %s", LOG_MARKER_FILE, self._path, error)
             self._is_marking = False
         else:
             self._marked_sequence, self._is_marking = sequence, True
@@ -318,4 +319,4 @@ def _read_marker(path: Path) -> int | None:
     try:
         return read_marker(path)
     except ValueError as error:
-        raise StoreCorruptedError(damage_advice(path, f"its file {MARKER_FILE} is unreadable ({error})")) from error
+        raise StoreCorruptedError(damage_advice(path, f"its file {LOG_MARKER_FILE} is unreadable ({error})")) from error

@@ -10,8 +10,7 @@ from pathlib import Path
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, is_misplaced
 
 FORMAT_VERSION = 1
-MARKER_FILE = LOG_MARKER_FILE
-NEW_MARKER_FILE = f"{MARKER_FILE}.new"
+NEW_MARKER_FILE = f"{LOG_MARKER_FILE}.new"
 
 
 def read_marker(path: Path) -> int | None:
@@ -21,7 +20,7 @@ def read_marker(path: Path) -> int | None:
         ValueError: The file is unreadable.
         OSError: The system refuses.
     """
-    file = path / MARKER_FILE
+    file = path / LOG_MARKER_FILE
     if is_misplaced(file):
         raise ValueError("it is no file")
     try:
@@ -45,4 +44,4 @@ def write_marker(path: Path, sequence: int) -> None:
         json.dump({"format": FORMAT_VERSION, "sequence": sequence}, file)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path / MARKER_FILE)
+    beside.replace(path / LOG_MARKER_FILE)

@@ -12,10 +12,11 @@ from typing import Final
 
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import MARKER_FILE, NEW_MARKER_FILE
+from managed_ledger.disk.log_marker import NEW_MARKER_FILE
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.repair.tables import read_table
 from managed_ledger.repair.wal import read_log
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 
 _NAMES: Final = re.compile(
     r"CURRENT|IDENTITY|LOCK|LOG|LOG\.old\.\d+|rocksdict-config\.json|lost\+found|"
@@ -31,7 +32,7 @@ def check_is_log(folder: Path) -> None:
         StoreUnavailableError: It is none.
         OSError: The system refuses to read it.
     """
-    if os.path.lexists(folder / MARKER_FILE):
+    if os.path.lexists(folder / LOG_MARKER_FILE):
         return
     # A folder that is not there is none either.
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -40,9 +41,9 @@ def check_is_log(folder: Path) -> None:
         raise StoreUnavailableError(f"{none}name the data directory of a service")
     foreign = next((name for name in names if not _NAMES.fullmatch(name)), None)
     if foreign is not None:
-        raise StoreUnavailableError(f"{none}its file {MARKER_FILE} is missing, and {foreign} is not of a log")
+        raise StoreUnavailableError(f"{none}its file {LOG_MARKER_FILE} is missing, and {foreign} is not of a log")
     if not any(_has_trace(folder.glob(pattern), is_trace) for pattern, is_trace in _TRACES):
-        raise StoreUnavailableError(f"{none}its file {MARKER_FILE} is missing, and no other file in it is of a log")
+        raise StoreUnavailableError(f"{none}its file {LOG_MARKER_FILE} is missing, and no other file in it is of a log")
 
 
 def _has_trace(files: Iterable[Path], is_trace: Callable[[bytes], bool]) -> bool:

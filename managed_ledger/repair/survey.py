@@ -14,12 +14,13 @@ from typing import NamedTuple, Protocol
 
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import MARKER_FILE, NEW_MARKER_FILE, read_marker
+from managed_ledger.disk.log_marker import NEW_MARKER_FILE, read_marker
 from managed_ledger.entries.blocks import payload_at, payload_count
 from managed_ledger.entries.headers import ROW_BYTES
 from managed_ledger.repair.manifest import FileList
 from managed_ledger.repair.tables import DELETION, RANGE_DELETION, SINGLE_DELETION, Block, TableRow, read_table
 from managed_ledger.repair.wal import DELETE, DELETE_RANGE, WriteAheadLog, read_log, records
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from managed_ledger.rocksdb_store.opening import misplaced_in
 
 _NUMBERED = re.compile(r"(\d+)\.(sst|log)|MANIFEST-(\d+)")
@@ -283,10 +284,10 @@ class _Surveying:
         try:
             marker = read_marker(self.survey.folder)
         except (ValueError, OSError) as error:
-            self._note(MARKER_FILE, f"it is unreadable ({error})", is_harmless=True)
+            self._note(LOG_MARKER_FILE, f"it is unreadable ({error})", is_harmless=True)
             return
         if marker is None:
-            self._note(MARKER_FILE, "it is missing", is_harmless=True)
+            self._note(LOG_MARKER_FILE, "it is missing", is_harmless=True)
         elif marker > self._sequence:
             self.survey.missing_writes = marker - self._sequence
             self.survey.is_end_missing = True

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from managed_ledger.disk.log_marker import MARKER_FILE
 from managed_ledger.errors import LedgerError, StoreUnavailableError
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from pipeline.logs.header_log import HeaderLog
 from pipeline.logs.log_folder import LogFolder
 from pipeline.logs.parquet_log import ParquetLog, is_parquet_log
@@ -27,7 +27,7 @@ def log_folder_of(location: str) -> Path | None:
     if "://" in location:
         return None
     for folder in (Path(location), Path(location) / "ledgers"):
-        if (folder / MARKER_FILE).exists():
+        if (folder / LOG_MARKER_FILE).exists():
             return folder.absolute()
     return None
 

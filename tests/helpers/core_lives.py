@@ -112,7 +112,7 @@ class RandomLife:
         self.core.check(self.pending)
         assert_nothing_forgotten(self.core, self.now_ms, self.cursor)
 
-    # What happens.
+    # Steps of a life.
 
     def add(self) -> None:
         ledger_id = self.rng.randrange(self.ledgers)

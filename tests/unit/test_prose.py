@@ -1,7 +1,7 @@
 """Sentences have nouns as subjects: in comments, docstrings and messages of the product, and in its documentation.
 
-Comments and docstrings of the unit tests are held to the same; their other strings are data. In the simulation each
-string counts, as its complaints are read.
+Comments and docstrings of the tests are held to the same; their other strings are data. In the simulation each string
+counts, as its complaints are read.
 Words without a noun behind them (`who`, `nobody`, `whatever`) hide the part that is meant: a consumer, a caller, an
 operator.
 """
@@ -73,10 +73,11 @@ def test_no_sentence_of_a_room_hides_its_subject(room: str) -> None:
     assert found == []
 
 
-def test_no_sentence_of_a_unit_test_hides_its_subject() -> None:
+def test_no_sentence_of_a_test_hides_its_subject() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text.strip()[:100]}"
-        for path in sorted((ROOT / "tests/unit").rglob("*.py"))
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if "simulation" not in path.parts
         for line, text in _texts_of_a_test(path)
         if VAGUE.search(text) or BEGINS_WITHOUT_A_NOUN.search(text)
     ]

@@ -96,7 +96,7 @@ def test_a_link_to_a_folder_with_a_log_is_refused_and_the_log_stays(tmp_path: Pa
 def test_a_mount_point_gives_its_files_to_a_folder_in_it(
     disk: Path, tmp_path: Path, is_linked: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The system does not rename it. What the file system keeps at the top of a disk is not the service's."""
+    """The system does not rename it; files that the file system keeps at the top of a disk stay."""
     names = _filled(disk)
     (disk / "lost+found").mkdir(mode=0o700, exist_ok=True)
     path = tmp_path / "snapshots" if is_linked else disk

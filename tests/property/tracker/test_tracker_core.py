@@ -361,7 +361,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def pass_through(self, data: st.DataObject) -> None:
-        """The cursor passes messages that nobody has received, as when they expire."""
+        """The cursor passes messages that no consumer has received, as when they expire."""
         candidates = sorted(position for position in self.log if self.is_wanted(position))
         if candidates:
             through = data.draw(st.sampled_from(candidates[: 1 + len(candidates) // 2]))

@@ -178,11 +178,12 @@ def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_
         peer = await _subscribe(service)
         await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
         peer.send_bytes(send_frame(0, deliver_at_ms=clock() + 60_000))
-        peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 10}))
         topic = service.topics[NAME]
         subscription = topic.subscriptions["s"]
         await until(_is_one_delayed(service))
         clock.now_ms += 61_000
+        # Permits make the dispatcher look again: its own timer runs on the real clock.
+        peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 10}))
         await until(lambda: subscription.metrics().messages_out_total == 1)
         await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
         await _leave(peer)

@@ -22,7 +22,6 @@ from managed_ledger.disk.keys import (
     Family,
     cursor_state_key,
 )
-from managed_ledger.disk.log_marker import MARKER_FILE
 from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.entries.headers import ROW_BYTES
 from managed_ledger.errors import (
@@ -33,6 +32,7 @@ from managed_ledger.errors import (
 )
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from tests.helpers.fakes.managed_ledger_fakes import (
     CountingDatabase,
     LedgerClock,
@@ -269,9 +269,9 @@ def test_an_empty_database_in_place_of_a_full_one_is_refused(tmp_path: Path) -> 
     """A damaged MANIFEST can look like this: RocksDB opens without an error and holds nothing."""
     asyncio.run(_fill(tmp_path / "full"))
     RocksDatabase.open(tmp_path / "empty", write_buffer_bytes=2**20).close()
-    marker = (tmp_path / "full" / MARKER_FILE).read_text()
+    marker = (tmp_path / "full" / LOG_MARKER_FILE).read_text()
 
-    (tmp_path / "empty" / MARKER_FILE).write_text(marker)
+    (tmp_path / "empty" / LOG_MARKER_FILE).write_text(marker)
 
     with pytest.raises(StoreCorruptedError, match="it ends at write 1, but had reached"):
         asyncio.run(_open(tmp_path / "empty"))
@@ -301,16 +301,16 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_an_unreadable_marker_file_is_refused(tmp_path: Path) -> None:
     asyncio.run(_fill(tmp_path, 100))
-    (tmp_path / MARKER_FILE).write_text("{")
+    (tmp_path / LOG_MARKER_FILE).write_text("{")
 
-    with pytest.raises(StoreCorruptedError, match=MARKER_FILE):
+    with pytest.raises(StoreCorruptedError, match=LOG_MARKER_FILE):
         asyncio.run(_open(tmp_path))
 
 
 def test_a_crash_while_a_folder_is_created_is_no_damage(tmp_path: Path) -> None:
     """The marker file comes last; without it and without entries the folder is created anew."""
     RocksDatabase.open(tmp_path, write_buffer_bytes=2**20).close()
-    (tmp_path / MARKER_FILE).unlink()
+    (tmp_path / LOG_MARKER_FILE).unlink()
 
     asyncio.run(_fill(tmp_path, 100))
 
@@ -322,7 +322,7 @@ def test_a_crash_while_a_folder_is_created_is_no_damage(tmp_path: Path) -> None:
         return list(read.payloads)
 
     assert asyncio.run(payloads()) == [b"payload %06d" % index for index in range(100)]
-    assert (tmp_path / MARKER_FILE).exists()
+    assert (tmp_path / LOG_MARKER_FILE).exists()
 
 
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ def test_a_synced_write_is_synced_before_it_returns_and_by_a_call_of_its_own(tmp
     """The event loop stood still while the disk synced; and no marker may promise what is not synced."""
     database = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20)
     recorded = replace_rocksdict(database, _Recorded)
-    marker = (tmp_path / MARKER_FILE).read_text()
+    marker = (tmp_path / LOG_MARKER_FILE).read_text()
 
     def write(*, sync: bool) -> list[str]:
         batch = database.new_batch()
@@ -495,13 +495,13 @@ def test_a_synced_write_is_synced_before_it_returns_and_by_a_call_of_its_own(tmp
     with pytest.raises(StoreUnavailableError, match="No space left"):
         write(sync=True)
     database.mark_synced()
-    assert (tmp_path / MARKER_FILE).read_text() == marker
+    assert (tmp_path / LOG_MARKER_FILE).read_text() == marker
     recorded.refusal = None
     assert write(sync=True) == ["write", "sync"]
     database.mark_synced()
-    marker_of_synced = (tmp_path / MARKER_FILE).read_text()
+    marker_of_synced = (tmp_path / LOG_MARKER_FILE).read_text()
     assert marker_of_synced != marker
     assert write(sync=False) == ["write"]
     database.mark_synced()
-    assert (tmp_path / MARKER_FILE).read_text() == marker_of_synced
+    assert (tmp_path / LOG_MARKER_FILE).read_text() == marker_of_synced
     database.close()

@@ -140,6 +140,7 @@ def test_architecture_has_the_table_of_the_code() -> None:
         assert set().union(*(_named(cell) for (_, of), cell in told.items() if of is state)) == NEXT_STATES[state]
 
 
+@pytest.mark.slow
 def test_architecture_tells_the_states_that_events_lead_to_in_many_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[tuple[str, BucketState], set[BucketState]] = {}
     rows = {kind: name for name, kinds in _ROWS_OF_ARCHITECTURE.items() for kind in kinds}
