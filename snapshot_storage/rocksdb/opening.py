@@ -59,8 +59,8 @@ from snapshot_storage.errors import (
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, NEXT_ID_KEY, UNFINISHED
-from snapshot_storage.rocksdb.lock import WriterLock
-from snapshot_storage.rocksdb.put_aside import is_inside, put_aside
+from snapshot_storage.rocksdb.lock import LOCK_FILE, WriterLock
+from snapshot_storage.rocksdb.put_aside import STAYING, is_inside, put_aside
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def open_to_write(path: Path, *, memory: RocksDBMemory, damage: str | None = Non
 
     Raises:
         StorageLockedError: It is in use by another writer.
-        StorageAccessError: It cannot be written, is a link to nowhere, or has a log.
+        StorageAccessError: It cannot be written, is a link to nowhere or to files of others, or has a log.
         StorageUnavailableError: The disk refuses.
     """
     lock = _locked(path)
@@ -163,11 +163,15 @@ def _locked(path: Path) -> WriterLock:
         # The snapshots may be whole, on a disk that is not mounted yet.
         is_target_missing = path.is_symlink() and not path.exists()
         has_log = not is_something_else and _has_log(path)
+        foreign = None if is_something_else or not path.is_symlink() else _first_foreign(path)
     if is_target_missing:
         raise StorageAccessError(f"the target of the link {path} is not there: mount it, or remove the link")
     if has_log:
         # A log is not derived. Put aside, it would be gone from its place, and later be removed.
         raise StorageAccessError(f"{path} is a folder with a log of messages: mend the link, or move the log away")
+    if foreign is not None:
+        # Found damaged, it would be renamed with all that is in it, and later be removed.
+        raise StorageAccessError(f"{path} is a link to a folder that holds {foreign}: let it lead to an empty folder")
     if is_something_else:
         _put_aside(path, "it is no folder")
     with translated(error_of, path, "use the folder"):
@@ -182,6 +186,12 @@ def _has_log(path: Path) -> bool:
         or any(path.glob(f"*/{LOG_MARKER_FILE}"))
         or (path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()))
     )
+
+
+def _first_foreign(path: Path) -> str | None:
+    """Return a name in a folder that never was one of snapshots; None where there is nothing, or a writer has been."""
+    names = sorted(file.name for file in path.iterdir())
+    return None if LOCK_FILE in names else next((name for name in names if name not in STAYING), None)
 
 
 def _opened(path: Path, memory: RocksDBMemory, lock: WriterLock) -> OpenDatabase:

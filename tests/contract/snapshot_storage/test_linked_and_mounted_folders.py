@@ -92,6 +92,28 @@ def test_a_link_to_a_folder_with_a_log_is_refused_and_the_log_stays(tmp_path: Pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_link_to_a_folder_of_other_files_is_refused_and_an_empty_one_is_filled(tmp_path: Path) -> None:
+    """A folder that is put aside is renamed with all that is in it."""
+    other, path = tmp_path / "photographs", tmp_path / "snapshots"
+    other.mkdir()
+    (other / "CURRENT").write_text("a database of another program")
+    path.symlink_to(other)
+
+    for damage in (None, "it is damaged"):
+        with pytest.raises(StorageAccessError, match=r"a folder that holds CURRENT: let it lead to an empty folder"):
+            open_to_write(path, memory=RocksDBMemory(), damage=damage)
+    assert [file.name for file in other.iterdir()] == ["CURRENT"]
+
+    (other / "CURRENT").unlink()
+    (other / "lost+found").mkdir()
+    folder = _opened(path)
+    added = _add(folder)
+    folder.close()
+    again = _opened(path)
+    assert again.read_segments(added, 1, 1) == [b"segment"]
+    again.close()
+
+
 @pytest.mark.parametrize("is_linked", [False, True])
 def test_a_mount_point_gives_its_files_to_a_folder_in_it(
     disk: Path, tmp_path: Path, is_linked: bool, caplog: pytest.LogCaptureFixture
