@@ -27,7 +27,7 @@ from broker.event_loop import call_at_end_of_turn
 from broker.network.listener import Accepted
 from broker.protocol import commands
 from broker.protocol.errors import ProtocolError
-from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
+from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send, UnparsedFrame, parse_frame
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
 from broker.service.service import Service
 from broker.slices import SLICE_S, in_slices
@@ -92,7 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter(service.config.message_size_max)
         self._clock_s = asyncio.get_running_loop().time if clock_s is None else clock_s
-        self._frames: list[Frame] = []
+        self._frames: list[UnparsedFrame] = []
         """Received, and left for the next turns of the event loop."""
         self._handling: asyncio.Task[None] | None = None
         """Handles them; None while there are none."""
@@ -179,13 +179,13 @@ class Connection(asyncio.BufferedProtocol):
             self.pause_reading(_FRAMES_WAIT)
             self._handling = self.service.spawn(self._handle_others())
 
-    def _after_a_slice(self, frames: list[Frame]) -> list[Frame]:
-        """Handle frames until a slice's time has passed, and return the others."""
+    def _after_a_slice(self, frames: list[UnparsedFrame]) -> list[UnparsedFrame]:
+        """Parse and handle frames until a slice's time has passed, and return the others."""
         following = iter(frames)
         ends_s = self._clock_s() + SLICE_S
         try:
             for frame in following:
-                self._on_frame(frame)
+                self._on_frame(parse_frame(*frame))
                 if self._clock_s() >= ends_s:
                     break
         except ProtocolError as error:

@@ -69,6 +69,9 @@ class CorruptSend(NamedTuple):
 
 Frame = Send | CorruptSend | BaseCommand
 
+UnparsedFrame = tuple[bytes, int, int, int]
+"""Bytes that hold a frame whole, and where in them its command begins, its command ends, and it ends."""
+
 
 class FrameSplitter:
     """Cuts the byte stream of one connection into frames.
@@ -82,8 +85,8 @@ class FrameSplitter:
         self._pending = bytearray()
         self._size_needed = _TWO_U32.size
 
-    def feed(self, chunk: bytes) -> list[Frame]:
-        """Take the bytes that were received next and give every frame they complete.
+    def feed(self, chunk: bytes) -> list[UnparsedFrame]:
+        """Take the bytes that were received next and give every frame they complete, each for `parse_frame`.
 
         Raises:
             ProtocolError: The bytes are no frames. The frames before the fault are lost with it: the connection
@@ -96,7 +99,7 @@ class FrameSplitter:
                 # Going on only when a frame is whole keeps a frame of many chunks linear, however small they are.
                 return []
             data = bytes(self._pending)
-        frames: list[Frame] = []
+        frames: list[UnparsedFrame] = []
         start, end = 0, len(data)
         self._size_needed = _TWO_U32.size
         while end - start >= _TWO_U32.size:
@@ -110,14 +113,19 @@ class FrameSplitter:
                 break
             command_start = start + _TWO_U32.size
             start += 4 + total
-            frames.append(_parse(data, command_start, command_start + command_size, start))
+            frames.append((data, command_start, command_start + command_size, start))
         if end - start >= 4 and int.from_bytes(data[start : start + 4], "big") < 4:
             raise ProtocolError("frame without a command")
         self._pending = bytearray(data[start:])
         return frames
 
 
-def _parse(data: bytes, start: int, command_end: int, frame_end: int) -> Frame:
+def parse_frame(data: bytes, start: int, command_end: int, frame_end: int) -> Frame:
+    """Parse a frame. It takes as long as to handle it, so a chunk of hundreds is not parsed in one turn of the loop.
+
+    Raises:
+        ProtocolError: It is none; the connection has to be closed.
+    """
     if data.startswith(_SEND_PREFIX, start):
         ids = _send_ids(data, start + 3, command_end)
         if ids is not None:

@@ -13,10 +13,10 @@ from broker.clients.requests import HANDLERS
 from broker.configuration.config import BrokerConfig
 from broker.network.listener import Accepted
 from broker.protocol.commands import frame
-from broker.protocol.frames import FrameSplitter
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.service.service import Service
 from managed_ledger.value_types import Clock
+from tests.helpers.parsed_frames import frames_in
 
 
 class FakeTransport(asyncio.Transport):
@@ -97,7 +97,7 @@ class Peer:
 
     def answers(self) -> list[BaseCommand]:
         """All commands that were written so far."""
-        return [one for one in FrameSplitter().feed(b"".join(self.transport.written)) if isinstance(one, BaseCommand)]
+        return [one for one in frames_in(b"".join(self.transport.written)) if isinstance(one, BaseCommand)]
 
     async def request(self, kind: int, field: str, **values: Any) -> BaseCommand:
         """Send a request and wait for the answer that carries its id."""

@@ -10,6 +10,7 @@ from broker.protocol.errors import ProtocolError
 from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from tests.helpers.parsed_frames import frames_in
 from tests.helpers.wire_frames import entry_of, framed
 
 uint64 = st.integers(0, 2**64 - 1)
@@ -79,7 +80,7 @@ def test_chunks_make_no_difference(made: list[tuple[bytes, Frame]], sizes: list[
     """Any cutting of the stream gives the frames that were sent."""
     splitter = FrameSplitter()
 
-    frames = [frame for chunk in cut(b"".join(data for data, _ in made), sizes) for frame in splitter.feed(chunk)]
+    frames = [frame for chunk in cut(b"".join(data for data, _ in made), sizes) for frame in frames_in(chunk, splitter)]
 
     assert frames == [frame for _, frame in made]
 
@@ -88,7 +89,7 @@ def feed_all(splitter: FrameSplitter, chunks: list[bytes]) -> str | None:
     """Feed chunks; return why they were refused, None if they were not."""
     try:
         for chunk in chunks:
-            splitter.feed(chunk)
+            frames_in(chunk, splitter)
     except ProtocolError as error:
         return str(error)
     return None
@@ -121,7 +122,7 @@ def test_a_flipped_bit_raises_nothing_else(made: tuple[bytes, Frame], data: st.D
     damaged[at // 8] ^= 1 << at % 8
 
     try:
-        frames = FrameSplitter().feed(bytes(damaged))
+        frames = frames_in(bytes(damaged))
     except ProtocolError:
         return
 
@@ -135,7 +136,7 @@ def test_metadata_noise_raises_nothing_else(metadata: bytes, payload: bytes) -> 
     command = BaseCommand(type=BaseCommand.SEND)
     command.send.producer_id = command.send.sequence_id = 0
     try:
-        frames = FrameSplitter().feed(framed(command.SerializeToString(), entry_of(metadata, payload)))
+        frames = frames_in(framed(command.SerializeToString(), entry_of(metadata, payload)))
     except ProtocolError:
         return
 

@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.clients.publishing import Publisher
-from broker.protocol.frames import FrameSplitter, Send
+from broker.protocol.frames import Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, PACK_ROW
 from managed_ledger.entries.messages import MessageFilter, messages_of
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from pipeline.logs.entry_format import PulsarEntries
+from tests.helpers.parsed_frames import frames_in
 
 INT64 = st.integers(0, 2**63 - 1)
 FIELDS = st.fixed_dictionaries(
@@ -71,7 +72,7 @@ def published(metadata: bytes) -> tuple[bytes, bytes]:
     command = BaseCommand(type=BaseCommand.SEND)
     command.send.producer_id, command.send.sequence_id, command.send.num_messages = 1, 2, 1
     data = command.SerializeToString()
-    (send,) = FrameSplitter().feed(struct.pack(">II", 4 + len(data) + len(entry), len(data)) + data + entry)
+    (send,) = frames_in(struct.pack(">II", 4 + len(data) + len(entry), len(data)) + data + entry)
     assert isinstance(send, Send)
     ledger = RecordingLedger()
     topic = SimpleNamespace(ledger=ledger, delay_ms_max=0, entries_in_total=0, messages_in_total=0, bytes_in_total=0)

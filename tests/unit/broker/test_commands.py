@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from broker.protocol import commands
-from broker.protocol.frames import FrameSplitter
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ServerError
+from tests.helpers.parsed_frames import frames_in
 
 NO_ENTRY = 2**64 - 1
 """How the protocol's unsigned fields hold -1."""
@@ -43,7 +43,7 @@ def built() -> Iterator[tuple[str, bytes]]:
 
 
 def parse(data: bytes) -> BaseCommand:
-    (command,) = FrameSplitter().feed(data)
+    (command,) = frames_in(data)
     assert isinstance(command, BaseCommand)
     return command
 

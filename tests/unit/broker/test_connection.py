@@ -1,6 +1,7 @@
 """A connection handles the commands it receives: receipts, back-pressure, access modes, faults that stay its own."""
 
 import asyncio
+import struct
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
@@ -174,13 +175,20 @@ def test_acknowledgements_that_were_received_before_a_connection_was_lost_count(
     play(tmp_path, story)
 
 
-def test_a_fault_in_a_later_slice_ends_the_connection_and_what_is_behind_it_is_not_handled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [send_frame(0), struct.pack(">II", 7, 3) + b"\xff\xff\xff"])
+def test_a_fault_in_a_later_slice_ends_the_connection_and_what_is_behind_it_is_not_handled(
+    tmp_path: Path, fault: bytes
+) -> None:
+    """A message without a producer; and bytes that are no command: frames are parsed in their slice, no earlier."""
+
     async def story(service: Service) -> None:
         peer = Peer(service, clock_s=count(0, SLICE_S).__next__)
 
-        peer.send_bytes(pings(3) + send_frame(0) + pings(3))
+        peer.send_bytes(pings(3) + fault + pings(3))
+        was_closed = peer.transport.closed
         await until(lambda: peer.transport.closed)
 
+        assert not was_closed
         assert pongs(peer) == 3
 
     play(tmp_path, story)

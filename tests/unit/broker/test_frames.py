@@ -11,6 +11,7 @@ from broker.protocol.errors import FrameTooLargeError, ProtocolError
 from broker.protocol.frames import FRAME_PADDING, CorruptSend, FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandPartitionedTopicMetadata
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from tests.helpers.parsed_frames import frames_in
 from tests.helpers.wire_frames import entry_of, framed
 
 
@@ -32,7 +33,7 @@ def send_command(*, num_messages: int | None = None) -> bytes:
 def test_a_send_comes_with_its_entry_unchanged() -> None:
     entry = entry_of(metadata_with(partition_key=b"k").SerializeToString())
 
-    (send,) = FrameSplitter().feed(framed(send_command(num_messages=4), entry))
+    (send,) = frames_in(framed(send_command(num_messages=4), entry))
 
     assert isinstance(send, Send)
     assert (send.producer_id, send.sequence_id, send.num_messages, send.entry) == (3, 9, 4, entry)
@@ -43,7 +44,7 @@ def test_a_send_without_a_checksum_gets_one() -> None:
     """Clients older than protocol version 6 send none."""
     entry = entry_of(metadata_with().SerializeToString())
 
-    (send,) = FrameSplitter().feed(framed(send_command(), entry[6:]))
+    (send,) = frames_in(framed(send_command(), entry[6:]))
 
     assert isinstance(send, Send)
     assert send.entry == entry
@@ -53,14 +54,14 @@ def test_a_wrong_checksum_is_reported_with_its_message() -> None:
     entry = bytearray(entry_of(metadata_with().SerializeToString()))
     entry[-1] ^= 1
 
-    assert FrameSplitter().feed(framed(send_command(), bytes(entry))) == [CorruptSend(3, 9)]
+    assert frames_in(framed(send_command(), bytes(entry))) == [CorruptSend(3, 9)]
 
 
 def test_the_checksum_is_castagnoli_not_zlib() -> None:
     entry = entry_of(metadata_with().SerializeToString())
     zlib_entry = entry[:2] + struct.pack(">I", zlib.crc32(entry[6:])) + entry[6:]
 
-    assert FrameSplitter().feed(framed(send_command(), zlib_entry)) == [CorruptSend(3, 9)]
+    assert frames_in(framed(send_command(), zlib_entry)) == [CorruptSend(3, 9)]
 
 
 def test_the_largest_frame_is_taken_and_the_next_one_refused() -> None:
@@ -69,7 +70,7 @@ def test_the_largest_frame_is_taken_and_the_next_one_refused() -> None:
     command = commands.frame(BaseCommand(type=BaseCommand.PING, ping={}))[8:]
     fitting = framed(command, bytes(size - 4 - len(command)))
 
-    assert len(FrameSplitter(1024).feed(fitting)) == 1
+    assert len(frames_in(fitting, FrameSplitter(1024))) == 1
     with pytest.raises(FrameTooLargeError, match=f"frame of {size + 1} bytes, more than {size}"):
         FrameSplitter(1024).feed(struct.pack(">II", size + 1, 4))
 
@@ -83,7 +84,7 @@ def test_a_frame_may_come_byte_by_byte() -> None:
     frame = framed(send_command(), entry_of(metadata_with().SerializeToString(), bytes(200_000)))
     splitter = FrameSplitter()
 
-    frames = [one for at in range(len(frame)) for one in splitter.feed(frame[at : at + 1])]
+    frames = [one for at in range(len(frame)) for one in frames_in(frame[at : at + 1], splitter)]
 
     assert [type(one) for one in frames] == [Send]
 
@@ -119,7 +120,7 @@ def text_that_is_no_text() -> bytes:
 )
 def test_nonsense_is_refused_with_its_reason(frame: bytes, reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        FrameSplitter().feed(frame)
+        frames_in(frame)
 
 
 def test_metadata_that_reaches_beyond_its_message_is_refused() -> None:
@@ -127,7 +128,7 @@ def test_metadata_that_reaches_beyond_its_message_is_refused() -> None:
     entry = b"\x0e\x01" + struct.pack(">I", google_crc32c.value(covered)) + covered
 
     with pytest.raises(ProtocolError, match="metadata of 1000 bytes in a message of 13"):
-        FrameSplitter().feed(framed(send_command(), entry))
+        frames_in(framed(send_command(), entry))
 
 
 def test_a_property_without_a_value_is_refused() -> None:
@@ -135,12 +136,12 @@ def test_a_property_without_a_value_is_refused() -> None:
     metadata = metadata_with().SerializeToString() + b"\x22\x03\x0a\x01k"
 
     with pytest.raises(ProtocolError, match=r"without properties\[0\].value"):
-        FrameSplitter().feed(framed(send_command(), entry_of(metadata)))
+        frames_in(framed(send_command(), entry_of(metadata)))
 
 
 def test_a_command_of_a_kind_that_is_not_spoken_keeps_its_type() -> None:
     """So that the connection can say which one it refuses."""
-    (command,) = FrameSplitter().feed(framed(b"\x08\x40\x82\x04\x02\x08\x01"))
+    (command,) = frames_in(framed(b"\x08\x40\x82\x04\x02\x08\x01"))
 
     assert isinstance(command, BaseCommand)
     assert command.type == BaseCommand.WATCH_TOPIC_LIST
