@@ -130,7 +130,7 @@ class Service:
         self._closing: dict[TopicName, asyncio.Task[None]] = {}
         self._deleting: set[TopicName] = set()
         """Those of them that are gone in the end."""
-        self._topic_counts = Counter(TopicName.parse(name).namespace_name for name in store.managed_ledger_names())
+        self._topic_counts = Counter(map(TopicName.namespace_in, store.managed_ledger_names()))
         """Topics by namespace, with those that are being made."""
         self.resting = RestingTopics(self, config.inactive_topics, now_ms)
         """Topics that were closed because they are unused."""
