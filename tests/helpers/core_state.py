@@ -2,7 +2,7 @@
 
 from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore
-from tracker.core.transitions.life import set_cached
+from tracker.core.transitions.life import drop_positions
 
 
 def state_of(core: TrackerCore) -> TrackerState:
@@ -26,4 +26,4 @@ def evict_positions(core: TrackerCore) -> None:
     state = state_of(core)
     for bucket in list(state.cache.buckets.values()):
         if not state.cache.keeps_all and not bucket.needs_positions:
-            set_cached(state, bucket, None)
+            drop_positions(state, bucket)

@@ -10,7 +10,7 @@ from tracker.core.bucket import Bucket
 from tracker.core.position_cache import EVICTION_STEP_MS, READ_AHEAD_STEP_MS
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
-from tracker.core.transitions.life import drop_read, set_cached, set_unloaded_count
+from tracker.core.transitions.life import drop_positions, drop_read, keep_positions, set_unloaded_count
 from tracker.core.transitions.losing import give_up, report_range
 from tracker.core.transitions.overlapping import note_overlap
 
@@ -35,9 +35,9 @@ def read_ahead(state: TrackerState, now_ms: int) -> None:
         state.timers.at(Why.READ_AHEAD, now_ms + READ_AHEAD_STEP_MS)
 
 
-def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet) -> None:
-    """Know a bucket's unloaded positions from now on."""
-    set_cached(state, bucket, positions)
+def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet, size_bytes: int | None = None) -> None:
+    """Know a bucket's unloaded positions from now on; their size is reckoned where it is not given."""
+    keep_positions(state, bucket, positions, positions.size_bytes() if size_bytes is None else size_bytes)
     set_unloaded_count(state, bucket, positions.count)
     bucket.was_cached = True
     bucket.is_cache_used = True
@@ -47,9 +47,9 @@ def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet) 
 
 def cache_if_there_is_room(state: TrackerState, bucket: Bucket, positions: PositionSet) -> None:
     """Keep positions that were not asked for, but happen to be known."""
-    has_room = state.cache.keeps_all or state.cache.has_room(positions.size_bytes())
-    if bucket.has_unloaded and has_room:
-        put_into_cache(state, bucket, positions)
+    size_bytes = positions.size_bytes()
+    if bucket.has_unloaded and (state.cache.keeps_all or state.cache.has_room(size_bytes)):
+        put_into_cache(state, bucket, positions, size_bytes)
 
 
 def start_reads(state: TrackerState, now_ms: int) -> Iterator[ReadPositions]:
@@ -130,7 +130,7 @@ def evict(state: TrackerState, now_ms: int) -> None:
         bucket.cache_used_ms = min(bucket.cache_used_ms, now_ms)
         is_idle = now_ms - bucket.cache_used_ms >= cache.cached_for_ms and not cache.keeps_all
         if is_idle and not bucket.needs_positions:
-            set_cached(state, bucket, None)
+            drop_positions(state, bucket)
             has_evicted = True
     if has_evicted and cache.reads_ahead:
         state.timers.at(Why.READ_AHEAD, now_ms + READ_AHEAD_STEP_MS)

@@ -115,21 +115,24 @@ def note_rows_gone(state: TrackerState) -> None:
 
 def forget_unloaded(state: TrackerState, bucket: Bucket) -> None:
     """Note that a bucket has no unloaded part any more, or that it is served no more."""
-    set_cached(state, bucket, None)
+    drop_positions(state, bucket)
     set_unloaded_count(state, bucket, 0)
     drop_read(bucket)
 
 
-def set_cached(state: TrackerState, bucket: Bucket, positions: PositionSet | None) -> None:
-    """Know a bucket's unloaded positions from now on, or no longer (None)."""
-    bucket.is_cached = positions is not None
-    if positions is None:
-        state.positions.cached.forget(bucket.serial)
-        state.cache.note_evicted(bucket.serial)
-    else:
-        state.positions.cached.put(bucket.serial, positions)
-        bucket.cached_bytes = positions.size_bytes()
-        state.cache.note_cached(bucket)
+def keep_positions(state: TrackerState, bucket: Bucket, positions: PositionSet, size_bytes: int) -> None:
+    """Know a bucket's unloaded positions from now on, which take so much memory in the cache."""
+    bucket.is_cached = True
+    bucket.cached_bytes = size_bytes
+    state.positions.cached.put(bucket.serial, positions)
+    state.cache.note_cached(bucket)
+
+
+def drop_positions(state: TrackerState, bucket: Bucket) -> None:
+    """Know a bucket's unloaded positions no longer."""
+    bucket.is_cached = False
+    state.positions.cached.forget(bucket.serial)
+    state.cache.note_evicted(bucket.serial)
 
 
 def set_unloaded_count(state: TrackerState, bucket: Bucket, count: int) -> None:

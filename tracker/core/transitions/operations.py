@@ -28,7 +28,7 @@ from tracker.core.positions.tracked_positions import Forgotten
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import want
-from tracker.core.transitions.life import note_rows_gone, remove, set_cached, set_unloaded_count
+from tracker.core.transitions.life import drop_positions, note_rows_gone, remove, set_unloaded_count
 from tracker.core.transitions.overlapping import note_overlap
 from tracker.core.transitions.sealing import forget_ledgers
 
@@ -96,7 +96,7 @@ def _set_aside(state: TrackerState, bucket: Bucket) -> None:
     del state.buckets[bucket.serial]
     set_unloaded_count(state, bucket, 0)
     if bucket.is_cached:
-        set_cached(state, bucket, None)
+        drop_positions(state, bucket)
     state.cleared.append(bucket)
 
 
