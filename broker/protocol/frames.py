@@ -142,29 +142,38 @@ def _send_ids(data: bytes, start: int, end: int) -> tuple[int, int, int] | None:
 
     Half the cost of the generated class. None for anything else, be it legal or not.
     """
-    # The shortest has two fields of two bytes, so that all of the fixed places below exist.
-    if end - start < 5 or data[start] != end - start - 1 or data[start + 1] != 0x08 or data[start + 3] != 0x10:
+    # The shortest has two fields of two bytes.
+    if end - start < 5 or data[start] != end - start - 1 or data[start + 1] != 0x08:
         return None
-    producer_id = data[start + 2]
+    producer_id, at = data[start + 2], start + 3
     if producer_id > 0x7F:
+        producer_id, at = _varint(data, start + 2, end)
+    if end - at < 2 or data[at] != 0x10:
         return None
-    at = start + 4
-    value = data[at]
-    sequence_id, shift = value & 0x7F, 0
-    while value > 0x7F:
-        at += 1
-        shift += 7
-        # Nine bytes hold any id that a client counts up to; more is left to the generated class.
-        if at >= end or shift > 56:
-            return None
-        value = data[at]
-        sequence_id |= (value & 0x7F) << shift
-    at += 1
+    sequence_id, at = data[at + 1], at + 2
+    if sequence_id > 0x7F:
+        sequence_id, at = _varint(data, at - 1, end)
     if at == end:
         return producer_id, sequence_id, 1
     if end - at != 2 or data[at] != 0x18 or data[at + 1] > 0x7F:
         return None
     return producer_id, sequence_id, data[at + 1]
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Read a number; return it and where it ends: behind `end` where it does not, or where it has over nine bytes.
+
+    So many hold any id that a client counts up to; more is left to the generated class.
+    """
+    value = shift = 0
+    while at < end and shift <= 56:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte <= 0x7F:
+            return value, at
+        shift += 7
+    return 0, end + 1
 
 
 def _parse_entry(producer_id: int, sequence_id: int, num_messages: int, entry: bytes) -> Send | CorruptSend:
