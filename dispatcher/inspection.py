@@ -181,7 +181,7 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
             )
     elif isinstance(core, SingleActiveCore):
         owner = core.active
-        # No entry is pending there: what was read was given to the active consumer, and nothing says when.
+        # No entry is pending there: each that was read was given to the active consumer, and nothing says when.
         if core.plan is not None and position < core.plan.next_immediate:
             holder = owner
     elif len(core.consumers) == 1:

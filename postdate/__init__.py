@@ -138,7 +138,8 @@ def __getattr__(name: str) -> Any:
         advice = install_advice(error.name, [extra])
         if advice is None:
             raise
-        return missing_class(f"postdate.{name}", advice)
+        # The same one each time: pickle looks for it by its name, to start a process for snapshots.
+        return globals().setdefault(name, missing_class(f"postdate.{name}", advice))
 
 
 def __dir__() -> list[str]:

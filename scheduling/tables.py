@@ -170,7 +170,7 @@ def count_lines(histogram: Json) -> list[str]:
 
 
 def changing_count(answer: Json, verb: str) -> int:
-    """Return how many messages a change will concern, from the answer of its dry run: what is due is not moved.
+    """Return how many messages a change will concern, from the answer of its dry run: due messages are not moved.
 
     >>> changing_count({"matched": 3, "alreadyDue": 1}, "cancelled")
     3

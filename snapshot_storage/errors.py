@@ -104,7 +104,8 @@ class StorageCorruptedError(SnapshotStorageError):
 
     def __init__(self, folder: str, reason: str) -> None:
         super().__init__(
-            f"{folder} is damaged ({reason}): move it away and start again, and the index is rebuilt from the log"
+            f"{folder} is damaged ({reason}): the next start of a service puts it aside, and reads the index again "
+            "from the log"
         )
         self.folder = folder
         self.reason = reason

@@ -73,7 +73,12 @@ async def _look(
 ) -> CheckVerdict:
     properties = await place.properties(which)
     infos, faults = await place.readable_infos(which)
-    problems = [SnapshotProblem(_kind(fault), bucket_id, "", "", str(fault)) for bucket_id, fault in faults.items()]
+    # A header that cannot be read does not tell whose the snapshot is; the property that names it does.
+    owners = {one.bucket_id: (one.topic_name, one.cursor_name) for one in properties}
+    problems = [
+        SnapshotProblem(_kind(fault), bucket_id, *owners.get(bucket_id, ("", "")), str(fault))
+        for bucket_id, fault in faults.items()
+    ]
     verdict = CheckVerdict(properties=len(properties), problems=problems)
     wanted = [info for info in infos if only is None or info.bucket_id in only]
     total = sum(info.length_bytes for info in wanted)

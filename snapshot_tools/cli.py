@@ -237,7 +237,7 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float, 
         "postdate snapshots gc --dry-run",
         "postdate snapshots gc --config config/broker.conf",
         "postdate snapshots gc --data /var/lib/postdate --topic orders",
-        wrong="a snapshot that a cursor names is damaged; it is left to the service",
+        wrong="the header of a snapshot that a cursor names is damaged; it is left to the service",
     ),
 )
 @on_config
@@ -247,7 +247,8 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float, 
 def gc(config: BrokerConfig, *, which: Filter, is_dry_run: bool, is_json: bool) -> None:
     """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
 
-    Beside a running service, --dry-run may name a snapshot that is just being made.
+    Beside a running service, --dry-run may name a snapshot that is just being made. Without it the folder is opened as
+    by a start of the service, which puts a damaged one aside.
     """
     with Steps().shown() as steps:
         garbage = asyncio.run(
@@ -370,8 +371,9 @@ def copy(
 def checkpoint(config: BrokerConfig, *, path: Path, is_json: bool) -> None:
     """Make a backup of the snapshot folder as it is now: DIR, which must not exist, takes its place when it is lost.
 
-    At once, and at the cost of no space while both have the same tables, where DIR is on the same file system. For
-    RocksDB, on a stopped service; `copy` makes a backup beside a running one, and of snapshots on S3.
+    At once, and at the cost of no space while both have the same tables, where DIR is on the same file system. Tables
+    are copied as they are, and `verify` tells whether one is damaged. For RocksDB, on a stopped service; `copy` makes a
+    backup beside a running one, and of snapshots on S3.
     """
     infos = asyncio.run(make_checkpoint(config, path))
     if is_json:

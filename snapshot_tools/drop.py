@@ -138,7 +138,7 @@ def drop(config: BrokerConfig, *, bucket_id: int, is_sure: bool, is_json: bool) 
 
     `/health` names such snapshots. Asks first, unless the snapshot is damaged for certain. Works beside a running
     service where the snapshots are on S3; an object that the server cannot even delete is forgotten with the service
-    stopped.
+    stopped. A RocksDB folder is opened as by a start of the service, which puts a damaged one aside.
     """
 
     def ask(doubt: str) -> None:

@@ -183,6 +183,8 @@ def _advice(verdict: CheckVerdict) -> str:
         parts.append("The log has every message: the service reads what it cannot use here from there again.")
     if "orphaned" in kinds:
         parts.append("Orphans take space and nothing else; `postdate snapshots gc` deletes them.")
+    if "unavailable" in kinds:
+        parts.append("An unavailable one may be in an outage: look again, or `postdate snapshots drop ID` gives it up.")
     return " ".join(parts)
 
 

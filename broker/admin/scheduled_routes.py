@@ -2,7 +2,7 @@
 
     GET  /topics
     GET  /topics/{tenant}/{namespace}/{topic}                       one of them
-    GET  /topics/{tenant}/{namespace}/{topic}/scheduled             what is due, in order of time
+    GET  /topics/{tenant}/{namespace}/{topic}/scheduled             scheduled messages, in order of time
     GET  /topics/{tenant}/{namespace}/{topic}/scheduled/histogram
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/cancel
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/reschedule

@@ -1,4 +1,4 @@
-"""The periodic work of a service: liveness and credentials of connections, retention, expiry, room on the disk, rates.
+"""The periodic work on topics and connections: liveness, credentials, retention, expiry, room on the disk, rates, rest.
 
 Each job goes through topics or connections in slices, so that deliveries go on in between. A topic that is damaged does
 not keep the others from their turn; while the log takes no writes, the topics wait for the next turn.

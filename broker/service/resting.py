@@ -172,7 +172,7 @@ class RestingTopics:
 
 
 def _with_next_due(figures: TopicSnapshot, now_ms: int) -> TopicSnapshot:
-    """Return the figures once the first message has come due; what follows it is not known before the next use."""
+    """Return the figures once the first message has come due; the next one is not known before the next use."""
 
     def is_due(one: SubscriptionSnapshot) -> bool:
         return one.next_deliver_at_ms is not None and one.next_deliver_at_ms <= now_ms and not one.is_paused

@@ -25,7 +25,7 @@ class Consumer:
         key_shared_policy: The policy that it asks for in a Key_Shared subscription.
         connected_ms: When it subscribed.
         epoch: The client's count of redelivery requests, echoed with each message so that the client can tell
-            what was sent before such a request.
+            messages that were sent before such a request.
         meter: The rates of its `ConsumerCounters`.
     """
 

@@ -320,7 +320,7 @@ class Subscription:
                 # Entries that a seek took back meanwhile have not expired.
                 await self.cursor.update_properties(remove=(EXPIRED_PROPERTY,))
         except LedgerError as error:
-            logger.warning("%s / %s: what expired could not be noted: %s", self._ledger.name, self.name, error)
+            logger.warning("%s / %s: expired messages could not be noted: %s", self._ledger.name, self.name, error)
 
     def has_expired(self, position: tuple[int, int]) -> bool:
         """Whether an entry is acknowledged because it expired, as far as is noted."""

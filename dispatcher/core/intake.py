@@ -255,7 +255,7 @@ class Intake(SubscriptionCore):
         headers = self._not_acknowledged(headers)
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
-        # Held entries that were due before the last of these go first; what is too much for one turn is held.
+        # Held entries that were due before the last of these go first; entries that are too many for one turn are held.
         last = key_of(headers, -1)
         self.held_due.add(headers)
         held = self.held_due.take(self.config.admit_entries_max, last)

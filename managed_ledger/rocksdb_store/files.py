@@ -1,6 +1,6 @@
-"""Files that are none, and the file that marks a log.
+"""Places where a file should be and another thing is, and the name of the file that marks a log.
 
-A file that is none is a folder, a pipe, a device or a link to nowhere in the place of a file. Opening a pipe waits for
+That other thing is a folder, a pipe, a device or a link to nowhere. Opening a pipe waits for
 ever, and reading a device does not end. So a module asks here before it opens a file whose place another program may
 have taken.
 """

@@ -131,7 +131,7 @@ def read_positions(spark: SparkSession, path: str) -> DataFrame:
 def take_messages(
     batches: Iterable[pa.RecordBatch], *, location: str, job: str, wanted: MessageFilter
 ) -> Iterator[pa.RecordBatch]:
-    """Give the positions (`POSITION_COLUMNS`) whose messages are meant; what a task does."""
+    """Give the positions (`POSITION_COLUMNS`) whose messages are meant; the work of a task."""
     for batch in batches:
         ledger_ids, entry_ids = (batch.column(name).to_numpy() for name in ("ledger_id", "entry_id"))
         is_meant = np.zeros(batch.num_rows, np.bool_)

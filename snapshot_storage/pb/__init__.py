@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""The classes that `make proto` generates from `proto/`; nothing here is written by hand."""

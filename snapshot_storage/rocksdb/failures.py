@@ -22,7 +22,10 @@ def error_of(failure: Failure) -> SnapshotStorageError:
     """Return our error: another try helps where there is no room, and not where rights are missing."""
     text = f"cannot {failure.doing} in {failure.path}: {failure.text}"
     if failure.is_shared and failure.cause is Cause.FILE_MISSING:
-        return StorageUnavailableError(f"{text}: the service that has it open changed it meanwhile: read it again")
+        return StorageUnavailableError(
+            f"{text}: the service that has it open changed it meanwhile, so read it again. If none has, it is damaged: "
+            "the next start of a service puts it aside, and reads the index again from the log"
+        )
     match failure.cause:
         case Cause.CLOSED:
             return StorageClosedError(failure.doing)

@@ -142,6 +142,8 @@ def open_to_read(path: Path, *, memory: RocksDBMemory, pause: Callable[[float], 
 
     def open_once() -> OpenDatabase:
         if not (path / "CURRENT").exists():
+            if any(path.glob("*.sst")) or any(path.glob("MANIFEST-*")):
+                raise StorageCorruptedError(str(path), "its file CURRENT is missing")
             raise StorageAccessError(f"there are no snapshots in {path}: name the folder that a service has written")
         opened = OpenDatabase(path, RocksDBStore(open_store_to_read(path, _settings(memory))))
         try:

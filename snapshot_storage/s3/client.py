@@ -74,7 +74,8 @@ _REFUSED_CREDENTIALS = frozenset(
     }
 )
 _ADVICE = {
-    "NoSuchBucket": "create the bucket, or correct bucketSnapshotS3Bucket",
+    "NoSuchBucket": "create the bucket, or correct its name (bucketSnapshotS3Bucket)",
+    "InvalidObjectState": "restore the object from the archive, or drop the snapshot",
     "AccessDenied": "allow reading, writing, deleting and listing under the prefix",
     "InvalidAccessKeyId": "correct the access key",
     "SignatureDoesNotMatch": "correct the secret access key",

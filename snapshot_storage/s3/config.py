@@ -84,7 +84,10 @@ class S3Config:
                     f"{name} must be without a user or password: they are access_key_id and secret_access_key"
                 )
         if self.bucket and not _BUCKET.fullmatch(self.bucket):
-            raise ValueError(f"bucket must be the name of a bucket, but is {self.bucket}")
+            raise ValueError(
+                "bucket must be 3 to 255 letters, digits, '.', '_', '-', ':' and '/' that begin with a letter or a "
+                f"digit, but is {self.bucket}"
+            )
         if not _PREFIX.fullmatch(self.prefix) or len(self.prefix) > _PREFIX_LENGTH_MAX:
             raise ValueError(
                 "prefix must be words of letters, digits, '.', '_', '=' and '-' with single slashes between, at most "

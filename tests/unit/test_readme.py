@@ -64,7 +64,6 @@ def test_every_page_that_the_readme_names_exists() -> None:
 
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {*named} <= {
         "docs/index.md",
-        "docs/mutants-of-merges.md",
         "docs/rocksdict-reports.md",
     }
     assert [path for path in named if not (ROOT / path).exists()] == []

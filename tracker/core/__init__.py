@@ -4,7 +4,7 @@ The files follow PIP-195's sentence:
 
     tracker_core                              operations, questions and events in, actions out
     state                                     all that is known
-    single_adds, sources, due_rows            what is added goes into the mutable bucket, and rows wait for their times
+    single_adds, sources, due_rows            messages go into the mutable bucket, and rows wait for their times
     bucket, segment_sizes                     it is sealed, and becomes an immutable bucket with segments
     load_queue, barriers                      the next segments are loaded, and hold up hand-out until then
     positions/, position_cache                each position is handed out once

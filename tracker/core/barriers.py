@@ -1,4 +1,4 @@
-"""The buckets in order of what they hold up: heaps of barriers.
+"""The buckets with rows that are not loaded, by the first row of others that has to wait for them: their barrier.
 
 No row is handed out while a row that is not loaded could come before it. A bucket's barrier is the last row that may go
 before its next segment is loaded; it moves when one is. Its old entry stays in the heap then and is recognised as stale

@@ -8,7 +8,7 @@ A bucket is queued when its next segment begins soon, ready when there is room i
 when the storage may be called. It takes each of these steps once a load, so many buckets cost no more each than few.
 While loads seem to be down, and one call at a time is sent, the bucket that has failed least goes first, room or not.
 
-Left out: what a load brings (`transitions.loading`).
+Left out: the rows that a load brings (`transitions.loading`).
 """
 
 import heapq

@@ -3,7 +3,7 @@
     mutable     the bucket that takes what is added                  (PIP-195's last mutable bucket)
     buckets     the immutable ones, by serial, each with its state    `bucket`
     rows        when: what may be handed out next                     `due_rows`
-    positions   whether: what is tracked where                        `positions`
+    positions   whether: each position and where it is tracked        `positions`
     cache       which buckets' positions are wanted, or cached        `position_cache`
     loads       which segments to load next                           `load_queue`
     barriers    how far hand-out may go                               `barriers`

@@ -1,4 +1,4 @@
-"""Settings of the process without which the event loop pauses, and memory grows, more than by anything it does itself.
+"""Settings of the process: how threads take turns, and how the C library keeps memory.
 
 All concern the whole process, so its owner makes them: the service's command, the process for snapshots, and benchmarks
 that measure the service. Libraries leave them alone.

@@ -336,7 +336,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._actions.cancel_storage_calls()
 
     def stop_for_defect(self, defect: Exception) -> None:
-        """Stop at once: something that belongs to the index raised this, and may be half changed.
+        """Stop at once: a part of the index raised this, and may be half changed.
 
         The owner hears of it by `TrackerContext.on_defect`, once. Adding and polling raise `TrackerClosedError` from
         then on, and nothing is tracked any more. A new tracker finds in the log what no snapshot has.

@@ -14,6 +14,7 @@ from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
     StorageAccessError,
+    StorageCorruptedError,
     StorageLockedError,
     StorageReadOnlyError,
     StorageUnavailableError,
@@ -197,7 +198,10 @@ def test_a_reader_that_meets_a_change_of_files_looks_again(tmp_path: Path) -> No
     assert len(pauses) == 2
 
     move(away=True)
-    with pytest.raises(StorageUnavailableError, match="changed it meanwhile: read it again"):
+    with pytest.raises(
+        StorageUnavailableError,
+        match=r"so read it again\. If none has, it is damaged: the next start",
+    ):
         RocksDBFolder.open(tmp_path / "s", memory=RocksDBMemory(), is_read_only=True, pause=lambda _: None)
 
 
@@ -317,6 +321,9 @@ def test_a_read_only_storage_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(StorageAccessError, match=r"there are no snapshots in .*nowhere"):
             await RocksDBBucketSnapshotStorage(tmp_path / "nowhere", is_read_only=True).start()
         assert not (tmp_path / "nowhere").exists()
+        (tmp_path / "snapshots" / "CURRENT").unlink()
+        with pytest.raises(StorageCorruptedError, match="its file CURRENT is missing"):
+            await RocksDBBucketSnapshotStorage(tmp_path / "snapshots", is_read_only=True).start()
 
     asyncio.run(scenario())
 

@@ -77,6 +77,7 @@ def test_a_server_that_slows_down_once_ends_no_start() -> None:
         (403, "SignatureDoesNotMatch", "correct the secret"),
         (400, "ExpiredToken", "renew the credentials"),
         (404, "NoSuchBucket", "create the bucket"),
+        (403, "InvalidObjectState", "restore the object from the archive, or drop the snapshot"),
         (400, "AuthorizationHeaderMalformed", "correct bucketSnapshotS3Region"),
         (400, "SomethingNew", "as told"),
     ],

@@ -655,7 +655,7 @@ def test_no_secret_is_logged(moto: S3Server, caplog: pytest.LogCaptureFixture) -
     [
         ({"secret_access_key": "wrong-secret"}, "correct the secret access key"),
         ({"access_key_id": "nobody-knows-me"}, r"correct (the access key|credentials)"),
-        ({"bucket": "no-such-bucket"}, "create the bucket, or correct bucketSnapshotS3Bucket"),
+        ({"bucket": "no-such-bucket"}, "create the bucket, or correct its name"),
     ],
 )
 @pytest.mark.parametrize("kind", REAL_SERVERS)

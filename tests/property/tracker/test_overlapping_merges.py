@@ -4,7 +4,6 @@ Every run has late messages in ledgers that are sealed already, messages that ar
 after they were handed out, refusals, and a merge under way most of the time, of which the answer comes after some more
 messages have been handed out. A dictionary is compared with all that a program may see: the positions that are handed
 out, the positions that are tracked where these are known, and that none are remembered once none can come back.
-`docs/mutants-of-merges.md` says which mistakes this finds.
 """
 
 import asyncio

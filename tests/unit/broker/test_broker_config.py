@@ -51,7 +51,7 @@ REFUSED = {
     "dataDirectory": ("~nobody-of-this-name/data", "must be a path"),
     "bucketSnapshotStorage": ("s4", "must be rocksdb or s3 or memory"),
     "bucketSnapshotProcessEnabled": ("yes", "must be true or false"),
-    "bucketSnapshotS3Bucket": ("a", "must be the name of a bucket"),
+    "bucketSnapshotS3Bucket": ("a", "must be 3 to 255 letters, digits, "),
     "bucketSnapshotS3Prefix": ("/a/", "must be words of letters, digits"),
     "bucketSnapshotS3Endpoint": ("localhost:9000", "must be a URL that begins with http:// or https://"),
     "bucketSnapshotS3Region": ("eu central", "must be a name such as eu-central-1"),
@@ -287,6 +287,7 @@ def test_a_bad_value_names_the_file_the_line_the_key_and_what_is_allowed(
 
     shown = "(secret)" if "tell-no-one" in value else value
     assert str(caught.value).startswith(f"{tmp_path / 'broker.conf'}:3: {key}={shown}: must be ")
+    assert len(re.findall(rf"\b{key}\b", str(caught.value))) == 1, "the rule is told by its own key"
     assert (caught.value.key, caught.value.value, caught.value.line) == (key, shown, 3)
 
 

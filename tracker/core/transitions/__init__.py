@@ -1,10 +1,10 @@
-"""The functions that change a tracker's state: a file for each part of PIP-195's sentence, and two tables of events.
+"""The functions that change a tracker's state: a file for each step in the life of a bucket, and two tables of events.
 
-    adding         what is added goes into the mutable bucket, or is refused
+    adding         a message goes into the mutable bucket, or is refused
     sealing        it becomes an immutable bucket with a snapshot of segments
     loading        the next segments are loaded
     caching        positions of segments that are not loaded are read, and forgotten again
-    handing_out    what is due is handed out
+    handing_out    due messages are handed out
     merging        buckets that are too many are merged
     deleting       a bucket of which nothing is left is deleted
     recovering     buckets that the cursor names are opened again

@@ -49,7 +49,7 @@ class Unmet(Enum):
     """Why a bucket in a state takes no part in an operation."""
 
     MEMORY = "its rows are all in memory, where the operation finds their positions"
-    UNREAD = "nothing of it was read yet: what is read will be compared with the cursor"
+    UNREAD = "nothing of it was read yet: rows that are read will be compared with the cursor"
     REMOVED = "it was removed already"
     UNSERVED = "it has no range, so no operation finds it: it was removed, or its rows are still its sources'"
     UNTAKEN = "no row of it has been in memory that could be its last one"

@@ -87,7 +87,7 @@ def on_metadata(state: TrackerState, bucket: Bucket, event: MetadataRead, now_ms
 
 
 def _narrow(state: TrackerState, bucket: Bucket, event: MetadataRead) -> None:
-    """Take over where the rows are, as the metadata says; what it says beyond the key does not count."""
+    """Take over where the rows are, as the metadata says; rows beyond the range of the key do not count."""
     if event.ledgers is None:
         return
     named = bucket.ledgers
