@@ -23,6 +23,7 @@ from tracker.core.position_cache import PositionCache
 from tracker.core.positions.cached_positions import CachedPositions
 from tracker.core.positions.overlapping_positions import OverlappingPositions
 from tracker.core.positions.tracked_positions import TrackedPositions
+from tracker.core.positions.unsealed_positions import UnsealedPositions
 from tracker.core.recovery import Recovery
 from tracker.core.state import Merging, MutableBucket, OrphanSearch, Reports, TrackerState
 from tracker.core.timers import Timers
@@ -43,6 +44,7 @@ PARTS: Final = (
     PositionCache,
     Timers,
     TrackedPositions,
+    UnsealedPositions,
 )
 
 TIDIED_BY_QUESTIONS: Final = {(TrackedPositions, "_taken"), (TrackedPositions, "_taken_count")}

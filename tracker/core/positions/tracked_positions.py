@@ -5,7 +5,8 @@ whose snapshot is not durable. A row without a bit is stale. It is handed out if
 has it any more. Of the segments that are not loaded, only those positions are here that a reader needs to know, and
 those that must not come back:
 
-    in memory        one bit a position, until it is handed out, refused, acknowledged or trimmed
+    in memory        one bit a position, until it is handed out, refused, acknowledged or trimmed;
+                     those of buckets without a durable snapshot are found by ledger        (`unsealed_positions`)
     in a cache       the positions of a bucket's unloaded segments, while they are known       (`cached_positions`)
     unknown          all other unloaded segments; no other bucket has their positions, but for
     overlapping      ranges of which a position may be in two places: positions that are handed out of them are
@@ -30,6 +31,7 @@ from tracker.columns.positions import is_in, ledger_bitmaps, ledger_groups
 from tracker.columns.refused_positions import RefusedPositions
 from tracker.core.positions.cached_positions import CachedPositions
 from tracker.core.positions.overlapping_positions import OverlappingPositions
+from tracker.core.positions.unsealed_positions import UnsealedPositions
 from tracker.core.sources import MUTABLE
 
 _NONE: Final = BitMap()
@@ -78,8 +80,7 @@ class TrackedPositions:
         self._taken: list[tuple[Int64Array, Int64Array]] = []
         self._taken_count = 0
         self._mutable = PositionSet()
-        self._unsealed: dict[int, PositionSet] = {}
-        """Positions of buckets whose snapshot is not durable, by serial."""
+        self._unsealed = UnsealedPositions()
         self.first_ledger_id = -1
         """Ledgers below this one are of no interest any more: the cursor is past them."""
         self.cached = CachedPositions(ranges)
@@ -129,9 +130,8 @@ class TrackedPositions:
 
     @property
     def count(self) -> int:
-        """How many positions have a row in memory; one that is in two places counts twice; O(unsealed buckets)."""
-        count = self._loaded.count - self._taken_count + self._mutable.count
-        return count + sum([one.count for one in self._unsealed.values()]) if self._unsealed else count
+        """How many positions have a row in memory; one that is in two places counts twice."""
+        return self._loaded.count - self._taken_count + self._mutable.count + self._unsealed.count
 
     @property
     def _sets(self) -> list[PositionSet]:
@@ -139,10 +139,10 @@ class TrackedPositions:
 
     def set_of(self, source: int) -> PositionSet:
         """Return the positions of an unsealed bucket or the mutable one."""
-        return self._mutable if source == MUTABLE else self._unsealed[source]
+        return self._mutable if source == MUTABLE else self._unsealed.by_serial[source]
 
     def __bool__(self) -> bool:
-        return bool(self.loaded_count or self._mutable.count or any(one.count for one in self._unsealed.values()))
+        return self.count > 0
 
     @property
     def mutable_count(self) -> int:
@@ -167,7 +167,7 @@ class TrackedPositions:
         bitmap = self._loaded.bitmaps.get(ledger_id)
         if bitmap is not None and entry_id in bitmap:
             return True
-        for unsealed in self._unsealed.values():
+        for unsealed in self._unsealed.of_ledger(ledger_id):
             bitmap = unsealed.bitmaps.get(ledger_id)
             if bitmap is not None and entry_id in bitmap:
                 return True
@@ -185,7 +185,12 @@ class TrackedPositions:
 
     def _with_rows_of(self, ledger_id: int) -> list[BitMap]:
         """Return the positions of a ledger that have a row in memory, for reading only."""
-        return [positions.bitmaps[ledger_id] for positions in self._sets if ledger_id in positions.bitmaps]
+        return [positions.bitmaps[ledger_id] for positions in self._sets_of(ledger_id)]
+
+    def _sets_of(self, ledger_id: int) -> list[PositionSet]:
+        """Return the sets with positions of a ledger that have a row in memory."""
+        sets = (self._whole_loaded, self._mutable, *self._unsealed.of_ledger(ledger_id))
+        return [positions for positions in sets if ledger_id in positions.bitmaps]
 
     def have_one_row_each(self, loaded_row_count: int, row_counts: Mapping[int, int]) -> bool:
         """Whether each of so many rows, by whose they are, is a position's only one there."""
@@ -239,7 +244,7 @@ class TrackedPositions:
     def seal_mutable(self, serial: int) -> PositionSet:
         """Let the mutable bucket's positions be those of an unsealed one, which go into a snapshot; return them."""
         sealed, self._mutable = self._mutable, PositionSet()
-        self._unsealed[serial] = sealed
+        self._unsealed.put(serial, sealed)
         # A sealed position that was handed out before was added again, so a snapshot may bring it again.
         self.overlapping.note_sealed(sealed.bitmaps)
         return sealed
@@ -327,6 +332,7 @@ class TrackedPositions:
             row_count: How many rows are handed out; the others stay in memory, as loaded ones. None for all.
         """
         is_tracked = self._take(ledger_ids, entry_ids)
+        self._unsealed.recount()
         end = len(ledger_ids) if row_count is None else row_count
         if self.overlapping:
             is_out = is_tracked[:end]
@@ -342,9 +348,8 @@ class TrackedPositions:
             return sets[0].take(ledger_ids, entry_ids)
         is_tracked = np.zeros(len(ledger_ids), np.bool_)
         for ledger_id, rows in ledger_groups(ledger_ids):
-            for positions in sets:
-                if ledger_id in positions.bitmaps:
-                    is_tracked[rows] |= positions.take_in(ledger_id, entry_ids[rows])
+            for positions in self._sets_of(ledger_id):
+                is_tracked[rows] |= positions.take_in(ledger_id, entry_ids[rows])
         return is_tracked
 
     def move_to_loaded(self, sources: Sequence[int], ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
@@ -360,12 +365,14 @@ class TrackedPositions:
                 moved = entries & positions.bitmaps.get(ledger_id, _NONE)
                 positions.subtract(ledger_id, moved)
                 self._loaded.unite(ledger_id, moved)
+        self._unsealed.recount()
 
     def refuse(self, ledger_id: int, entry_ids: BitMap) -> bool:
         """Forget positions of a ledger, as others have them, and let none come back; return whether any had a row."""
         has_any = False
-        for positions in self._sets:
+        for positions in self._sets_of(ledger_id):
             has_any |= self._refused.refuse(positions, ledger_id, entry_ids)
+        self._unsealed.recount()
         self.overlapping.note(ledger_id, entry_ids)
         return has_any
 
@@ -385,9 +392,8 @@ class TrackedPositions:
         Runtime complexity: O(1) where there is none, which is so at most moves of a cursor.
         """
         found = BitMap()
-        for positions in self._sets:
-            tracked = positions.bitmaps.get(ledger_id)
-            if tracked and tracked.min() <= entry_id:
+        for tracked in self._with_rows_of(ledger_id):
+            if tracked.min() <= entry_id:
                 found |= tracked & BitMap(range(min(entry_id, tracked.max()) + 1))
         return found
 
@@ -410,11 +416,13 @@ class TrackedPositions:
         """Forget rows of the ledgers below this one."""
         for positions in self._sets:
             positions.drop_below(ledger_id)
+        self._unsealed.recount()
         self._refused.drop_below(ledger_id)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._loaded, self._mutable, self._unsealed = PositionSet(), PositionSet(), {}
+        self._loaded, self._mutable = PositionSet(), PositionSet()
+        self._unsealed.clear()
         self._taken, self._taken_count = [], 0
         self.cached.clear()
         self.overlapping.clear()
@@ -425,7 +433,7 @@ class TrackedPositions:
     @property
     def unsealed_serials(self) -> set[int]:
         """Of which buckets whose snapshot is not durable there are positions; for checks."""
-        return set(self._unsealed)
+        return set(self._unsealed.by_serial)
 
     def loaded_slowly(self) -> PositionSet:
         """Return a copy of the positions of loaded rows, and change nothing; for checks."""
@@ -438,7 +446,7 @@ class TrackedPositions:
         """Assert every invariant; taken positions stay to be forgotten."""
         assert self._taken_count == sum(len(entry_ids) for _, entry_ids in self._taken)
         assert self.loaded_count == self.loaded_slowly().count, "a taken position was not loaded, or was taken twice"
-        for positions in (self._loaded, self._mutable, *self._unsealed.values()):
+        for positions in (self._loaded, self._mutable, self._unsealed):
             positions.check()
         self.cached.check()
         self.overlapping.check()
