@@ -449,10 +449,12 @@ class Reader:
         """Tell the core when the tracker's first message was due; return whether the tracker can give it now."""
         if self._intake is None or self.tracker is None:
             return False
-        is_available = not self._is_tracker_dry and self.tracker.has_message_available()
+        is_available = self.tracker.has_message_available()
         times_ms = [self.tracker.first_withheld_time(), self.tracker.next_delivery_time() if is_available else None]
         self._intake.tracker_deliver_at_ms = min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
-        return is_available
+        # One that gave nothing and has more, as a view of a shared index does after many acknowledged rows, tells when to
+        # ask again. Until then held entries wait for it all the same.
+        return is_available and not self._is_tracker_dry
 
     async def _take_due(self) -> bool:
         """Admit due entries: held ones up to the tracker's first, otherwise the tracker's."""
@@ -476,7 +478,7 @@ class Reader:
             popped = self.tracker.get_scheduled_messages(wanted)
             self._is_tracker_dry = len(popped) == 0
             if self._is_tracker_dry:
-                # The tracker's rows are gone in the meantime, so held entries wait for them no longer.
+                # Its rows may be gone in the meantime, and held entries wait for them no longer.
                 return bool(self._intake.held_due)
             self._intake.on_popped(popped.ledger_ids, popped.entry_ids)
             self._popped = popped

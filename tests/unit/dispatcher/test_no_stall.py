@@ -258,6 +258,38 @@ def test_held_entries_do_not_wait_for_a_message_that_the_tracker_turns_out_not_t
     run(scenario())
 
 
+class _SlowlyPolledTracker(FakeTracker):
+    """The first of its due messages turns out to be acknowledged; the others come when it has told of them."""
+
+    def get_scheduled_messages(self, max_messages: int) -> DelayedIndexes:
+        if self.handed_out:
+            return super().get_scheduled_messages(max_messages)
+        asyncio.get_running_loop().call_soon(self.on_available)
+        return super().get_scheduled_messages(1).slice(0, 0)
+
+
+@pytest.mark.parametrize("kind", _MANY)
+def test_held_entries_wait_for_a_tracker_that_gives_nothing_now_and_has_more(kind: SubscriptionType) -> None:
+    """As a view of a shared index after a start: first come rows that its subscription has acknowledged."""
+
+    async def scenario() -> None:
+        log = FakeLog()
+        _publish(log, 1, [-3_000, -2_000, -1_000])
+        sealed = [(log.entries[number].deliver_at_ms, 1, number) for number in (0, 1)]
+        world = ShellWorld(kind, log=log, sealed=sealed, fake_tracker=_SlowlyPolledTracker)
+        consumer = world.join("c", permits=0)
+        await settle(60)
+        # It is read in the same step in which the tracker gives nothing.
+        world.log.append(b"immediate", key_hash=7)
+        world.dispatcher.consumer_flow(consumer, 10)
+        await settle(60)
+
+        assert [position for position in consumer.positions() if position != (1, 3)] == [(1, 1), (1, 2)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
 class _RereadingTracker(FakeTracker):
     """Has a position read again, and waits for it, as a shared index does with what it spilled."""
 
