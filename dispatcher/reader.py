@@ -452,8 +452,8 @@ class Reader:
         is_available = self.tracker.has_message_available()
         times_ms = [self.tracker.first_withheld_time(), self.tracker.next_delivery_time() if is_available else None]
         self._intake.tracker_deliver_at_ms = min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
-        # One that gave nothing and has more, as a view of a shared index does after many acknowledged rows, tells when to
-        # ask again. Until then held entries wait for it all the same.
+        # A tracker that gave nothing and has more, as a view of a shared index does after many acknowledged rows, tells
+        # when to ask again. Until then held entries wait for it all the same.
         return is_available and not self._is_tracker_dry
 
     async def _take_due(self) -> bool:
