@@ -28,7 +28,7 @@ from dispatcher.core.selectors.auto_split import HashRangeAutoSplitStickyKeyCons
 from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
 _NOW_MS = 1_800_000_000_000
@@ -71,6 +71,7 @@ class _Feed:
             hashes[entry_ids % len(hashes)].astype(np.int32),
             np.full(count, 100, dtype=np.int32),
             np.full(count, 1, dtype=np.int32),
+            np.full(count, NO_CHUNK, dtype=np.uint32),
         )
 
 

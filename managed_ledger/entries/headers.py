@@ -43,6 +43,7 @@ NO_CHUNK: Final = 2
 """A flag of an entry that is known to be no chunk of a larger message."""
 
 Int32s = NDArray[np.int32]
+UInt32s = NDArray[np.uint32]
 Rows = NDArray[np.int64]
 """Rows as they are stored, four words each; numpy selects and joins these far faster than records."""
 
@@ -78,6 +79,7 @@ class EntryHeaders:
     sticky_hashes: Int32s
     sizes: Int32s
     message_counts: Int32s
+    flags: UInt32s
 
     def __len__(self) -> int:
         return len(self.entry_ids)
@@ -92,6 +94,7 @@ class EntryHeaders:
             _read_only(self.sticky_hashes[indices]),
             _read_only(self.sizes[indices]),
             _read_only(self.message_counts[indices]),
+            _read_only(self.flags[indices]),
         )
 
     def where(self, mask: NDArray[np.bool_]) -> "EntryHeaders":
@@ -131,6 +134,7 @@ class EntryHeaders:
             _read_only(records["sticky_hash"].astype(np.int32)),
             _read_only(records["size"].astype(np.int32)),
             _read_only(records["message_count"].astype(np.int32)),
+            _read_only(records["flags"].astype(np.uint32)),
         )
 
 

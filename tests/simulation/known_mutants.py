@@ -35,18 +35,11 @@ class Mutant(NamedTuple):
 
 DISPATCHER: Final = [
     Mutant(
-        "shared-takes-what-returns",
+        "chunks-apart",
         "dispatcher/core/shared.py",
-        "        while self.waiting.may_give(_ONLY_SLOT):\n",
-        "        while len(self.waiting):\n",
-        "entries on their way back are counted as if they could be given",
-        (
-            Edit(
-                "dispatcher/core/shared.py",
-                "and self.waiting.may_give(_ONLY_SLOT):\n            items",
-                "and len(self.waiting):\n            items",
-            ),
-        ),
+        "        if slot == _WHOLE or slot in consumer.pending.slot_counts:\n            return True\n",
+        "        return True\n",
+        "chunks of one message go to several consumers",
     ),
     Mutant(
         "subscription-count-not-lowered",

@@ -9,7 +9,7 @@ from dispatcher.core.items import ENTRY
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.read_plan import ReadRequest
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
 
@@ -45,6 +45,7 @@ class CoreFeed:
             np.array([sticky_hash(key.encode()) for key in keys], dtype=np.int32),
             np.full(count, 100, dtype=np.int32),
             np.full(count, messages, dtype=np.int32),
+            np.full(count, NO_CHUNK, dtype=np.uint32),
         )
         assert self.core.plan is not None
         self.core.next_read(Position(1, self.entries - 1))

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from dispatcher import Delivery, KeySharedPolicy
-from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
 from managed_ledger.reading.selection import HeadersRead
@@ -35,6 +35,7 @@ class FakeEntry:
     deliver_at_ms: int = NOT_DELAYED
     publish_time_ms: int = 0
     message_count: int = 1
+    flags: int = NO_CHUNK
 
 
 @dataclass
@@ -50,12 +51,18 @@ class FakeLog:
     headers_read: int = 0
 
     def append(
-        self, payload: bytes, *, key_hash: int = 0, deliver_at_ms: int = NOT_DELAYED, message_count: int = 1
+        self,
+        payload: bytes,
+        *,
+        key_hash: int = 0,
+        deliver_at_ms: int = NOT_DELAYED,
+        message_count: int = 1,
+        flags: int = NO_CHUNK,
     ) -> Position:
         """Append an entry and tell the listeners."""
         number = len(self.entries)
         position = Position(number // self.entries_per_ledger + 1, number % self.entries_per_ledger)
-        self.entries.append(FakeEntry(position, payload, key_hash, deliver_at_ms, now_ms(), message_count))
+        self.entries.append(FakeEntry(position, payload, key_hash, deliver_at_ms, now_ms(), message_count, flags))
         for listener in tuple(self.listeners):
             listener()
         return position
@@ -141,6 +148,7 @@ def _headers(entries: Sequence[FakeEntry]) -> EntryHeaders:
         column([entry.key_hash for entry in entries], np.int32),
         column([len(entry.payload) for entry in entries], np.int32),
         column([entry.message_count for entry in entries], np.int32),
+        column([entry.flags for entry in entries], np.uint32),
     )
 
 

@@ -1,5 +1,9 @@
 """Consumers of one subscription: which types go together, which one gets a message, which messages stay after it."""
 
+import time
+from contextlib import suppress
+from datetime import timedelta
+
 import pulsar
 import pytest
 from pulsar import ConsumerKeySharedPolicy, ConsumerType, KeySharedMode
@@ -96,6 +100,29 @@ def test_shared_consumers_divide_the_messages(clients: Clients, topic: str) -> N
 
     assert sorted(text for part in received for text in part) == sorted(sent)
     assert all(received)
+
+
+@pytest.mark.parametrize("delay", [{}, {"deliver_after": timedelta(seconds=1)}], ids=["at-once", "delayed"])
+def test_the_chunks_of_a_message_go_to_one_of_several_shared_consumers(
+    clients: Clients, topic: str, delay: dict[str, timedelta]
+) -> None:
+    """No other consumer could put them together; a queue of one message lets the turns change after each entry."""
+    consumers = [subscribe(clients.new(), topic, ConsumerType.Shared, receiver_queue_size=1) for _ in range(3)]
+    producer = clients.new().create_producer(topic, chunking_enabled=True, batching_enabled=False)
+    payloads = [b"%d" % number + bytes(11 * 2**20) for number in range(4)]
+
+    for payload in payloads:
+        producer.send(payload, **delay)
+    received = []
+    until_s = time.monotonic() + 30
+    while len(received) < len(payloads) and time.monotonic() < until_s:
+        for consumer in consumers:
+            with suppress(pulsar.Timeout):
+                message = consumer.receive(100)
+                consumer.acknowledge(message)
+                received.append(message.data())
+
+    assert sorted(received) == payloads
 
 
 def test_failover_has_one_active_consumer_at_a_time(clients: Clients, topic: str) -> None:

@@ -26,7 +26,7 @@ from dispatcher.core.read_plan import LogPart, ReadRequest
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END
-from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
 _ENTRIES_PER_LEDGER = 6
@@ -40,6 +40,7 @@ class _Entry:
     deliver_at_ms: int
     publish_time_ms: int
     message_count: int
+    flags: int
 
 
 @dataclass
@@ -85,7 +86,9 @@ class _Machine(RuleBasedStateMachine):
         number = len(self.log)
         position = Position(number // _ENTRIES_PER_LEDGER + 1, number % _ENTRIES_PER_LEDGER)
         due = NOT_DELAYED if delay_ms is None else self.now_ms + delay_ms
-        self.log.append(_Entry(position, key * 7919 + 5, due, self.now_ms + clock_error_ms, messages))
+        # Messages of every third key come in chunks.
+        flags = 0 if key % 3 == 0 else NO_CHUNK
+        self.log.append(_Entry(position, key * 7919 + 5, due, self.now_ms + clock_error_ms, messages, flags))
 
     @rule(ms=st.sampled_from([1, 5, 10, 50, 300]))
     def pass_time(self, ms: int) -> None:
@@ -649,12 +652,22 @@ class OlderModesMachine(_Machine):
 
 
 class SharedMachine(_Machine):
-    """Without keys."""
+    """Without keys, but for the chunks of a message."""
 
     @initialize(recovering=st.sets(st.integers(1, 3)), published=st.integers(0, 20))
     def start(self, recovering: set[int], published: int) -> None:
         self.core = SharedCore(_CONFIG, has_delays=True)
         self._start(recovering, published)
+
+    @invariant()
+    def one_consumer_has_the_chunks_of_a_message(self) -> None:
+        holders: dict[int, set[int]] = {}
+        for client in self.clients if hasattr(self, "core") else ():
+            for position in client.state.pending.items:
+                entry = self._entry(position)
+                if entry.flags == 0:
+                    holders.setdefault(entry.key_hash, set()).add(client.state.index)
+        assert all(len(consumers) == 1 for consumers in holders.values()), holders
 
 
 def _positions(headers: EntryHeaders) -> list[Key]:
@@ -671,12 +684,13 @@ def _headers(entries: list[_Entry]) -> EntryHeaders:
             entry.key_hash,
             100,
             entry.message_count,
+            entry.flags,
         )
         for entry in entries
     ]
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 7)
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 8)
     narrow = [columns[:, number].astype(np.int64 if number < 4 else np.int32) for number in range(7)]
-    return EntryHeaders(*narrow)
+    return EntryHeaders(*narrow, columns[:, 7].astype(np.uint32))
 
 
 TestKeyShared = KeySharedMachine.TestCase

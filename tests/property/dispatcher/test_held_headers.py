@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from dispatcher.core.queues.held_headers import HeldHeaders
-from managed_ledger.entries.headers import EntryHeaders
+from managed_ledger.entries.headers import NO_CHUNK, EntryHeaders
 from tracker.columns.row_order import NEVER, RowKey
 
 TIMES = st.integers(0, 9)
@@ -32,6 +32,7 @@ def headers_of(rows: list[RowKey]) -> EntryHeaders:
         np.zeros(count, np.int32),
         (columns[:, 2] + 100).astype(np.int32),
         np.ones(count, np.int32),
+        np.full(count, NO_CHUNK, np.uint32),
     )
 
 

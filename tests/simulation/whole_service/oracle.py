@@ -58,6 +58,8 @@ class PublishedEntry:
     """In seconds of the loop; None while it may be lost."""
     copy_of: Key | None = None
     """The entry that it replaces with another time."""
+    is_chunk: bool = False
+    """Whether its header leaves open that it is a chunk; chunks of one message have their hash in common."""
 
     @property
     def is_delayed(self) -> bool:
@@ -209,7 +211,9 @@ class SubscriptionModel:
         return self.kind in (DRAINING, STICKY, EXCLUSIVE, FAILOVER)
 
     def slot(self, entry: PublishedEntry) -> int:
-        """Return the slot that is ordered; one for all entries of kinds without keys."""
+        """Return the slot that is ordered; one for all entries of kinds without keys, but for chunks of Shared."""
+        if self.kind == SHARED and entry.is_chunk:
+            return entry.hash % 65_536 + 1
         if self.kind in (SHARED, EXCLUSIVE, FAILOVER):
             return 0
         if self.uses_points and self.kind != STICKY:
@@ -707,7 +711,7 @@ class Oracle:
         if held is not None:
             self.complain(f"{sub.name}: {entry.key} was sent to {consumer.name} while {held.consumer.name} holds it")
             sub.take(entry)
-        if sub.is_ordered:
+        if sub.is_ordered or (sub.kind == SHARED and entry.is_chunk):
             others = [other for other in sub.holders.get(sub.slot(entry), ()) if other is not consumer]
             if others:
                 self.complain(

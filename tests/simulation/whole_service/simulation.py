@@ -26,6 +26,7 @@ from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
 from managed_ledger.cursors.cursor import Cursor
+from managed_ledger.entries.headers import NO_CHUNK
 from managed_ledger.errors import LedgerError
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
@@ -411,6 +412,7 @@ class Simulation:
                 # Without one, the subscription is gone for which it was to be moved.
                 found = olds.get(number_of(new.payload))
                 copy.copy_of = found.pop() if found else None
+                copy.is_chunk = not new.flags & NO_CHUNK
                 self.uncommitted[copy.key] = copy
                 copies.append(copy)
                 self.note(f"{copy.copy_of} gives way to {copy.key} for {[n for n in gone if copy.copy_of in gone[n]]}")
@@ -678,11 +680,18 @@ class Simulation:
         self.published += 1
         now_ms = self.clock.now_ms()
         payload = payload_of(self.published, size, publish_time_ms=now_ms)
+        entry = PublishedEntry((-1, -1), payload, key_hash, deliver_at_ms, count, now_ms, self.clock.now_s())
+        # Messages of every fifth key come in chunks.
+        entry.is_chunk = key_hash % 5 == 0
         position = self.life.topic.ledger.append_nowait(
-            payload, publish_time_ms=now_ms, deliver_at_ms=deliver_at_ms, sticky_hash=key_hash, message_count=count
+            payload,
+            publish_time_ms=now_ms,
+            deliver_at_ms=deliver_at_ms,
+            sticky_hash=key_hash,
+            message_count=count,
+            flags=0 if entry.is_chunk else NO_CHUNK,
         )
-        key = (position.ledger_id, position.entry_id)
-        entry = PublishedEntry(key, payload, key_hash, deliver_at_ms, count, now_ms, self.clock.now_s())
+        key = entry.key = (position.ledger_id, position.entry_id)
         self.oracle.appended(entry)
         self.uncommitted[key] = entry
         self.note(

@@ -13,7 +13,7 @@ from dispatcher.core.fences.recently_joined import LastSentPositionFence, Ledger
 from dispatcher.core.items import Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.slots import sticky_hash
-from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
 _CONFIGS = {
@@ -80,6 +80,7 @@ class _Subscription:
             np.array([sticky_hash(key) for key in keys.values()], dtype=np.int32),
             np.full(count, 10, dtype=np.int32),
             np.ones(count, dtype=np.int32),
+            np.full(count, NO_CHUNK, dtype=np.uint32),
         )
         request = self.core.next_read(Position(*max(keys)))
         assert request is not None
