@@ -400,10 +400,17 @@ TRACKER: Final = [
 ITEMS: Final = [
     Mutant(
         "item-1",
-        "dispatcher/core/queues/waiting.py",
-        "        return slot in self.heaps and slot not in self.returning.slot_counts",
-        "        return len(self) > 0",
+        "dispatcher/core/shared.py",
+        "        while any(map(self.waiting.may_give, self.waiting.heaps)):\n",
+        "        while len(self.waiting):\n",
         "Shared counts what is still on its way back, and takes from a heap that is not there",
+        (
+            Edit(
+                "dispatcher/core/shared.py",
+                "        heads = [heaps[slot][0] for slot in heaps if waiting.may_give(slot) and self._may_have(consumer, slot)]\n",
+                "        heads = [heaps[_WHOLE][0]]\n",
+            ),
+        ),
     ),
     Mutant(
         "item-2",
