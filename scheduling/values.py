@@ -113,7 +113,8 @@ class ScheduledMessage:
     """The payload as it is stored, but for zlib, which is undone; None where it was not requested."""
     payload_compression: str | None = None
     """The compression in which the payload still is: "LZ4", "ZSTD" or "SNAPPY"; "ZLIB" or "UNREADABLE" where it is
-    damaged. None where the payload is the producer's own, an encrypted one included, or was not requested."""
+    damaged. None where the payload is the producer's own or was not requested. An encrypted payload stays so, and this
+    is the compression below the encryption, "ZLIB" included."""
 
     @property
     def deliver_at(self) -> datetime:

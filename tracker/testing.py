@@ -21,8 +21,10 @@ T = TypeVar("T")
 class FakeCursor(MemoryCursor):
     """A cursor in memory, at the beginning of ledger 0, whose properties cannot be written while an error is set."""
 
-    def __init__(self) -> None:
-        super().__init__(mark_delete_position=Position(0, -1))
+    def __init__(
+        self, *, mark_delete_position: Position = Position(0, -1), properties: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(mark_delete_position=mark_delete_position, properties=properties)
         self.property_error: Exception | None = None
 
     async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:

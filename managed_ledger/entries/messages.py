@@ -131,9 +131,10 @@ def messages_of(entry: bytes) -> list[StoredMessage]:
 
 
 def _uncompressed(metadata: MessageMetadata, payload: bytes) -> tuple[bytes, str | None]:
-    if metadata.compression == NONE or metadata.encryption_keys:
+    if metadata.compression == NONE:
         return payload, None
-    if metadata.compression == ZLIB:
+    # A producer compresses first and encrypts then.
+    if metadata.compression == ZLIB and not metadata.encryption_keys:
         try:
             plain = zlib.decompressobj().decompress(payload, metadata.uncompressed_size or 1)
         except zlib.error:

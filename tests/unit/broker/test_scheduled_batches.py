@@ -194,6 +194,19 @@ def test_what_is_no_batch_though_it_says_so_is_one_message() -> None:
     assert (message.batch_index, message.payload) == (None, b"not a batch")
 
 
+@pytest.mark.parametrize("compression", ["ZSTD", "ZLIB"])
+def test_an_encrypted_message_stays_so_and_tells_its_compression(compression: str) -> None:
+    """A producer compresses first, so nothing can be undone before the key is known."""
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, compression=compression)
+    metadata.encryption_keys.add(key="k", value=b"sealed")
+    data = metadata.SerializeToString()
+    entry = b"\x0e\x01" + bytes(4) + len(data).to_bytes(4, "big") + data + b"encrypted"
+
+    (message,) = messages_of(entry)
+
+    assert (message.payload, message.payload_compression) == (b"encrypted", compression)
+
+
 def test_ids_of_nothing_are_unknown_and_do_nothing(tmp_path: Path) -> None:
     async def story() -> None:
         service = await open_service(tmp_path)
