@@ -14,6 +14,7 @@ from managed_ledger.position import Position
 from tracker.memory_cursor import MemoryCursor
 
 VIRTUAL_START_MS = 1_000_000
+_START_OF_LEDGER_0 = Position(0, -1)
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class FakeCursor(MemoryCursor):
     """A cursor in memory, at the beginning of ledger 0, whose properties cannot be written while an error is set."""
 
     def __init__(
-        self, *, mark_delete_position: Position = Position(0, -1), properties: Mapping[str, str] | None = None
+        self, *, mark_delete_position: Position = _START_OF_LEDGER_0, properties: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(mark_delete_position=mark_delete_position, properties=properties)
         self.property_error: Exception | None = None
