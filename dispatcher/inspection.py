@@ -6,9 +6,11 @@ from dispatcher.config import SubscriptionType
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fences.recently_joined import LastSentPositionFence, RecentlyJoinedFence
-from dispatcher.core.items import key_of
+from dispatcher.core.items import SLOT, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from dispatcher.core.selectors.assignment import NO_OWNER
+from dispatcher.core.shared import SharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.reader import ReadsUnderWay
@@ -186,6 +188,10 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
             holder = owner
     elif len(core.consumers) == 1:
         (owner,) = core.consumers.values()
+    elif isinstance(core, SharedCore):
+        # One that has begun a message in chunks gets the others of it.
+        item = next((item for item in core.waiting.items() if key_of(item) == position), None)
+        owner = None if item is None else core.consumers.get(core.begun.get(item[SLOT], NO_OWNER))
     is_waiting = isinstance(core, MultipleConsumersCore) and (
         any(key_of(item) == position for item in core.waiting.items()) or position in core.held_due
     )

@@ -416,5 +416,5 @@ def _copy(
         deliver_at_ms,
         int(headers.sticky_hashes[row]),
         int(headers.message_counts[row]),
-        0 if portion.may_have_chunks else NO_CHUNK,
+        int(headers.flags[row]) | (0 if portion.may_have_chunks else NO_CHUNK),
     )

@@ -1,27 +1,30 @@
 """Shared: any consumer may get any entry, in turn, those of the lowest priority level first.
 
-All entries wait in one heap, in the order in which they were due. A consumer gets up to
-`dispatcherMaxRoundRobinBatchSize` entries in its turn; a higher level gets entries only while no consumer of a lower
-one has permits.
+    whole messages       in one heap, in the order in which they were due
+    chunks of a message  in a heap of their own, by a hash of the message's id
+                         ├─ begun: its head is among the `heads` of the consumer that has the first chunks
+                         └─ otherwise: among `free_heads`
 
-The chunks of one large message go to one consumer, as no other could join them: Pulsar's `SharedConsumerAssignor`.
-So entries that may be chunks wait in heaps of their own, by the slot of their key: that of the producer's name and the
-sequence number where the message has none. While a consumer has an unacknowledged entry of such a slot, the others of
-the slot are its own. No other state is kept for it, so a consumer that leaves lets its chunks go together.
+A consumer gets up to `dispatcherMaxRoundRobinBatchSize` entries in its turn; a higher level gets entries only while no
+consumer of a lower one has permits. The chunks of a message go to one consumer, as no other could join them: from the
+first that it is given until the last, or until it has none of them any more (Pulsar's `SharedConsumerAssignor`).
 """
 
-from collections.abc import Collection
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Collection, Mapping
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dispatcher.config import DispatcherConfig
+from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import COUNT, SLOT, Item, make_items
+from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of, make_items
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from dispatcher.slots import SLOT_NOT_SET, SLOTS_END
-from managed_ledger.entries.headers import NO_CHUNK, EntryHeaders
+from dispatcher.slots import SLOT_NOT_SET
+from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, EntryHeaders
+from managed_ledger.position import Position
 
 _WHOLE = SLOT_NOT_SET
 """The slot of all entries that are no chunks."""
@@ -32,41 +35,68 @@ class SharedCore(MultipleConsumersCore):
 
     _last_served = -1
 
+    def __init__(
+        self, config: DispatcherConfig, *, has_delays: bool, cursor: Acknowledgements = NOTHING_ACKNOWLEDGED
+    ) -> None:
+        super().__init__(config, has_delays=has_delays, cursor=cursor)
+        self.begun: dict[int, int] = {}
+        """The consumer, by index, that has begun the message of a slot and waits for more of its chunks."""
+        self.last_chunks: dict[Key, None] = {}
+        """The last chunks of messages that are not acknowledged."""
+        self.free_heads: list[Item] = []
+        """Heap of the heads of slots whose message is not begun; some are out of date, as in `ConsumerState.heads`."""
+
     def _make_ready(self, headers: EntryHeaders, orders_ms: NDArray[np.int64]) -> list[Action]:
-        for item in make_items(headers, orders_ms, _slots_of_chunks(headers)):
-            self.waiting.add(item)
+        is_chunk = headers.flags & CHUNK != 0
+        slots = None
+        if is_chunk.any():
+            slots = np.where(is_chunk, 1 + (headers.flags >> MESSAGE_SHIFT), _WHOLE).astype(np.int32)
+            last = np.flatnonzero(is_chunk & (headers.flags & LAST_CHUNK != 0))
+            self.last_chunks.update(
+                dict.fromkeys(zip(headers.ledger_ids[last].tolist(), headers.entry_ids[last].tolist(), strict=True))
+            )
+        for item in make_items(headers, orders_ms, slots):
+            if self.waiting.add(item) and item[SLOT] != _WHOLE:
+                self._offer(item[SLOT])
         return self._serve_all()
 
     def _offer(self, slot: int) -> None:
-        """Mark nothing: every turn considers all waiting entries."""
+        """Let the next chunk of a slot be considered; whole messages are, at every turn."""
+        heap = self.waiting.heaps.get(slot)
+        if slot == _WHOLE or heap is None:
+            return
+        owner = self.begun.get(slot)
+        heappush(self.free_heads if owner is None else self.consumers[owner].heads, heap[0])
 
     def _serve_all(self) -> list[Action]:
         self.to_serve.clear()
         actions: list[Action] = []
         entries_max = self.serve_entries_max
-        without: set[int] = set()
-        while any(map(self.waiting.may_give, self.waiting.heaps)):
+        while self.waiting.heaps:
+            consumer = self._next_in_turn()
+            if consumer is None:
+                break
             if entries_max <= 0:
                 # The rest follows by the timer.
                 self.to_serve.update(self.consumers)
                 break
-            consumer = self._next_in_turn(without)
-            if consumer is None:
-                break
             items = self._take_turn(consumer, entries_max)
-            if not items:
-                # The entries that wait are chunks of messages that others have begun.
-                without.add(consumer.index)
-                continue
             actions.append(self._give(consumer, items))
             entries_max -= len(items)
         return actions
 
-    def _next_in_turn(self, without: Collection[int] = ()) -> ConsumerState | None:
+    def _next_in_turn(self) -> ConsumerState | None:
+        """Return the consumer whose turn it is, of those for which something waits."""
         if self._subscription_budget() <= 0:
             return None
         unacked_max = self.config.unacked_per_consumer_max
-        ready = [one for one in self.consumers.values() if one.budget(unacked_max) > 0 and one.index not in without]
+        is_for_all = self.waiting.may_give(_WHOLE) or self._first(self.free_heads, None) is not None
+        ready = [
+            consumer
+            for consumer in self.consumers.values()
+            if (is_for_all or self._first(consumer.heads, consumer.index) is not None)
+            and consumer.budget(unacked_max) > 0
+        ]
         if not ready:
             return None
         level = min(consumer.priority_level for consumer in ready)
@@ -78,24 +108,60 @@ class SharedCore(MultipleConsumersCore):
         budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
         items: list[Item] = []
         entries_max = min(entries_max, self.config.round_robin_batch_entries_max)
-        heaps, waiting = self.waiting.heaps, self.waiting
-        heads = [heaps[slot][0] for slot in heaps if waiting.may_give(slot) and self._may_have(consumer, slot)]
-        heapify(heads)
-        while budget > 0 and len(items) < entries_max and heads:
-            slot = heads[0][SLOT]
-            items.append(waiting.pop(slot))
-            budget -= items[-1][COUNT]
-            if slot in heaps:
-                heapreplace(heads, heaps[slot][0])
-            else:
-                heappop(heads)
+        while budget > 0 and len(items) < entries_max:
+            slot = self._next_slot(consumer) if self.free_heads or consumer.heads else _WHOLE
+            if slot is None or not self.waiting.may_give(slot):
+                break
+            item = self.waiting.pop(slot)
+            items.append(item)
+            budget -= item[COUNT]
+            if slot != _WHOLE:
+                self._note_chunk(consumer, item)
         return items
 
-    def _may_have(self, consumer: ConsumerState, slot: int) -> bool:
-        """Whether a consumer may be given entries of a slot: no other one has begun a message of it."""
-        if slot == _WHOLE or slot in consumer.pending.slot_counts:
-            return True
-        return not any(slot in other.pending.slot_counts for other in self.consumers.values())
+    def _next_slot(self, consumer: ConsumerState) -> int | None:
+        """Return the slot whose head a consumer gets next, None if there is none for it."""
+        heads = [self._first(self.free_heads, None), self._first(consumer.heads, consumer.index)]
+        if self.waiting.may_give(_WHOLE):
+            heads.append(self.waiting.heaps[_WHOLE][0])
+        first = min((head for head in heads if head is not None), default=None)
+        return None if first is None else first[SLOT]
+
+    def _first(self, heads: list[Item], owner: int | None) -> Item | None:
+        """Return the first of a heap of heads that still is one, of a slot of this owner."""
+        while heads:
+            slot = heads[0][SLOT]
+            heap = self.waiting.heaps.get(slot)
+            if heap and heap[0] is heads[0] and self.begun.get(slot) == owner and self.waiting.may_give(slot):
+                return heads[0]
+            heappop(heads)
+        return None
+
+    def _note_chunk(self, consumer: ConsumerState, item: Item) -> None:
+        """Note that a chunk is a consumer's own: so are the next ones, until the last."""
+        if key_of(item) in self.last_chunks:
+            self.begun.pop(item[SLOT], None)
+        else:
+            self.begun[item[SLOT]] = consumer.index
+        self._offer(item[SLOT])
+
+    def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
+        """Let messages be begun anew of which a consumer has no chunk any more."""
+        for slot in counts:
+            if self.begun.get(slot) == consumer.index and slot not in consumer.pending.slot_counts:
+                del self.begun[slot]
+                self._offer(slot)
+
+    def _forget_counts(self, positions: Collection[Key]) -> None:
+        super()._forget_counts(positions)
+        if self.last_chunks:
+            for position in positions:
+                self.last_chunks.pop(position, None)
+
+    def mark_deleted(self, through: Position) -> list[Action]:
+        if self.last_chunks:
+            self.last_chunks = {position: None for position in self.last_chunks if position > through}
+        return super().mark_deleted(through)
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
         self.consumers[consumer.index] = consumer
@@ -104,7 +170,11 @@ class SharedCore(MultipleConsumersCore):
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         del self.consumers[consumer.index]
         self.to_serve.pop(consumer.index, None)
+        left = [slot for slot, owner in self.begun.items() if owner == consumer.index]
+        for slot in left:
+            del self.begun[slot]
         self._leave_behind(consumer)
+        self._offer_all(left)
         if not self.consumers:
             # As Pulsar: a subscription without consumers starts its counts anew.
             self.redelivery_counts.clear()
@@ -112,11 +182,18 @@ class SharedCore(MultipleConsumersCore):
 
     def reset(self) -> None:
         self._forget_everything()
+        self.begun.clear()
+        self.last_chunks.clear()
+        self.free_heads.clear()
+        for consumer in self.consumers.values():
+            consumer.heads.clear()
 
-
-def _slots_of_chunks(headers: EntryHeaders) -> NDArray[np.int32] | None:
-    """Return the slot in which each entry waits; None where there is no chunk, so that all wait in one."""
-    may_be_chunk = headers.flags & NO_CHUNK == 0
-    if not may_be_chunk.any():
-        return None
-    return np.where(may_be_chunk, 1 + headers.sticky_hashes % (SLOTS_END - 1), _WHOLE).astype(np.int32)
+    def check(self) -> None:
+        super().check()
+        for slot, index in self.begun.items():
+            assert slot in self.consumers[index].pending.slot_counts, f"slot {slot} is begun by no consumer"
+        for slot, heap in self.waiting.heaps.items():
+            if slot != _WHOLE and self.waiting.may_give(slot):
+                owner = self.begun.get(slot)
+                heads = self.free_heads if owner is None else self.consumers[owner].heads
+                assert any(item is heap[0] for item in heads), f"slot {slot} waits and is not offered"

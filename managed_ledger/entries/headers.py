@@ -41,6 +41,12 @@ LOST: Final = 1
 """A flag of an entry that a repair found lost."""
 NO_CHUNK: Final = 2
 """A flag of an entry that is known to be no chunk of a larger message."""
+CHUNK: Final = 4
+"""A flag of a chunk; rows of older versions leave it open."""
+LAST_CHUNK: Final = 8
+"""A flag of the last chunk of a message."""
+MESSAGE_SHIFT: Final = 16
+"""The upper half of a chunk's flags is a hash of its message's id, which all chunks of the message have in common."""
 
 Int32s = NDArray[np.int32]
 UInt32s = NDArray[np.uint32]

@@ -10,11 +10,12 @@ took four times as long. Bulk work over all messages reads headers, in columns, 
 import base64
 import binascii
 import struct
+import zlib
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from managed_ledger.entries.headers import NO_CHUNK
+from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_CHUNK
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 
 MAGIC: Final = b"\x0e\x01"
@@ -83,7 +84,11 @@ def text_bytes(text: str | bytes) -> bytes:
 
 def header_flags(metadata: MessageMetadata) -> int:
     """Return the flags of the header of an entry with this metadata."""
-    return 0 if metadata.num_chunks_from_msg > 1 else NO_CHUNK
+    if metadata.num_chunks_from_msg <= 1:
+        return NO_CHUNK
+    message_id = text_bytes(metadata.uuid) or b"%s-%d" % (text_bytes(metadata.producer_name), metadata.sequence_id)
+    is_last = metadata.chunk_id >= metadata.num_chunks_from_msg - 1
+    return CHUNK | (LAST_CHUNK if is_last else 0) | (zlib.crc32(message_id) & 0xFFFF) << MESSAGE_SHIFT
 
 
 def key_of(metadata: MessageMetadata | SingleMessageMetadata) -> bytes | None:

@@ -34,10 +34,11 @@ blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once 
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from managed_ledger.rocksdb_store.failures import translated
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
@@ -60,11 +61,15 @@ from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, NEXT_ID_KEY, UNFINISHED
 from snapshot_storage.rocksdb.lock import LOCK_FILE, WriterLock
-from snapshot_storage.rocksdb.put_aside import STAYING, is_inside, put_aside
+from snapshot_storage.rocksdb.put_aside import is_inside, put_aside
 
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 16 * 2**10
+_OWN_NAMES: Final = re.compile(
+    r"CURRENT|IDENTITY|LOCK|LOG(\.old\.\d+)?|\d+\.(sst|log|dbtmp)|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|"
+    r"rocksdict-config\.json|WRITER.*|put-aside-.*|lost\+found"
+)
 """Below 16 KiB tiny segments compress worse, above it nothing is won."""
 
 
@@ -191,9 +196,12 @@ def _has_log(path: Path) -> bool:
 
 
 def _first_foreign(path: Path) -> str | None:
-    """Return a name in a folder that never was one of snapshots; None where there is nothing, or a writer has been."""
+    """Return the name of a file that neither RocksDB nor a service makes in a folder of snapshots; None without any.
+
+    A folder in which a writer has been is one of snapshots, also with other files in it.
+    """
     names = sorted(file.name for file in path.iterdir())
-    return None if LOCK_FILE in names else next((name for name in names if name not in STAYING), None)
+    return None if LOCK_FILE in names else next((name for name in names if not _OWN_NAMES.fullmatch(name)), None)
 
 
 def _opened(path: Path, memory: RocksDBMemory, lock: WriterLock) -> OpenDatabase:

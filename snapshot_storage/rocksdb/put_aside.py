@@ -18,7 +18,7 @@ from snapshot_storage.rocksdb.lock import LOCK_FILE
 
 _INSIDE: Final = "put-aside-"
 _MARK: Final = f"-{_INSIDE}"
-STAYING: Final = (LOCK_FILE, "lost+found")
+_STAYING: Final = (LOCK_FILE, "lost+found")
 """The lock, which the caller holds; and the folder that a disk's file system has at its top, which is root's."""
 _LAST_FILE: Final = "CURRENT"
 """Without it RocksDB takes a folder for a new one: it goes last, so that a kill half way leaves a damaged folder."""
@@ -64,7 +64,7 @@ def put_aside(path: Path) -> Path:
 
 def _moved_inside(folder: Path, aside: Path) -> Path:
     """Move the files of a folder into a new one in it, but for those that stay."""
-    files = [one for one in folder.iterdir() if one.name not in STAYING and not one.name.startswith(_INSIDE)]
+    files = [one for one in folder.iterdir() if one.name not in _STAYING and not one.name.startswith(_INSIDE)]
     aside.mkdir()
     for file in sorted(files, key=lambda file: file.name == _LAST_FILE):
         file.rename(aside / file.name)

@@ -37,8 +37,8 @@ DISPATCHER: Final = [
     Mutant(
         "chunks-apart",
         "dispatcher/core/shared.py",
-        "        if slot == _WHOLE or slot in consumer.pending.slot_counts:\n            return True\n",
-        "        return True\n",
+        "        else:\n            self.begun[item[SLOT]] = consumer.index\n",
+        "",
         "chunks of one message go to several consumers",
     ),
     Mutant(
@@ -401,14 +401,13 @@ ITEMS: Final = [
     Mutant(
         "item-1",
         "dispatcher/core/shared.py",
-        "        while any(map(self.waiting.may_give, self.waiting.heaps)):\n",
+        "        while self.waiting.heaps:\n",
         "        while len(self.waiting):\n",
         "Shared counts what is still on its way back, and takes from a heap that is not there",
         (
+            Edit("dispatcher/core/shared.py", "is_for_all = self.waiting.may_give(_WHOLE) or", "is_for_all = True or"),
             Edit(
-                "dispatcher/core/shared.py",
-                "        heads = [heaps[slot][0] for slot in heaps if waiting.may_give(slot) and self._may_have(consumer, slot)]\n",
-                "        heads = [heaps[_WHOLE][0]]\n",
+                "dispatcher/core/shared.py", "if slot is None or not self.waiting.may_give(slot):", "if slot is None:"
             ),
         ),
     ),

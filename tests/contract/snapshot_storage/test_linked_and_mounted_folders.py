@@ -96,20 +96,35 @@ def test_a_link_to_a_folder_of_other_files_is_refused_and_an_empty_one_is_filled
     """A folder that is put aside is renamed with all that is in it."""
     other, path = tmp_path / "photographs", tmp_path / "snapshots"
     other.mkdir()
-    (other / "CURRENT").write_text("a database of another program")
+    (other / "summer.jpg").write_text("a picture")
     path.symlink_to(other)
 
     for damage in (None, "it is damaged"):
-        with pytest.raises(StorageAccessError, match=r"a folder that holds CURRENT: let it lead to an empty folder"):
+        with pytest.raises(StorageAccessError, match=r"a folder that holds summer\.jpg: let it lead to an"):
             open_to_write(path, memory=RocksDBMemory(), damage=damage)
-    assert [file.name for file in other.iterdir()] == ["CURRENT"]
+    assert [file.name for file in other.iterdir()] == ["summer.jpg"]
 
-    (other / "CURRENT").unlink()
+    (other / "summer.jpg").unlink()
     (other / "lost+found").mkdir()
     folder = _opened(path)
     added = _add(folder)
     folder.close()
     again = _opened(path)
+    assert again.read_segments(added, 1, 1) == [b"segment"]
+    again.close()
+
+
+def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
+    """No writer has been in it, and its files are RocksDB's."""
+    folder = _opened(tmp_path / "snapshots")
+    added = _add(folder)
+    folder.checkpoint(tmp_path / "backup")
+    folder.close()
+    path = tmp_path / "linked"
+    path.symlink_to(tmp_path / "backup")
+
+    again = _opened(path)
+
     assert again.read_segments(added, 1, 1) == [b"segment"]
     again.close()
 

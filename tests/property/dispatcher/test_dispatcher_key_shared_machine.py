@@ -26,7 +26,14 @@ from dispatcher.core.read_plan import LogPart, ReadRequest
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END
-from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import (
+    CHUNK,
+    LAST_CHUNK,
+    MESSAGE_SHIFT,
+    NO_CHUNK,
+    NOT_DELAYED,
+    EntryHeaders,
+)
 from managed_ledger.position import Position
 
 _ENTRIES_PER_LEDGER = 6
@@ -86,8 +93,11 @@ class _Machine(RuleBasedStateMachine):
         number = len(self.log)
         position = Position(number // _ENTRIES_PER_LEDGER + 1, number % _ENTRIES_PER_LEDGER)
         due = NOT_DELAYED if delay_ms is None else self.now_ms + delay_ms
-        # Messages of every third key come in chunks.
-        flags = 0 if key % 3 == 0 else NO_CHUNK
+        # Messages of every third key come in chunks, three each; some lack their last.
+        message, chunk = divmod(number, 3)
+        flags = NO_CHUNK
+        if key % 3 == 0:
+            flags = CHUNK | (LAST_CHUNK if chunk == 2 else 0) | (message % 4) << MESSAGE_SHIFT
         self.log.append(_Entry(position, key * 7919 + 5, due, self.now_ms + clock_error_ms, messages, flags))
 
     @rule(ms=st.sampled_from([1, 5, 10, 50, 300]))
@@ -659,15 +669,28 @@ class SharedMachine(_Machine):
         self.core = SharedCore(_CONFIG, has_delays=True)
         self._start(recovering, published)
 
-    @invariant()
-    def one_consumer_has_the_chunks_of_a_message(self) -> None:
-        holders: dict[int, set[int]] = {}
-        for client in self.clients if hasattr(self, "core") else ():
-            for position in client.state.pending.items:
-                entry = self._entry(position)
-                if entry.flags == 0:
-                    holders.setdefault(entry.key_hash, set()).add(client.state.index)
-        assert all(len(consumers) == 1 for consumers in holders.values()), holders
+        self.begun: dict[int, _Client] = {}
+
+    def _note_given(self, client: _Client, item: Item) -> None:
+        """One consumer gets the chunks of a message, from its first one to the last."""
+        super()._note_given(client, item)
+        entry = self._entry(key_of(item))
+        if not entry.flags & CHUNK:
+            return
+        message = entry.flags >> MESSAGE_SHIFT
+        owner = self.begun.get(message)
+        if owner is not None and owner is not client and self._has_chunk(owner, message):
+            raise AssertionError(f"{key_of(item)} is of a message that another consumer has begun")
+        if entry.flags & LAST_CHUNK:
+            self.begun.pop(message, None)
+        else:
+            self.begun[message] = client
+
+    def _has_chunk(self, client: _Client, message: int) -> bool:
+        entries = map(self._entry, client.state.pending.items)
+        return client in self.clients and any(
+            entry.flags & CHUNK and entry.flags >> MESSAGE_SHIFT == message for entry in entries
+        )
 
 
 def _positions(headers: EntryHeaders) -> list[Key]:

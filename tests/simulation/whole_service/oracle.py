@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from broker.topics.pause import NOT_PAUSED, PauseState
 from dispatcher.consumer import Delivery
-from managed_ledger.entries.headers import NOT_DELAYED
+from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_CHUNK, NOT_DELAYED
 from managed_ledger.value_types import Clock
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.variants import (
@@ -58,8 +58,13 @@ class PublishedEntry:
     """In seconds of the loop; None while it may be lost."""
     copy_of: Key | None = None
     """The entry that it replaces with another time."""
-    is_chunk: bool = False
-    """Whether its header leaves open that it is a chunk; chunks of one message have their hash in common."""
+    flags: int = NO_CHUNK
+    """Those of its header: whether it is a chunk, and of which message."""
+
+    @property
+    def message(self) -> int | None:
+        """The message of which it is a chunk; None if it is whole."""
+        return self.flags >> MESSAGE_SHIFT if self.flags & CHUNK else None
 
     @property
     def is_delayed(self) -> bool:
@@ -152,6 +157,8 @@ class SubscriptionModel:
         self.delayed: dict[int, list[tuple[int, Key]]] = {}
         """Waiting entries, by slot and in order: committed, not acknowledged, in no consumer's hands."""
         self.holders: dict[int, dict[SimulatedConsumer, int]] = {}
+        self.begun: dict[int, SimulatedConsumer] = {}
+        """Of messages in chunks, the consumer that has the first ones and not the last; for Shared."""
         """By slot, how many entries which consumers have in hand."""
         self.consumers: list[SimulatedConsumer] = []
         self.seeks_seen = 0
@@ -211,9 +218,7 @@ class SubscriptionModel:
         return self.kind in (DRAINING, STICKY, EXCLUSIVE, FAILOVER)
 
     def slot(self, entry: PublishedEntry) -> int:
-        """Return the slot that is ordered; one for all entries of kinds without keys, but for chunks of Shared."""
-        if self.kind == SHARED and entry.is_chunk:
-            return entry.hash % 65_536 + 1
+        """Return the slot that is ordered; one for all entries of kinds without keys."""
         if self.kind in (SHARED, EXCLUSIVE, FAILOVER):
             return 0
         if self.uses_points and self.kind != STICKY:
@@ -316,6 +321,8 @@ class Oracle:
         self.deliveries = 0
         self.late_ms_max = _LATE_MS_MAX + precision_ms
         """How late a message may be that a consumer waits for."""
+        self._moved_messages: set[int] = set()
+        """Messages in chunks of which one has another time than the others, as no client can make it."""
         self.worst_late_ms = 0
         self._times = times
         self._tick_ms = tick_ms
@@ -530,6 +537,8 @@ class Oracle:
                 if not is_same or (copy.hash, copy.count) != (old.hash, old.count):
                     self.complain(f"{copy.key} is no copy of {old.key}")
             self.appended(copy)
+            if copy.message is not None:
+                self._moved_messages.add(copy.message)
             for sub in self.subs.values():
                 if old is not None and old.key in gone.get(sub.name, ()):
                     self._gives_way(sub, old.key, copy.key)
@@ -711,13 +720,32 @@ class Oracle:
         if held is not None:
             self.complain(f"{sub.name}: {entry.key} was sent to {consumer.name} while {held.consumer.name} holds it")
             sub.take(entry)
-        if sub.is_ordered or (sub.kind == SHARED and entry.is_chunk):
+        if sub.kind == SHARED and entry.message is not None:
+            self._judge_chunk(sub, entry, entry.message, consumer)
+        if sub.is_ordered:
             others = [other for other in sub.holders.get(sub.slot(entry), ()) if other is not consumer]
             if others:
                 self.complain(
                     f"{sub.name}: {entry.key} was sent to {consumer.name} while {others[0].name} holds others of its "
                     "slot"
                 )
+
+    def _judge_chunk(
+        self, sub: SubscriptionModel, entry: PublishedEntry, message: int, consumer: SimulatedConsumer
+    ) -> None:
+        """One consumer gets the chunks of a message, from its first one to the last, while it has one of them."""
+        if message in self._moved_messages:
+            return
+        owner = sub.begun.get(message)
+        held = () if owner is None or owner is consumer else sub.held_by.get(owner, ())
+        if owner is not None and any(self.entries[key].message == message for key in held):
+            self.complain(
+                f"{sub.name}: chunk {entry.key} was sent to {consumer.name}, {owner.name} has begun its message"
+            )
+        if entry.flags & LAST_CHUNK:
+            sub.begun.pop(message, None)
+        else:
+            sub.begun[message] = consumer
 
     def _judge_order(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
         slot = sub.slot(entry)

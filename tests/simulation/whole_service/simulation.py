@@ -26,7 +26,7 @@ from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
 from managed_ledger.cursors.cursor import Cursor
-from managed_ledger.entries.headers import NO_CHUNK
+from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT
 from managed_ledger.errors import LedgerError
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
@@ -124,6 +124,7 @@ class Simulation:
         self.are_clients_eager = False
         """Whether every consumer acknowledges what it gets and asks for as much again."""
         self.published = 0
+        self._chunk_times: dict[int, int] = {}
         self.consumers_made = 0
         self.subscriptions_made = 0
         self._known_ledgers: set[int] = set()
@@ -412,7 +413,7 @@ class Simulation:
                 # Without one, the subscription is gone for which it was to be moved.
                 found = olds.get(number_of(new.payload))
                 copy.copy_of = found.pop() if found else None
-                copy.is_chunk = not new.flags & NO_CHUNK
+                copy.flags = new.flags
                 self.uncommitted[copy.key] = copy
                 copies.append(copy)
                 self.note(f"{copy.copy_of} gives way to {copy.key} for {[n for n in gone if copy.copy_of in gone[n]]}")
@@ -680,16 +681,21 @@ class Simulation:
         self.published += 1
         now_ms = self.clock.now_ms()
         payload = payload_of(self.published, size, publish_time_ms=now_ms)
+        message, chunk = divmod(self.published, 3)
+        if key_hash % 2 == 0:
+            # The chunks of a message have one time.
+            deliver_at_ms = self._chunk_times.setdefault(message, deliver_at_ms)
         entry = PublishedEntry((-1, -1), payload, key_hash, deliver_at_ms, count, now_ms, self.clock.now_s())
-        # Messages of every fifth key come in chunks.
-        entry.is_chunk = key_hash % 5 == 0
+        # Messages of every second key come in chunks, three each; some lack some.
+        if key_hash % 2 == 0:
+            entry.flags = CHUNK | (LAST_CHUNK if chunk == 2 else 0) | (message & 0xFFFF) << MESSAGE_SHIFT
         position = self.life.topic.ledger.append_nowait(
             payload,
             publish_time_ms=now_ms,
             deliver_at_ms=deliver_at_ms,
             sticky_hash=key_hash,
             message_count=count,
-            flags=0 if entry.is_chunk else NO_CHUNK,
+            flags=entry.flags,
         )
         key = entry.key = (position.ledger_id, position.entry_id)
         self.oracle.appended(entry)
