@@ -6,6 +6,8 @@ bulk jobs do with it. The oracle is what the test has put into the metadata.
 
 import base64
 import struct
+import zlib
+from collections.abc import Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +37,7 @@ FIELDS = st.fixed_dictionaries(
         "num_messages_in_batch": st.integers(-1, 1_000),
         "event_time": INT64,
         "num_chunks_from_msg": st.integers(-1, 3),
+        "chunk_id": st.integers(0, 3),
     },
 )
 PROPERTIES = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
@@ -95,6 +98,13 @@ def key_put_in(fields: dict[str, Any]) -> bytes | None:
         return bytes(key)
 
 
+def _chunk_flags(fields: Mapping[str, Any]) -> int:
+    """Return the flags of a chunk whose message has no id of its own: 4, 8 for the last one, and a hash above."""
+    is_last = fields.get("chunk_id", 0) >= fields["num_chunks_from_msg"] - 1
+    message = zlib.crc32(f"{fields['producer_name']}-{fields['sequence_id']}".encode()) % 2**16
+    return 4 + 8 * is_last + message * 2**16
+
+
 @given(FIELDS, PROPERTIES)
 def test_the_same_bytes_mean_the_same_to_the_broker_and_to_the_bulk_jobs(
     fields: dict[str, Any], properties: dict[str, str]
@@ -115,7 +125,7 @@ def test_the_same_bytes_mean_the_same_to_the_broker_and_to_the_bulk_jobs(
         sticky_hash(hashed),
         len(entry),
         max(1, fields.get("num_messages_in_batch", 1)),
-        0 if fields.get("num_chunks_from_msg", 0) > 1 else NO_CHUNK,
+        _chunk_flags(fields) if fields.get("num_chunks_from_msg", 0) > 1 else NO_CHUNK,
     )
     if "num_messages_in_batch" not in fields:
         (stored,) = messages_of(entry)
