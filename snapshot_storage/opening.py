@@ -1,4 +1,4 @@
-"""Things that are opened before use and closed after it, as storages and the workers on them: a context manager."""
+"""The base of storages and of the workers on them: a context manager that opens before use and closes after it."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""The one place that knows rocksdict: a RocksDB folder, opened strictly, written in batches, scanned honestly.
+"""The one place that knows rocksdict: a RocksDB folder, opened strictly and written in batches; scans tell damage.
 
 The log (`managed_ledger`) and the snapshots on one machine (`snapshot_storage/rocksdb`) each have such a folder. Its
 content, the meaning of damage and the errors that a caller sees are theirs. Here are the traps of rocksdict 0.3.29,

@@ -1,6 +1,6 @@
-"""Places where a file should be and another thing is, and the name of the file that marks a log.
+"""The test whether something else stands in the place of a file, and the name of the file that marks a log.
 
-That other thing is a folder, a pipe, a device or a link to nowhere. Opening a pipe waits for
+It may be a folder, a pipe, a device or a link to nowhere. Opening a pipe waits for
 ever, and reading a device does not end. So a module asks here before it opens a file whose place another program may
 have taken.
 """

@@ -1,4 +1,4 @@
-"""The buckets with rows that are not loaded, by the first row of others that has to wait for them: their barrier.
+"""The barrier of each bucket with rows that are not loaded: rows behind it wait until more of the bucket is loaded.
 
 No row is handed out while a row that is not loaded could come before it. A bucket's barrier is the last row that may go
 before its next segment is loaded; it moves when one is. Its old entry stays in the heap then and is recognised as stale

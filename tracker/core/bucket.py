@@ -1,4 +1,4 @@
-"""One immutable bucket: a closed range of ledgers, its snapshot, and where it is in its life.
+"""One immutable bucket: a closed range of ledgers, its snapshot, and its state.
 
     SEALING ────┐                                  ┌─► DELETING ─► UNREGISTERING ─► GONE
                 ├─► REGISTERING ─────► SEALED ─────┤       ▲
