@@ -169,6 +169,8 @@ def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
 def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -> EntryStatus:
     """Return where an entry is that is not acknowledged."""
     holder = next((one for one in core.consumers.values() if position in one.pending), None)
+    items = core.waiting.items() if isinstance(core, MultipleConsumersCore) else ()
+    waiting = next((item for item in items if key_of(item) == position), None)
     slot, owner, draining_at, reason = None, None, None, ""
     if isinstance(core, KeySharedCore):
         slot = core.selector.hash_range.slot(sticky_hash)
@@ -188,19 +190,16 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
             holder = owner
     elif len(core.consumers) == 1:
         (owner,) = core.consumers.values()
-    elif isinstance(core, SharedCore):
-        # One that has begun a message in chunks gets the others of it.
-        item = next((item for item in core.waiting.items() if key_of(item) == position), None)
-        owner = None if item is None else core.consumers.get(core.begun.get(item[SLOT], NO_OWNER))
-    is_waiting = isinstance(core, MultipleConsumersCore) and (
-        any(key_of(item) == position for item in core.waiting.items()) or position in core.held_due
-    )
+    elif isinstance(core, SharedCore) and waiting is not None:
+        # The consumer that has begun a message in chunks gets the others of it.
+        owner = core.consumers.get(core.begun.get(waiting[SLOT], NO_OWNER))
+    is_held = isinstance(core, MultipleConsumersCore) and position in core.held_due
     if not core.consumers:
         reason = "no consumer is connected"
     return EntryStatus(
         consumer=None if holder is None else holder.name,
         given_ms=holder.pending.given_ms(position) if holder is not None and position in holder.pending else None,
-        is_waiting=is_waiting,
+        is_waiting=waiting is not None or is_held,
         owner=None if owner is None else owner.name,
         slot=slot,
         reason=reason or _why_not_now(core, owner),

@@ -5,32 +5,24 @@ are. Those of several producers can stand between each other. A consumer drops a
 a change of one chunk must be a change of all.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from broker.protocol.entries import metadata_of
 from broker.protocol.errors import ProtocolError
 from broker.scheduled.messages import PAGE_BYTES_MAX, fitting
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.entries.message_metadata import MessageMetadataError, metadata_bytes
+from managed_ledger.entries.message_metadata import (
+    Chunk,
+    ChunkedMessage,
+    MessageMetadataError,
+    chunk_in,
+    metadata_bytes,
+)
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.reading.readable_log import ReadableLog
 
 _COUNT_TAG: Final = MessageMetadata(num_chunks_from_msg=1).SerializePartialToString()[:-1]
 """The bytes in front of the number of chunks; nearly no other metadata has them, and a search is cheap."""
-
-
-class ChunkedMessage(NamedTuple):
-    """A message of several chunks."""
-
-    producer_name: str
-    uuid: str
-
-
-class Chunk(NamedTuple):
-    """The metadata by which an entry names the message that it is a chunk of."""
-
-    message: ChunkedMessage
-    is_last: bool
 
 
 def chunk_of(entry: bytes | None) -> Chunk | None:
@@ -43,10 +35,7 @@ def chunk_of(entry: bytes | None) -> Chunk | None:
         metadata = metadata_of(entry)
     except (MessageMetadataError, ProtocolError):
         return None
-    if metadata.num_chunks_from_msg <= 1:
-        return None
-    message = ChunkedMessage(metadata.producer_name, metadata.uuid)
-    return Chunk(message, metadata.chunk_id == metadata.num_chunks_from_msg - 1)
+    return chunk_in(metadata)
 
 
 async def chunked_messages(log: ReadableLog, headers: EntryHeaders) -> list[ChunkedMessage | None]:

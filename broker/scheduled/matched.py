@@ -11,12 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from broker.scheduled.chunks import ChunkedMessage, chunked_messages
+from broker.scheduled.chunks import chunked_messages
 from broker.scheduled.messages import MessageId, columns_of
 from broker.scheduled.selection import Rows, Wanted, ordered, rows_of_times
 from broker.scheduled.topic_schedule import BatchLeft, RowsFound, TopicSchedule
 from broker.slices import Turns
 from managed_ledger.entries.headers import NO_CHUNK, EntryHeader, EntryHeaders
+from managed_ledger.entries.message_metadata import ChunkedMessage
 from managed_ledger.position import Position
 from managed_ledger.replacing import by_ledger
 from tracker.columns.positions import is_in_bitmap, ledger_groups

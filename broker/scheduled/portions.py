@@ -10,10 +10,11 @@ together and however far apart in the log. So a crash leaves all of its old chun
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from broker.scheduled.chunks import Chunk, ChunkedMessage, chunk_of
+from broker.scheduled.chunks import chunk_of
 from broker.scheduled.messages import columns_of, fitting
 from broker.scheduled.selection import Rows
 from managed_ledger.entries.headers import EntryHeaders
+from managed_ledger.entries.message_metadata import Chunk, ChunkedMessage
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 

@@ -11,7 +11,7 @@ import base64
 import binascii
 import struct
 import zlib
-from typing import Final
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -82,13 +82,36 @@ def text_bytes(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
+class ChunkedMessage(NamedTuple):
+    """A message of several chunks."""
+
+    producer_name: str
+    uuid: str
+
+
+class Chunk(NamedTuple):
+    """The metadata by which an entry names the message that it is a chunk of."""
+
+    message: ChunkedMessage
+    is_last: bool
+
+
+def chunk_in(metadata: MessageMetadata) -> Chunk | None:
+    """Return of which message an entry with this metadata is a chunk; None for a whole message."""
+    if metadata.num_chunks_from_msg <= 1:
+        return None
+    message = ChunkedMessage(metadata.producer_name, metadata.uuid)
+    return Chunk(message, metadata.chunk_id >= metadata.num_chunks_from_msg - 1)
+
+
 def header_flags(metadata: MessageMetadata) -> int:
     """Return the flags of the header of an entry with this metadata."""
-    if metadata.num_chunks_from_msg <= 1:
+    chunk = chunk_in(metadata)
+    if chunk is None:
         return NO_CHUNK
-    message_id = text_bytes(metadata.uuid) or b"%s-%d" % (text_bytes(metadata.producer_name), metadata.sequence_id)
-    is_last = metadata.chunk_id >= metadata.num_chunks_from_msg - 1
-    return CHUNK | (LAST_CHUNK if is_last else 0) | (zlib.crc32(message_id) & 0xFFFF) << MESSAGE_SHIFT
+    producer_name, uuid = map(text_bytes, chunk.message)
+    message_id = uuid or b"%s-%d" % (producer_name, metadata.sequence_id)
+    return CHUNK | (LAST_CHUNK if chunk.is_last else 0) | (zlib.crc32(message_id) & 0xFFFF) << MESSAGE_SHIFT
 
 
 def key_of(metadata: MessageMetadata | SingleMessageMetadata) -> bytes | None:

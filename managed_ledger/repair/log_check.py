@@ -16,12 +16,9 @@ from managed_ledger.disk.log_marker import NEW_MARKER_FILE
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.repair.tables import read_table
 from managed_ledger.repair.wal import read_log
-from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, ROCKSDB_NAMES
 
-_NAMES: Final = re.compile(
-    r"CURRENT|IDENTITY|LOCK|LOG|LOG\.old\.\d+|rocksdict-config\.json|lost\+found|"
-    rf"\d+\.(sst|log|dbtmp)|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|{re.escape(NEW_MARKER_FILE)}"
-)
+_NAMES: Final = re.compile(f"{ROCKSDB_NAMES}|{re.escape(NEW_MARKER_FILE)}")
 _ROWS: Final = frozenset({keys.FORMAT_KEY, keys.COUNTERS_KEY, keys.COPIES_KEY})
 
 

@@ -1,8 +1,7 @@
 """The test whether something else stands in the place of a file, and the name of the file that marks a log.
 
-It may be a folder, a pipe, a device or a link to nowhere. Opening a pipe waits for
-ever, and reading a device does not end. So a module asks here before it opens a file whose place another program may
-have taken.
+It may be a folder, a pipe, a device or a link to nowhere. Opening a pipe waits for ever, and reading a device does not
+end. So a module asks here before it opens a file whose place another program may have taken.
 """
 
 import os
@@ -11,6 +10,12 @@ from typing import Final
 
 LOG_MARKER_FILE: Final = "POSTDATE-LOG"
 """The file beside a log (`managed_ledger.disk.log_marker`), by which no folder of snapshots is taken for one."""
+
+ROCKSDB_NAMES: Final = (
+    r"CURRENT|IDENTITY|LOCK|LOG(\.old\.\d+)?|rocksdict-config\.json|lost\+found|"
+    r"\d+\.(sst|log|dbtmp)|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?"
+)
+"""A pattern of the names in a folder of rocksdict's, and of the folder that a file system has at the top of a disk."""
 
 
 def is_misplaced(place: Path) -> bool:

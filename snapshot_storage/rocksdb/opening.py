@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from managed_ledger.rocksdb_store.failures import translated
-from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, ROCKSDB_NAMES
 from managed_ledger.rocksdb_store.opening import (
     DEFAULT_FAMILY,
     Compression,
@@ -61,16 +61,14 @@ from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, NEXT_ID_KEY, UNFINISHED
 from snapshot_storage.rocksdb.lock import LOCK_FILE, WriterLock
-from snapshot_storage.rocksdb.put_aside import is_inside, put_aside
+from snapshot_storage.rocksdb.put_aside import INSIDE, is_inside, put_aside
 
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 16 * 2**10
-_OWN_NAMES: Final = re.compile(
-    r"CURRENT|IDENTITY|LOCK|LOG(\.old\.\d+)?|\d+\.(sst|log|dbtmp)|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|"
-    r"rocksdict-config\.json|WRITER.*|put-aside-.*|lost\+found"
-)
 """Below 16 KiB tiny segments compress worse, above it nothing is won."""
+
+_OWN_NAMES: Final = re.compile(f"{ROCKSDB_NAMES}|{LOCK_FILE}.*|{INSIDE}.*")
 
 
 class OpenDatabase(NamedTuple):

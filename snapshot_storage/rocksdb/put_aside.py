@@ -16,8 +16,9 @@ from typing import Final
 
 from snapshot_storage.rocksdb.lock import LOCK_FILE
 
-_INSIDE: Final = "put-aside-"
-_MARK: Final = f"-{_INSIDE}"
+INSIDE: Final = "put-aside-"
+"""How the name begins of a folder that was put aside in the one that it was."""
+_MARK: Final = f"-{INSIDE}"
 _STAYING: Final = (LOCK_FILE, "lost+found")
 """The lock, which the caller holds; and the folder that a disk's file system has at its top, which is root's."""
 _LAST_FILE: Final = "CURRENT"
@@ -41,7 +42,7 @@ def put_aside(path: Path) -> Path:
     Raises:
         OSError: The system refuses.
     """
-    name = f"{_INSIDE}{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}"
+    name = f"{INSIDE}{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}"
     if path.is_dir():
         folder = path.resolve() if path.is_symlink() else path
         aside = folder.with_name(f"{folder.name}-{name}")
@@ -64,7 +65,7 @@ def put_aside(path: Path) -> Path:
 
 def _moved_inside(folder: Path, aside: Path) -> Path:
     """Move the files of a folder into a new one in it, but for those that stay."""
-    files = [one for one in folder.iterdir() if one.name not in _STAYING and not one.name.startswith(_INSIDE)]
+    files = [one for one in folder.iterdir() if one.name not in _STAYING and not one.name.startswith(INSIDE)]
     aside.mkdir()
     for file in sorted(files, key=lambda file: file.name == _LAST_FILE):
         file.rename(aside / file.name)
@@ -73,7 +74,7 @@ def _moved_inside(folder: Path, aside: Path) -> Path:
 
 def is_inside(aside: Path) -> bool:
     """Whether what `put_aside` returned is in the folder itself, which stays where it is."""
-    return aside.name.startswith(_INSIDE)
+    return aside.name.startswith(INSIDE)
 
 
 def put_aside_folders(path: Path) -> list[PutAside]:
@@ -84,7 +85,7 @@ def put_aside_folders(path: Path) -> list[PutAside]:
     """
     real = path.resolve() if path.is_symlink() and path.is_dir() else path
     beside = {one for place in (path, real) for one in _named(place.parent, f"{place.name}{_MARK}")}
-    return sorted(map(_measured, beside | set(_named(real, _INSIDE))), key=lambda one: _time_in(one.path))
+    return sorted(map(_measured, beside | set(_named(real, INSIDE))), key=lambda one: _time_in(one.path))
 
 
 def _named(folder: Path, prefix: str) -> list[Path]:
@@ -92,7 +93,7 @@ def _named(folder: Path, prefix: str) -> list[Path]:
 
 
 def _time_in(path: Path) -> str:
-    return path.name.rpartition(_INSIDE)[2]
+    return path.name.rpartition(INSIDE)[2]
 
 
 def remove_put_aside(folder: PutAside) -> None:
@@ -101,7 +102,7 @@ def remove_put_aside(folder: PutAside) -> None:
     Raises:
         OSError: The system refuses; a part of it may be gone.
     """
-    assert _INSIDE in folder.path.name
+    assert INSIDE in folder.path.name
 
     if folder.path.is_dir() and not folder.path.is_symlink():
         shutil.rmtree(folder.path)

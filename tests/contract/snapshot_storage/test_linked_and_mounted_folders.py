@@ -40,6 +40,12 @@ def _filled(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()} - {"WRITER"}
 
 
+def _holds(path: Path, bucket_id: int) -> None:
+    again = _opened(path)
+    assert again.read_segments(bucket_id, 1, 1) == [b"segment"]
+    again.close()
+
+
 def _goes_on(path: Path, caplog: pytest.LogCaptureFixture) -> Path:
     """Open a damaged folder, use it, and return the place that one line of the log names."""
     with caplog.at_level(logging.ERROR):
@@ -47,9 +53,7 @@ def _goes_on(path: Path, caplog: pytest.LogCaptureFixture) -> Path:
     added = _add(folder)
     folder.close()
 
-    again = _opened(path)
-    assert again.read_segments(added, 1, 1) == [b"segment"]
-    again.close()
+    _holds(path, added)
     (record,) = caplog.records
     (aside,) = put_aside_folders(path)
     assert f" {aside.path}, and the index is read again from the log" in record.getMessage()
@@ -109,9 +113,7 @@ def test_a_link_to_a_folder_of_other_files_is_refused_and_an_empty_one_is_filled
     folder = _opened(path)
     added = _add(folder)
     folder.close()
-    again = _opened(path)
-    assert again.read_segments(added, 1, 1) == [b"segment"]
-    again.close()
+    _holds(path, added)
 
 
 def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
@@ -123,10 +125,7 @@ def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "linked"
     path.symlink_to(tmp_path / "backup")
 
-    again = _opened(path)
-
-    assert again.read_segments(added, 1, 1) == [b"segment"]
-    again.close()
+    _holds(path, added)
 
 
 @pytest.mark.parametrize("is_linked", [False, True])

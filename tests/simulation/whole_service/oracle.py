@@ -157,9 +157,9 @@ class SubscriptionModel:
         self.delayed: dict[int, list[tuple[int, Key]]] = {}
         """Waiting entries, by slot and in order: committed, not acknowledged, in no consumer's hands."""
         self.holders: dict[int, dict[SimulatedConsumer, int]] = {}
+        """By slot, how many entries which consumers have in hand."""
         self.begun: dict[int, SimulatedConsumer] = {}
         """Of messages in chunks, the consumer that has the first ones and not the last; for Shared."""
-        """By slot, how many entries which consumers have in hand."""
         self.consumers: list[SimulatedConsumer] = []
         self.seeks_seen = 0
         self.pending_seek: Key | None = None

@@ -26,7 +26,7 @@ from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
 from managed_ledger.cursors.cursor import Cursor
-from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT
+from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_CHUNK
 from managed_ledger.errors import LedgerError
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
@@ -681,23 +681,23 @@ class Simulation:
         self.published += 1
         now_ms = self.clock.now_ms()
         payload = payload_of(self.published, size, publish_time_ms=now_ms)
-        message, chunk = divmod(self.published, 3)
+        flags = NO_CHUNK
         if key_hash % 2 == 0:
-            # The chunks of a message have one time.
+            # Messages of every second key come in chunks of one time, three each; some lack some.
+            message, chunk = divmod(self.published, 3)
             deliver_at_ms = self._chunk_times.setdefault(message, deliver_at_ms)
-        entry = PublishedEntry((-1, -1), payload, key_hash, deliver_at_ms, count, now_ms, self.clock.now_s())
-        # Messages of every second key come in chunks, three each; some lack some.
-        if key_hash % 2 == 0:
-            entry.flags = CHUNK | (LAST_CHUNK if chunk == 2 else 0) | (message & 0xFFFF) << MESSAGE_SHIFT
+            flags = CHUNK | (LAST_CHUNK if chunk == 2 else 0) | (message & 0xFFFF) << MESSAGE_SHIFT
         position = self.life.topic.ledger.append_nowait(
             payload,
             publish_time_ms=now_ms,
             deliver_at_ms=deliver_at_ms,
             sticky_hash=key_hash,
             message_count=count,
-            flags=entry.flags,
+            flags=flags,
         )
-        key = entry.key = (position.ledger_id, position.entry_id)
+        key = (position.ledger_id, position.entry_id)
+        now_s = self.clock.now_s()
+        entry = PublishedEntry(key, payload, key_hash, deliver_at_ms, count, now_ms, now_s, flags=flags)
         self.oracle.appended(entry)
         self.uncommitted[key] = entry
         self.note(

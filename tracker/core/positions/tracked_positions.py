@@ -135,7 +135,7 @@ class TrackedPositions:
 
     @property
     def _sets(self) -> list[PositionSet]:
-        return [self._whole_loaded, self._mutable, *self._unsealed.values()]
+        return [self._whole_loaded, self._mutable, *self._unsealed.by_serial.values()]
 
     def set_of(self, source: int) -> PositionSet:
         """Return the positions of an unsealed bucket or the mutable one."""
@@ -204,7 +204,7 @@ class TrackedPositions:
         PERFORMANCE: at every poll; that two have a ledger in common at all is found out without looking at each.
         """
         seen: dict[int, BitMap] = {}
-        for positions in (self._mutable, *self._unsealed.values()):
+        for positions in (self._mutable, *self._unsealed.by_serial.values()):
             bitmaps = positions.bitmaps
             for others in (self._loaded.bitmaps, seen):
                 for ledger_id in bitmaps.keys() & others.keys():

@@ -4,7 +4,7 @@ A storage that is slower than the adds may leave a thousand buckets unsealed. So
 the buckets of its ledger alone, and the number of all positions is kept, and counted again when some are taken.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from tracker.columns.position_set import PositionSet
 
@@ -12,7 +12,7 @@ from tracker.columns.position_set import PositionSet
 class UnsealedPositions:
     """The positions of each of these buckets, by serial.
 
-    A set that `values`, `of_ledger` or `by_serial` gives may be changed, with `recount` after it. It takes no ledger in
+    A set that `of_ledger` or `by_serial` gives may be changed, with `recount` after it. It takes no ledger in
     that it did not have.
     """
 
@@ -27,17 +27,10 @@ class UnsealedPositions:
         self.count = 0
         """How many positions there are; one in two buckets counts twice."""
 
-    def __bool__(self) -> bool:
-        return bool(self._buckets)
-
     @property
     def by_serial(self) -> Mapping[int, PositionSet]:
         """The sets of the buckets; none is added or taken out here."""
         return self._buckets
-
-    def values(self) -> Iterator[PositionSet]:
-        """Yield the sets of the buckets."""
-        return iter(self._buckets.values())
 
     def of_ledger(self, ledger_id: int) -> list[PositionSet]:
         """Return the sets that may have positions of a ledger; O(these)."""

@@ -35,9 +35,9 @@ def read_ahead(state: TrackerState, now_ms: int) -> None:
         state.timers.at(Why.READ_AHEAD, now_ms + READ_AHEAD_STEP_MS)
 
 
-def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet, size_bytes: int | None = None) -> None:
-    """Know a bucket's unloaded positions from now on; their size is reckoned where it is not given."""
-    keep_positions(state, bucket, positions, positions.size_bytes() if size_bytes is None else size_bytes)
+def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet, size_bytes: int) -> None:
+    """Know a bucket's unloaded positions from now on, which take so much memory."""
+    keep_positions(state, bucket, positions, size_bytes)
     set_unloaded_count(state, bucket, positions.count)
     bucket.was_cached = True
     bucket.is_cache_used = True
@@ -90,7 +90,7 @@ def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_
     bucket.position_sum = None if bucket.needs_positions else position_sum
     drop_read(bucket)
     bucket.read_attempts = NO_FAILURES
-    put_into_cache(state, bucket, known)
+    put_into_cache(state, bucket, known, known.size_bytes())
     # A position with a loaded row is counted there: after a merge, some rows are loaded again.
     set_unloaded_count(state, bucket, known.count - state.positions.loaded_common_count(known))
 

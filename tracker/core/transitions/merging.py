@@ -152,7 +152,7 @@ def take_over(state: TrackerState, target: Bucket) -> None:
         remove(state, source)
     move(state, target, BucketState.SEALED)
     if target.has_unloaded and known is not None:
-        put_into_cache(state, target, known)
+        put_into_cache(state, target, known, known.size_bytes())
         count = min(count, target.unloaded_count)
     set_unloaded_count(state, target, min(count, target.rows_left))
     lower_overlap(state, target, overlap_ms)
