@@ -248,8 +248,14 @@ def bucket_figures(state: TrackerState) -> list[BucketFigures]:
 
 
 def unsettled_count(state: TrackerState) -> int:
-    """Return how many buckets are being sealed, merged, registered or removed."""
-    calls, recovery = state.calls, state.recovery
+    """Return how many buckets are being sealed, merged, registered or removed; 1 if an index without any is searched.
+
+    After an index that was cleared, no later tracker may come to look for orphans.
+    """
+    calls, recovery, orphans = state.calls, state.recovery, state.orphans
+    if not (state.buckets or state.cleared or recovery.unopened):
+        is_searched = orphans.is_wanted or orphans.in_flight is not None
+        return int(is_searched and not orphans.attempts.failures)
     unwanted_count = len(recovery.unopened) if recovery.are_unwanted else 0
     return unwanted_count + len(state.cleared) + len(calls.creates) + len(calls.deletes) + len(calls.properties)
 

@@ -201,7 +201,7 @@ class TrackerCore:
 
     @property
     def unsettled_count(self) -> int:
-        """How many buckets are being sealed, merged, registered or removed."""
+        """How many buckets are being sealed, merged, registered or removed; 1 if an index without any is searched."""
         return questions.unsettled_count(self._state)
 
     # Wanting and taking.

@@ -17,7 +17,7 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, bucket_k
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotWriter
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
@@ -612,6 +612,40 @@ def test_what_is_left_of_a_cleared_index_is_the_next_trackers(sound_world: Bucke
         await sound_world.rest()
         assert sound_world.named_ids() == await sound_world.snapshot_ids() == set()
         await tracker.close()
+
+    run_virtually(main())
+
+
+class OnceFailingStorage(MemoryBucketSnapshotStorage):
+    """Stores its first snapshot and fails to say so; a list takes a while."""
+
+    has_failed = False
+
+    async def create_bucket_snapshot(self, *args: Any, **kwargs: Any) -> int:
+        bucket_id = await super().create_bucket_snapshot(*args, **kwargs)
+        if not self.has_failed:
+            self.has_failed = True
+            raise StorageUnavailableError("the process was ended by signal 9")
+        return bucket_id
+
+    async def list_bucket_snapshots(self, *args: Any, **kwargs: Any) -> list[BucketSnapshotInfo]:
+        await asyncio.sleep(3)
+        return await super().list_bucket_snapshots(*args, **kwargs)
+
+
+def test_nothing_is_stored_any_more_when_a_cleared_index_is_closed() -> None:
+    """Closing waits for the search for orphans: no other tracker may come to look."""
+
+    async def main() -> None:
+        world, storage = BucketTrackerWorld(), OnceFailingStorage()
+        world.stored = world.storage = storage  # type: ignore[assignment]
+        tracker = await world.tracker()
+        add(tracker, 600_000, *range(1, 7))
+        await asyncio.sleep(1)
+        assert storage.has_failed
+        await tracker.clear()
+        await tracker.close()
+        assert await world.snapshot_ids() == set()
 
     run_virtually(main())
 
