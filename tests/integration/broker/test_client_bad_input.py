@@ -102,13 +102,20 @@ def test_nothing_is_done_before_the_greeting(service: RunningService, topic: str
 
 
 def test_a_connection_may_end_in_the_middle_of_a_frame(service: RunningService, topic: str) -> None:
-    """Half a frame and then nothing: the service does not wait for the rest."""
+    """Half a frame and then nothing: the service does not wait for the rest, and nothing of it is stored."""
 
-    async def story(connection: RawConnection) -> None:
+    async def ends_early(connection: RawConnection) -> None:
         await connection.open_producer(topic)
         await connection.write(frames.send(metadata(), b"x" * 1000)[:500])
 
-    beside_a_bystander(service, topic, story)
+    async def sends_all(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        kind, fields = await connection.ask(frames.send(metadata(), b"x" * 1000))
+        assert kind == frames.SEND_RECEIPT, fields
+        assert frames.parsed(fields[3])[2] == 0, "the entry id of the topic's first message"
+
+    beside_a_bystander(service, topic, ends_early)
+    beside_a_bystander(service, topic, sends_all)
 
 
 def test_a_frame_may_come_byte_by_byte(service: RunningService, topic: str) -> None:

@@ -12,6 +12,7 @@ from managed_ledger.entries.blocks import HeaderBlock, rows_at
 from managed_ledger.entries.headers import PACK_ROW, EntryHeaders
 from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.position import Position
+from managed_ledger.reading.selection import HeadersRead
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
 from tests.helpers.log_reading import read_entries
 
@@ -108,7 +109,10 @@ def test_a_scan_larger_than_the_cache_leaves_it_alone() -> None:
 
         await ledger.read_headers(ledger.first_position, entries_max=4000)
 
-        _without_suspending(ledger.read_headers(tail, entries_max=100))
+        read = _without_suspending(ledger.read_headers(tail, entries_max=100))
+
+        assert isinstance(read, HeadersRead)
+        assert (len(read.headers), read.next_position) == (100, Position(1, 5000))
         await store.close()
 
     asyncio.run(scenario())
