@@ -14,6 +14,7 @@ from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.core_lives import RandomLife
 from tests.helpers.one_writer import PARTS, RECORDS
+from tests.helpers.seeds import seeds
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -159,7 +160,7 @@ def test_architecture_tells_the_states_that_events_lead_to_in_many_lives(monkeyp
 
     monkeypatch.setattr(table, "handle", noting)
     with asyncio.Runner() as runner:
-        for seed in range(40):
+        for seed in seeds():
             RandomLife(runner, seed).live(100)
 
     told = _told()
