@@ -255,8 +255,18 @@ class Connection(asyncio.BufferedProtocol):
         self._send()
         self._begin_to_leave()
         if self._transport is not None:
-            self._transport.close()
+            self._end_transport(self._transport, is_orderly=reason is None)
             asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
+
+    @staticmethod
+    def _end_transport(transport: asyncio.Transport, *, is_orderly: bool) -> None:
+        if not is_orderly or not transport.can_write_eof():
+            transport.close()
+            return
+        # The client ends it. Where a socket is closed with unread bytes, the kernel resets the connection, and a client
+        # that is still sending notices that before it has read its last receipts: it would send those messages again.
+        transport.write_eof()
+        transport.resume_reading()
 
     def pause_reading(self, why: str) -> None:
         """Read no more bytes from the client until every reason to pause is gone."""
@@ -302,18 +312,13 @@ class Connection(asyncio.BufferedProtocol):
         return not self.is_closed
 
     def close_producer(self, producer_id: int) -> None:
-        """Close a producer and tell its client, which makes it again by itself."""
-        self.producers.pop(producer_id, None)
-        self._dismissed_producers.add(producer_id)
-        self.write(commands.close_producer(producer_id))
-
-    def drop_producer(self, producer_id: int) -> None:
-        """Accept nothing more from a producer; the caller tells the client."""
-        self._dismissed_producers.add(producer_id)
+        """Accept nothing more from a producer, and tell its client after its receipts: it makes it again by itself."""
         found = self.producers.pop(producer_id, None)
         if found is not None:
             producer, topic = found
+            self._dismissed_producers.add(producer_id)
             topic.remove_producer(producer)
+            self._publisher.tell_closed(topic.ledger, producer_id)
 
     def producer_ready(self, request_id: int, producer_name: str) -> None:
         """Tell the client that its waiting producer may begin."""
@@ -409,7 +414,6 @@ class Connection(asyncio.BufferedProtocol):
         async for producer, topic in in_slices(list(self.producers.values())):
             if not self.may(Action.PRODUCE, topic.name):
                 logger.info("role %r may not produce to %s any more", self.credentials.role, topic.name)
-                topic.remove_producer(producer)
                 producer.disconnect()
         async for consumer, topic in in_slices(list(self.consumers.values())):
             if not self.may(Action.CONSUME, topic.name):

@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 _CPP_CLIENT: Final = "Pulsar-CPP"
 
+RECEIPTS_WAIT_S: Final = 10.0
+"""How long the news that a producer is closed waits for a commit, which mostly takes some ms. Clients give a message up
+after 30 s."""
+
 Receipt = tuple[int, int, int, int]
 """producer id, sequence id, ledger id, entry id."""
 
@@ -70,7 +74,7 @@ class Publisher:
                 flags=header_flags(metadata),
             )
         except AppendRefusedError:
-            self._take_away(ledger, send.producer_id)
+            self._link.close_producer(send.producer_id)
             return
         topic.entries_in_total += 1
         topic.messages_in_total += send.num_messages
@@ -94,6 +98,24 @@ class Publisher:
         if self._pending_bytes > self._pending_bytes_max:
             self._link.pause_reading("the disk is behind")
 
+    def tell_closed(self, ledger: ManagedLedger, producer_id: int) -> None:
+        """Tell the client that a producer is closed, after the receipts of all entries appended so far.
+
+        A client that hears of it earlier sends those messages again, and they are stored twice. Where their commit
+        fails or takes too long, it is to send them again.
+        """
+        self.flush()
+        committed = ledger.committed()
+        timer = asyncio.get_running_loop().call_later(RECEIPTS_WAIT_S, committed.cancel)
+
+        def tell(_: "asyncio.Future[None]") -> None:
+            timer.cancel()
+            # Either way; asyncio would log a failure that is never looked at.
+            _is_durable(committed)
+            self._link.write(commands.close_producer(producer_id))
+
+        committed.add_done_callback(tell)
+
     def _on_committed(self, receipts: list[Receipt], size: int, committed: "asyncio.Future[None]") -> None:
         self._pending_bytes -= size
         if self._pending_bytes <= self._pending_bytes_max // 2:
@@ -102,19 +124,13 @@ class Publisher:
         if _is_durable(committed):
             self._link.write(frames.send_receipts(receipts))
 
-    def _take_away(self, ledger: ManagedLedger, producer_id: int) -> None:
-        """Accept nothing more from a producer, and tell its client after the receipts of its earlier messages."""
-        self._link.drop_producer(producer_id)
-        closing = commands.close_producer(producer_id)
-        self._after_receipts(ledger, closing)
-
-    def _after_receipts(self, ledger: ManagedLedger, frame: bytes) -> None:
-        """Write a frame after the receipts of all entries appended so far, also after a failed commit."""
+    def _after_receipts(self, ledger: ManagedLedger, error: bytes) -> None:
+        """Write an error in its turn: clients take it for the answer to the oldest message that waits for one."""
         self.flush()
 
         def write(committed: "asyncio.Future[None]") -> None:
             if _is_durable(committed):
-                self._link.write(frame)
+                self._link.write(error)
 
         ledger.committed().add_done_callback(write)
 
@@ -125,7 +141,6 @@ class Publisher:
         # the message: after any other it connects again and sends it again, ten times a second, for ever.
         name = "ChecksumError" if self._link.client_version.startswith(_CPP_CLIENT) else "NotAllowedError"
         error = commands.send_error(send.producer_id, send.sequence_id, error=name, message=reason)
-        # In its turn: clients take the answer for that of the oldest message that waits for one.
         self._after_receipts(topic.ledger, error)
 
     def _log_refusal(self, topic: Topic, send: frames.Send, reason: str) -> None:

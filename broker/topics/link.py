@@ -46,10 +46,7 @@ class ClientLink(Protocol):
         """Ask the client for a sign of life now; without one in time, end the connection and say no."""
 
     def close_producer(self, producer_id: int) -> None:
-        """Close a producer and tell its client, which makes it again by itself."""
-
-    def drop_producer(self, producer_id: int) -> None:
-        """Accept nothing more from a producer; the caller tells the client."""
+        """Accept nothing more from a producer, and tell its client after its receipts: it makes it again by itself."""
 
     def producer_ready(self, request_id: int, producer_name: str) -> None:
         """Tell the client that its waiting producer may begin."""

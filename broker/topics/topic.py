@@ -177,7 +177,6 @@ class Topic:
             ProducerBusyError: Another live producer has its name or exclusive access, or the limit is reached.
             ProducerFencedError: It asks for exclusive access, and other producers are connected.
         """
-        self._check_open()
         try:
             await self._add_producer(producer)
         finally:
@@ -188,6 +187,8 @@ class Topic:
         if present is not None and present.link is not producer.link and not await present.link.is_alive():
             logger.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
             self.remove_producer(present)
+        # The topic may have been closed while the other was asked.
+        self._check_open()
         # The name may also belong to a producer that came while the other was asked.
         if producer.name in self.producers:
             raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic '{self.name}'")
@@ -205,7 +206,7 @@ class Topic:
             waiting.link.producer_ready(waiting.request_id, waiting.name)
 
     def _send_producers_away(self) -> None:
-        """Close all producers after a failed commit; as in Pulsar, they return and resend unconfirmed messages."""
+        """Close all producers; as in Pulsar, they return and send again what has no receipt."""
         producers, self.producers = list(self.producers.values()), {}
         if producers:
             self.note_active()
@@ -530,9 +531,7 @@ class Topic:
     async def close(self) -> None:
         """Disconnect all clients, and close the subscriptions and the log."""
         self.fence()
-        for producer in list(self.producers.values()):
-            producer.disconnect()
-        self.producers.clear()
+        self._send_producers_away()
         # The cursor of a reader does not outlive this process, so its index is not worth sealing.
         await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
         if self._index is not None:

@@ -37,6 +37,9 @@ class FakeTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def get_write_buffer_size(self) -> int:
         return self.unread_bytes
 

@@ -224,6 +224,36 @@ def test_a_polite_stop_is_clean(own_service: PostdateProcess, own_clients: Clien
     assert texts(receive_and_ack(consumer, 2)) == ["b", "c"]
 
 
+def test_a_polite_stop_lets_no_message_be_stored_twice(
+    own_service: PostdateProcess, own_clients: Clients, topic: str
+) -> None:
+    """A producer that is sending all the time has its receipts before it is told to come again."""
+    client = own_clients.new()
+    subscribe(client, topic).close()
+    producer = client.create_producer(topic, max_pending_messages=10_000)
+    sent: list[str] = []
+    ended = threading.Event()
+
+    def send() -> None:
+        while not ended.is_set():
+            sent.append(str(len(sent)))
+            producer.send_async(sent[-1].encode(), None)
+            time.sleep(0.0005)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    time.sleep(0.5)
+    own_service.stop()
+    own_service.start()
+    ended.set()
+    sender.join()
+    producer.flush()
+
+    consumer = subscribe(client, topic)
+    assert texts(receive(consumer, len(sent))) == sent
+    assert nothing_comes(consumer)
+
+
 def test_subscriptions_and_seeks_are_remembered(own_service: PostdateProcess, own_clients: Clients, topic: str) -> None:
     """Where a subscription was put, it stays, and one that was removed stays removed."""
     client = own_clients.new()

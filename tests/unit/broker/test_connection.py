@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
+from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX, Connection
+from broker.clients.requests import HANDLERS
 from broker.event_loop import ServiceEventLoop
 from broker.network.listener import Accepted
 from broker.protocol.commands import frame
@@ -355,6 +356,86 @@ def test_a_name_is_taken_while_the_connection_of_its_producer_lives(tmp_path: Pa
         assert present.link is (holder if does == "answers" else other).connection
 
     play(tmp_path, story, liveness_timeout_ms=3_600_000)
+
+
+@pytest.mark.parametrize("way", ["the service stops", "the topic is closed", "another wants it for itself"])
+def test_a_producer_is_told_that_it_is_closed_after_all_its_receipts_and_is_refused_from_then_on(
+    tmp_path: Path, way: str
+) -> None:
+    """A C++ client that hears of it before a receipt sends the message again, though it is stored."""
+
+    async def story(service: Service) -> None:
+        peer, other = Peer(service), Peer(service)
+        await producer(peer, name="p")
+        topic = service.topics[TopicName.parse("t")]
+
+        peer.send_bytes(send_frame(0) + send_frame(1))
+        if way == "the service stops":
+            ending = asyncio.ensure_future(service.close())
+        elif way == "the topic is closed":
+            ending = service.take_away(topic)
+        else:
+            ending = asyncio.ensure_future(producer(other, ProducerAccessMode.ExclusiveWithFencing))
+        await until(lambda: not topic.producers.get("p"))
+        peer.send_bytes(send_frame(2))
+        await ending
+        await until(lambda: any(one.type == BaseCommand.CLOSE_PRODUCER for one in peer.answers()))
+
+        kinds = (BaseCommand.SEND_RECEIPT, BaseCommand.CLOSE_PRODUCER)
+        answers = [one.type for one in peer.answers() if one.type in kinds]
+        assert answers == [BaseCommand.SEND_RECEIPT, BaseCommand.SEND_RECEIPT, BaseCommand.CLOSE_PRODUCER]
+        assert topic.entries_in_total == 2
+
+    play(tmp_path, story)
+
+
+def test_a_producer_that_comes_while_its_topic_is_closed_is_sent_away(tmp_path: Path) -> None:
+    """Also where it waits for a sign of life of another one of its name. The time-out is an hour."""
+
+    async def story(service: Service) -> None:
+        holder, other = Peer(service), Peer(service)
+        await producer(holder, name="p")
+        topic = service.topics[TopicName.parse("t")]
+        asked = asyncio.ensure_future(producer(other, name="p"))
+        await until(lambda: any(one.type == BaseCommand.PING for one in holder.answers()))
+
+        closed = service.take_away(topic)
+        holder.send(BaseCommand(type=BaseCommand.PONG, pong={}))
+
+        assert (await asked).error.error == ServerError.ServiceNotReady
+        await closed
+        assert topic.producers == {}
+
+    play(tmp_path, story, liveness_timeout_ms=3_600_000)
+
+
+def test_a_client_that_is_still_sending_reads_all_that_it_was_sent_before_a_stop(tmp_path: Path) -> None:
+    """With unread bytes in the socket the kernel would reset the connection: a client may notice that first."""
+
+    async def story(service: Service) -> None:
+        loop = asyncio.get_running_loop()
+        made: list[Connection] = []
+
+        def connected() -> Connection:
+            made.append(Connection(service, HANDLERS))
+            return made[0]
+
+        server = await loop.create_server(connected, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        await until(lambda: made)
+
+        made[0].pause_reading("the service stops")
+        writer.write(b"x" * 1_000)
+        await writer.drain()
+        made[0].write(b"a receipt")
+        made[0].close()
+
+        assert await reader.read() == b"a receipt"
+        writer.close()
+        await until(lambda: not service.connections)
+        server.close()
+
+    play(tmp_path, story)
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

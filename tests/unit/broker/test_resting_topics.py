@@ -355,7 +355,7 @@ def test_inactivity_counts_from_when_the_last_client_left(tmp_path: Path, mode: 
                 await peer.request(BaseCommand.UNSUBSCRIBE, "unsubscribe", consumer_id=1)
             case "dropped producer":
                 (producer,) = service.topics[NAME].producers.values()
-                peer.connection.drop_producer(producer.producer_id)
+                peer.connection.close_producer(producer.producer_id)
             case _:
                 await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
 
