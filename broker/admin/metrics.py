@@ -109,8 +109,9 @@ class MetricsPage:
             self._subscriptions.add(at, one)
             if one.dispatcher is not None:
                 self._dispatchers.add(at, one.dispatcher)
-                for consumer in one.dispatcher.consumers if self._is_by_consumer else ():
-                    self._add_consumer(at, consumer)
+                if self._is_by_consumer:
+                    for consumer, address in zip(one.dispatcher.consumers, one.consumer_addresses, strict=True):
+                        self._add_consumer(at, consumer, address)
             self._add_index(at, one.tracker, summed(one.tracker, one.index_counters_before))
         self._add_index(labels, topic.shared_index, summed(topic.shared_index, topic.index_counters_before))
 
@@ -126,8 +127,15 @@ class MetricsPage:
         for labels, counts, sum_ms in self._lateness.values():
             yield _histogram(name, labels, ends, counts, sum_ms / 1000)
 
-    def _add_consumer(self, at: Labels, one: ConsumerStats) -> None:
-        labels = {**at, "consumer_name": one.consumer_name, "consumer_id": str(one.consumer_id)}
+    def _add_consumer(self, at: Labels, one: ConsumerStats, address: str) -> None:
+        # Names may repeat, and ids count from 0 in each client. Pulsar has the client's address in its OpenTelemetry
+        # metrics alone (`pulsar.client.address`), and writes such consumers as one series twice here.
+        labels = {
+            **at,
+            "consumer_name": one.consumer_name,
+            "consumer_id": str(one.consumer_id),
+            "client_address": address,
+        }
         self._consumers.add(labels, one)
         self._consumers_out["pulsar_out_messages_total"].add(label_text(labels), one.msg_out_counter)
         self._consumers_out["pulsar_out_bytes_total"].add(label_text(labels), one.bytes_out_counter)

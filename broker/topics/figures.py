@@ -24,6 +24,7 @@ class SubscriptionSnapshot:
         messages_out_total: Messages sent to consumers since the start.
         bytes_out_total: Bytes sent to them.
         dispatcher: The dispatcher's figures, None while there is no dispatcher.
+        consumer_addresses: The client's address and port of each consumer in them.
         tracker: The figures of its delayed index, None without a bucket tracker.
         index_counters_before: The counters of its closed trackers, None if there was none.
         rebuilds_total: How often its dispatcher was rebuilt after a defect.
@@ -35,6 +36,7 @@ class SubscriptionSnapshot:
     bytes_out_total: int
     delayed: int = 0
     dispatcher: SubscriptionStats | None = None
+    consumer_addresses: Sequence[str] = ()
     tracker: TrackerStats | None = None
     index_counters_before: TrackerCounters | None = None
     rebuilds_total: int = 0

@@ -234,6 +234,7 @@ class Subscription:
             messages_out_total=self._messages_out_before + sum(one.msg_out_counter for one in consumers),
             bytes_out_total=self._bytes_out_before + sum(one.bytes_out_counter for one in consumers),
             dispatcher=stats,
+            consumer_addresses=self._consumer_addresses(),
             tracker=self.index_stats(),
             index_counters_before=self.index_counters_before,
             rebuilds_total=self.rebuilds_total,
@@ -250,6 +251,11 @@ class Subscription:
             cancelled_total=self.cancelled_total,
             rescheduled_total=self.rescheduled_total,
         )
+
+    def _consumer_addresses(self) -> list[str]:
+        """Return the addresses of the dispatcher's consumers, in the order of its figures."""
+        handles = () if self.dispatcher is None else self.dispatcher.consumers
+        return [one.link.peer for one in handles if isinstance(one, Consumer)]
 
     def continue_counters(self, before: SubscriptionSnapshot) -> None:
         """Count on from the figures of the subscription when its topic was closed."""

@@ -22,8 +22,8 @@ from tests.helpers.parsed_frames import frames_in
 class FakeTransport(asyncio.Transport):
     """Remembers what was written, and whether it reads."""
 
-    def __init__(self) -> None:
-        super().__init__({"peername": ("test", 1)})
+    def __init__(self, port: int) -> None:
+        super().__init__({"peername": ("test", port)})
         self.written: list[bytes] = []
         self.reads = True
         self.closed = False
@@ -74,9 +74,10 @@ class Peer:
         has_to_connect: bool = True,
         accepted: Accepted | None = None,
         clock_s: Callable[[], float] = lambda: 0.0,
+        port: int = 1,
         **limits: int,
     ) -> None:
-        self.transport = FakeTransport()
+        self.transport = FakeTransport(port)
         # Without a clock that goes on, all that is received at once is handled at once.
         self.connection = Connection(service, HANDLERS, accepted, clock_s=clock_s, **limits)
         self.transport.connection = self.connection

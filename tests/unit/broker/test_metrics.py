@@ -11,11 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.admin.metrics import stream_metrics
 from broker.event_loop import LoopTurns, TurnHistogram
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.topics.figures import SubscriptionSnapshot, TopicSnapshot
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.writing.append_stats import AppendStats
+from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tracker.stats import BucketOperation, TrackerStats
 
@@ -91,6 +93,7 @@ def subscription(name: str = "orders", **changes: Any) -> SubscriptionSnapshot:
         bytes_out_total=7_909_174,
         delayed=60_000,
         dispatcher=dispatcher(),
+        consumer_addresses=["10.0.0.1:6000", "10.0.0.1:6001", "10.0.0.2:6000"],
         tracker=tracker(),
     )
     return replace(usual, **changes)
@@ -445,7 +448,7 @@ def test_consumers_have_series_of_their_own_if_they_are_asked_for() -> None:
 
     found = samples(metrics_text(replace(usual, is_by_consumer=True)).decode())
 
-    one = at(ORDERS, consumer_name="c1", consumer_id="1")
+    one = at(ORDERS, consumer_name="c1", consumer_id="1", client_address="10.0.0.1:6001")
     assert found["pulsar_consumer_unacked_messages", one] == 4
     assert found["pulsar_consumer_available_permits", one] == 10
     assert found["pulsar_consumer_blocked_on_unacked_messages", one] == 0
@@ -454,6 +457,35 @@ def test_consumers_have_series_of_their_own_if_they_are_asked_for() -> None:
     assert not any("consumer_name" in dict(labels) for _, labels in samples(metrics_text(usual).decode()))
     by_namespace = replace(usual, is_by_topic=False, is_by_consumer=True)
     assert not any("consumer_name" in dict(labels) for _, labels in samples(metrics_text(by_namespace).decode()))
+
+
+def test_consumers_of_one_name_and_id_have_a_series_each(tmp_path: Path) -> None:
+    """Prometheus refuses a page with a series that occurs twice; the clients' addresses tell them apart."""
+
+    async def page() -> str:
+        service = await open_service(tmp_path, has_consumer_metrics=True)
+        for port in (6000, 6001):
+            peer = Peer(service, port=port)
+            await peer.request(
+                BaseCommand.SUBSCRIBE,
+                "subscribe",
+                topic="t",
+                subscription="s",
+                subType=3,
+                consumer_id=0,
+                consumer_name="twin",
+            )
+            peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 0, "messagePermits": port}))
+        text = b"".join([chunk async for chunk in service.metrics()]).decode()
+        await service.close()
+        return text
+
+    found = samples(asyncio.run(page()))
+
+    labels = NAMESPACE | {"topic": "persistent://public/default/t", "subscription": "s"}
+    for port in (6000, 6001):
+        one = at(labels, consumer_name="twin", consumer_id="0", client_address=f"test:{port}")
+        assert found["pulsar_consumer_available_permits", one] == port
 
 
 def test_the_turns_of_the_event_loop_are_two_histograms() -> None:
