@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
+from broker.admin.deleted_topics import DeletedTopics
 from broker.admin.exposition import Labels, Sample, Samples, SummedSamples, family, label_text, label_texts
 from broker.admin.figures import (
     CONSUMER_FIGURES,
@@ -42,6 +43,7 @@ T = TypeVar("T")
 async def stream_metrics(
     cluster: str,
     topics: Iterable[TopicSnapshot],
+    deleted: Iterable[DeletedTopics] = (),
     *,
     connection_count: int,
     is_by_topic: bool,
@@ -54,6 +56,7 @@ async def stream_metrics(
     Args:
         cluster: The cluster's name.
         topics: Gives the figures of one topic after the other.
+        deleted: The counts of deleted topics, as they are at the moment that says which topics there are.
         connection_count: Open connections.
         is_by_topic: Whether topics and subscriptions have series of their own.
         is_by_consumer: Whether consumers have, too.
@@ -63,6 +66,8 @@ async def stream_metrics(
     page = MetricsPage(cluster, is_by_topic=is_by_topic, is_by_consumer=is_by_consumer)
     async for topic in in_slices(topics):
         page.add(topic)
+    for one in deleted:
+        page.add_deleted(one)
     async for chunk in in_slices(page.chunks(connection_count=connection_count, turns=turns, store=store)):
         yield chunk
 
@@ -114,6 +119,16 @@ class MetricsPage:
                         self._add_consumer(at, consumer, address)
             self._add_index(at, one.tracker, summed(one.tracker, one.index_counters_before))
         self._add_index(labels, topic.shared_index, summed(topic.shared_index, topic.index_counters_before))
+
+    def add_deleted(self, deleted: DeletedTopics) -> None:
+        """Add what the deleted topics of a namespace have counted to its sums."""
+        labels = {**self._cluster, "namespace": deleted.namespace}
+        if not self._is_by_topic:
+            for table in (self._topics, self._subscriptions, self._dispatchers):
+                table.add_totals(labels, deleted.totals)
+            if any(deleted.lateness.counts):
+                self._add_lateness(labels, deleted.lateness)
+        self._add_index(labels, None, deleted.index_counters)
 
     def _add_lateness(self, labels: Labels, one: LatenessHistogram) -> None:
         text = label_text(labels)
@@ -226,18 +241,28 @@ class _Table(Generic[T]):
 
     def add(self, labels: Labels, thing: T) -> None:
         """Add the row of one topic, subscription or consumer."""
-        text = label_text(labels)
-        row = self._rows.get(text) if self._is_summed else None
-        if row is not None:
-            for figure, values in zip(self._figures, self._values, strict=True):
-                values[row] += figure.value(thing)
-            return
         if self._is_summed:
-            self._rows[text] = len(self._labels)
-        # Keeping labels apart pays only where there are few rows.
-        self._labels.append(labels if self._is_summed else text)
+            self._add_to_row(labels, [figure.value(thing) for figure in self._figures])
+            return
+        self._labels.append(label_text(labels))
         for figure, values in zip(self._figures, self._values, strict=True):
             values.append(figure.value(thing))
+
+    def add_totals(self, labels: Labels, totals: Mapping[str, float]) -> None:
+        """Add sums by name; those that are of another table are ignored."""
+        self._add_to_row(labels, [totals.get(figure.name, 0) for figure in self._figures])
+
+    def _add_to_row(self, labels: Labels, added: Sequence[float]) -> None:
+        text = label_text(labels)
+        row = self._rows.get(text)
+        if row is None:
+            row = self._rows[text] = len(self._labels)
+            # Keeping labels apart pays only where there are few rows.
+            self._labels.append(labels)
+            for values in self._values:
+                values.append(0)
+        for value, values in zip(added, self._values, strict=True):
+            values[row] += value
 
     def families(self, more: Mapping[str, Iterable[Sample]] = MappingProxyType({})) -> Iterator[bytes]:
         """Write every metric of the table; `more` are further samples by name."""

@@ -1,7 +1,7 @@
 """Unused topics: they are closed to free their memory, and their figures stay.
 
     open ── unused for REST_AFTER_MS ──► resting: a few numbers for /metrics ── next use ──► open
-      └──── inactive by Pulsar's rules, where brokerDeleteInactiveTopicsEnabled ──► deleted
+      └──── inactive by Pulsar's rules, where brokerDeleteInactiveTopicsEnabled ──► deleted: its counters are in a sum
 
 After a start a topic is neither open nor resting: the log knows its name alone. `survey` opens one topic after the
 other in the background, expires its old messages, and lets it rest again. So the figures are complete after a while,
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
+from broker.admin.deleted_topics import DeletedTopics, with_deleted
 from broker.errors import BrokerError, SnapshotsLeftError
 from broker.slices import in_slices
 from broker.topics.figures import SubscriptionSnapshot, TopicSnapshot
@@ -66,6 +67,8 @@ class RestingTopics:
         self._now_ms = now_ms
         self._figures: dict[str, bytes] = {}
         """By full name, pickled: half of what objects take, and there may be thousands of them."""
+        self._deleted: dict[str, DeletedTopics] = {}
+        """By namespace."""
 
     def figures(self) -> Iterator[TopicSnapshot]:
         """Give the figures of each resting topic, as they were when it was closed; delayed until the last one is due.
@@ -82,6 +85,14 @@ class RestingTopics:
         if figures.next_deliver_at_ms and figures.next_deliver_at_ms <= now_ms:
             return _with_next_due(figures, now_ms)
         return figures
+
+    def deleted(self) -> list[DeletedTopics]:
+        """Return what the deleted topics of each namespace have counted."""
+        return list(self._deleted.values())
+
+    def forget_deleted(self, namespace: str) -> None:
+        """Forget a namespace whose last topic is gone: its sums end, and those of the next topic begin at 0."""
+        self._deleted.pop(namespace, None)
 
     def take(self, name: TopicName) -> TopicSnapshot | None:
         """Return the figures of a topic that is opened, and forget them; None without any."""
@@ -111,6 +122,10 @@ class RestingTopics:
                 logger.info(
                     "%s is deleted: it has been inactive for %d s", topic.name, self._config.inactive_ms_max // 1000
                 )
+                # In one step with the end of its figures. Where the deletion fails, the topic begins at 0 when it is
+                # opened again.
+                namespace = topic.name.namespace_name
+                self._deleted[namespace] = with_deleted(self._deleted.get(namespace), topic.metrics())
                 try:
                     await self._service.take_away_for_good(topic)
                 except (LedgerError, BrokerError) as error:

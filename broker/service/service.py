@@ -223,6 +223,9 @@ class Service:
             await self.policies.put(topic.name, None)
         await self._store.delete_managed_ledger(str(topic.name))
         self._topic_counts[topic.name.namespace_name] -= 1
+        if not self._topic_counts[topic.name.namespace_name]:
+            del self._topic_counts[topic.name.namespace_name]
+            self.resting.forget_deleted(topic.name.namespace_name)
 
     async def survey_topics(self) -> None:
         """Visit every topic of the data folder once, so that periodic work reaches them all."""
@@ -297,6 +300,7 @@ class Service:
         chunks = stream_metrics(
             self.config.cluster_name,
             chain((topic.metrics() for topic in list(self.topics.values())), self.resting.figures()),
+            self.resting.deleted(),
             connection_count=len(self.connections),
             is_by_topic=self.config.has_topic_metrics,
             is_by_consumer=self.config.has_consumer_metrics,

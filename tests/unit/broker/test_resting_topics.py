@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from broker.authorization.grants import Action, GrantBook
 from broker.errors import NotAllowedError, TopicClosedError
@@ -29,7 +30,7 @@ from managed_ledger.ledger_store import LedgerStore
 from tests.helpers.fakes.memory_records import MemoryRecords
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tests.helpers.send_frames import send_frame
-from tracker.stats import TrackerCounters, summed
+from tracker.stats import BucketOperation, TrackerCounters, summed
 from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
@@ -75,6 +76,20 @@ def _is_one_delayed(service: Service) -> Callable[[], bool]:
         return stats is not None and stats.msg_delayed == 1
 
     return look
+
+
+async def _deliver_one_delayed(service: Service, clock: FakeClock) -> None:
+    peer = await _subscribe(service)
+    await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
+    peer.send_bytes(send_frame(0, deliver_at_ms=clock() + 60_000))
+    subscription = service.topics[NAME].subscriptions["s"]
+    await until(_is_one_delayed(service))
+    clock.now_ms += 61_000
+    # Permits make the dispatcher look again: its own timer runs on the real clock.
+    peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 10}))
+    await until(lambda: subscription.metrics().messages_out_total == 1)
+    await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
+    await _leave(peer)
 
 
 def test_a_topic_that_nobody_uses_for_a_while_is_closed_and_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -175,18 +190,9 @@ def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_
         )
 
     async def story(service: Service, clock: FakeClock) -> None:
-        peer = await _subscribe(service)
-        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
-        peer.send_bytes(send_frame(0, deliver_at_ms=clock() + 60_000))
+        await _deliver_one_delayed(service, clock)
         topic = service.topics[NAME]
         subscription = topic.subscriptions["s"]
-        await until(_is_one_delayed(service))
-        clock.now_ms += 61_000
-        # Permits make the dispatcher look again: its own timer runs on the real clock.
-        peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 10}))
-        await until(lambda: subscription.metrics().messages_out_total == 1)
-        await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
-        await _leave(peer)
         subscription.cancelled_total, subscription.rescheduled_total = 3, 4
         subscription.expiry.messages_total = 5
         subscription.index_counters_before = TrackerCounters(buckets_lost=2)
@@ -206,6 +212,53 @@ def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_
             assert again.metrics().rate_in == again.metrics().subscriptions[0].expired_rate == 0
 
     play(tmp_path, story)
+
+
+@pytest.mark.parametrize("has_topic_metrics", [False, True])
+def test_no_sum_of_a_namespace_decreases_when_a_topic_is_deleted_while_it_has_others(
+    tmp_path: Path, has_topic_metrics: bool
+) -> None:
+    """Without a topic the namespace has no sums: Prometheus takes the next ones for what they are."""
+
+    async def sums(service: Service) -> dict[str, float]:
+        text = b"".join([chunk async for chunk in service.metrics()]).decode()
+        return {
+            sample.name + sample.labels.get("le", "") + sample.labels.get("type", ""): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.labels.get("namespace") == "public/default" and "topic" not in sample.labels
+            if family.type != "gauge" or "bucket_op_count" in sample.name
+        }
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        peer = Peer(service)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="other", producer_id=1, producer_name="p")
+        await _deliver_one_delayed(service, clock)
+        topic = service.topics[NAME]
+        subscription = topic.subscriptions["s"]
+        subscription.cursor.acknowledge_cumulative(topic.ledger.last_position)
+        subscription.cancelled_total = 3
+        subscription.index_counters_before = TrackerCounters(buckets_lost=2)
+        subscription.index_counters_before.operations[BucketOperation.CREATE].all = 1
+        before = await sums(service)
+        assert before["pulsar_delayed_message_index_bucket_op_countcreate"] == 1
+        assert ("pulsar_in_messages_total" in before) is not has_topic_metrics
+
+        clock.now_ms += 60_000
+        await service.resting.delete_inactive()
+        after = await sums(service)
+        assert not service.has_topic(NAME)
+        assert after == before
+
+        peer.connection.close()
+        await until(lambda: not any(topic.is_used for topic in service.topics.values()))
+        clock.now_ms += 60_000
+        await service.resting.delete_inactive()
+        assert await sums(service) == {}
+        assert service.resting.deleted() == []
+
+    inactive = InactiveTopicsConfig(is_deleted=True, mode=DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, inactive_s_max=30)
+    play(tmp_path, story, inactive_topics=inactive, has_topic_metrics=has_topic_metrics)
 
 
 def test_a_survey_tells_of_every_topic_and_leaves_none_open(tmp_path: Path) -> None:
