@@ -93,6 +93,7 @@ class LedgerStore:
         self._dirty_cursors: dict[Cursor, None] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
         self._trimmed_ids: list[int] = []
+        """The first and the last ledger that were deleted since space was given back; empty without any."""
         self._trimmed_bytes = 0
         self._compact_again_s = compact_again_s
         self._services = self._new_services()
@@ -359,7 +360,7 @@ class LedgerStore:
     def compact_trimmed(self) -> None:
         """Give back the space of trimmed ledgers now, in a thread, if there are any and there is room for it."""
         if self._trimmed_ids and not self._is_closed:
-            first, last = min(self._trimmed_ids), max(self._trimmed_ids)
+            first, last = self._trimmed_ids
             size_bytes = self._trimmed_bytes
             self._trimmed_ids, self._trimmed_bytes = [], 0
             self._compactor.submit(self._compact, first, last, size_bytes)
@@ -383,7 +384,10 @@ class LedgerStore:
             self._loop.call_later(self._compact_again_s, self.compact_trimmed)
 
     def _note_trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
-        self._trimmed_ids += ledger_ids
+        # The ends are enough, as the range between them is compacted. A list would grow for ever where topics without
+        # entries are deleted: they have no bytes, and no compaction comes of them.
+        known = (*self._trimmed_ids, *ledger_ids)
+        self._trimmed_ids = [min(known), max(known)]
         self._trimmed_bytes += size_bytes
 
     def _check_open(self) -> None:

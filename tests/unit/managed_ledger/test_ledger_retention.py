@@ -6,7 +6,7 @@ import threading
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.disk.keys import Family
+from managed_ledger.disk.keys import Family, ledger_range
 from managed_ledger.errors import LedgerWriteError, StoreCorruptedError, StoreFullError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
@@ -282,5 +282,38 @@ def test_space_that_had_no_room_to_be_given_back_is_given_back_later() -> None:
             assert await asyncio.to_thread(compacted.wait, 20)
         assert database.refusals == 0
         await ledger.close()
+
+    asyncio.run(scenario())
+
+
+class _NotesRanges(MemoryDatabase):
+    """Notes what was compacted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranges: list[tuple[bytes, bytes]] = []
+        self.compacted = threading.Event()
+
+    def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        self.ranges.append((start, end))
+        if len(self.ranges) == 2:
+            self.compacted.set()
+
+
+def test_deleted_topics_without_entries_take_no_memory_and_their_range_is_compacted_when_that_is_asked_for() -> None:
+    async def scenario() -> None:
+        database = _NotesRanges()
+        store = await open_store(database)
+        ids = []
+        for number in range(20):
+            ledger = await store.open_managed_ledger(f"t-{number}")
+            ids += _ids(ledger)
+            await store.delete_managed_ledger(ledger.name)
+
+        assert store._trimmed_ids == [min(ids), max(ids)]  # noqa: SLF001, seen in memory alone
+        store.compact_trimmed()
+        await asyncio.to_thread(database.compacted.wait, 20)
+        assert set(database.ranges) == {(ledger_range(min(ids))[0], ledger_range(max(ids))[1])}
+        await store.close()
 
     asyncio.run(scenario())
