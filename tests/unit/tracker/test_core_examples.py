@@ -889,6 +889,35 @@ def test_a_refused_message_is_counted_no_more_where_its_segment_is_not_loaded(ru
     driver.core.check()
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_refused_message_is_not_counted_again_when_its_positions_are_read_again(
+    runner: asyncio.Runner, is_known: bool
+) -> None:
+    """The snapshot still has it, and the cursor need not have its acknowledgement yet."""
+    driver = Driver(runner, index_count_per_bucket_min=4)
+    driver.add(*((NOW_MS + 900_000, 1, entry_id) for entry_id in range(4)), (NOW_MS + 900_000, 2, 0))
+    driver.answer_all()
+    if is_known:
+        assert driver.add((NOW_MS, 1, 0)) == [False]
+        assert driver.core.message_count == 4
+    for _ in range(2):
+        driver.now_ms += CACHED_FOR_MS + 1_000
+        driver.plan()
+    assert not cached_bucket_count(driver.core)
+    if not is_known:
+        assert driver.add((NOW_MS, 1, 0)) == [False]
+
+    assert driver.is_tracked(1, 1)
+
+    assert not driver.core.contains_message(1, 0)
+    assert driver.core.message_count == driver.core.future_count(now_ms=driver.now_ms) == 4
+    driver.now_ms = NOW_MS + 900_000
+    driver.plan()
+    driver.answer_all()
+    assert [row[1:] for row in driver.pop()] == [(1, 1), (1, 2), (1, 3), (2, 0)]
+    driver.core.check()
+
+
 def test_a_bucket_whose_last_row_is_dropped_as_its_message_is_added_again_goes(runner: asyncio.Runner) -> None:
     """The row was refused before; nothing of the bucket is left to be handed out, though nothing was handed out now."""
     driver = Driver(runner, index_count_per_bucket_min=2)

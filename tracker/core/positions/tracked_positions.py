@@ -221,11 +221,11 @@ class TrackedPositions:
             return True
         return any(self._acknowledged_in(ledger_id) for ledger_id in range(first, last + 1))
 
-    def unacknowledged(self, bitmaps: Mapping[int, BitMap], ledgers: LedgerRange) -> list[tuple[int, BitMap]]:
-        """Return what of a bucket's bitmaps is within its range, not trimmed and not acknowledged."""
+    def left_in(self, bitmaps: Mapping[int, BitMap], ledgers: LedgerRange) -> list[tuple[int, BitMap]]:
+        """Return what of a bucket's bitmaps is within its range, not trimmed, not acknowledged, and may still come."""
         first = max(ledgers.first_ledger_id, self.first_ledger_id)
         return [
-            (ledger_id, entry_ids - self._acknowledged_in(ledger_id))
+            (ledger_id, self.overlapping.left_of(ledger_id, entry_ids - self._acknowledged_in(ledger_id)))
             for ledger_id, entry_ids in bitmaps.items()
             if first <= ledger_id <= ledgers.last_ledger_id
         ]

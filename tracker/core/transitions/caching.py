@@ -79,7 +79,7 @@ def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_
     if event.has_repeats:
         # The first row of a position counts, and forgets the others.
         note_overlap(state, [bucket])
-    known = PositionSet.of(state.positions.unacknowledged(event.bitmaps, bucket.ledgers))
+    known = PositionSet.of(state.positions.left_in(event.bitmaps, bucket.ledgers))
     position_sum = event.position_sum
     for loaded in bucket.loaded_meanwhile:
         known.take(loaded.rows.ledger_ids, loaded.rows.entry_ids)

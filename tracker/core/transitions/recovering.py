@@ -77,7 +77,7 @@ def on_metadata(state: TrackerState, bucket: Bucket, event: MetadataRead, now_ms
     if event.positions is not None and bucket.has_unloaded:
         if event.positions.has_repeats:
             note_overlap(state, [bucket])
-        known = PositionSet.of(state.positions.unacknowledged(event.positions.bitmaps, bucket.ledgers))
+        known = PositionSet.of(state.positions.left_in(event.positions.bitmaps, bucket.ledgers))
         set_unloaded_count(state, bucket, known.count)
         bucket.position_sum = event.positions.position_sum
         cache_if_there_is_room(state, bucket, known)
