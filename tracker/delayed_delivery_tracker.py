@@ -179,7 +179,12 @@ class DelayedDeliveryTracker(ABC):
 
     @abstractmethod
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
-        """Hand out due messages, at most so many, in order of time and then position."""
+        """Hand out due messages, at most so many, in order of time and then position.
+
+        A tracker may give none although `has_message_available` is true, as where it passes over many acknowledged ones
+        a portion at a time. It must call `on_available` then as soon as it has something to give: a dispatcher that was
+        given nothing does not ask again before that.
+        """
 
     @abstractmethod
     def number_of_delayed_messages(self) -> int:
