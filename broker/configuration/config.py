@@ -145,8 +145,10 @@ class BrokerConfig:
     Never those of security. Default off.
     """
     has_topic_metrics: bool = field(default=True, metadata={"key": "exposeTopicLevelMetricsInPrometheus"})
-    has_consumer_metrics: bool = field(default=False, metadata={"key": "exposeConsumerLevelMetricsInPrometheus"})
     """Whether `/metrics` has series for each topic and subscription; else for each namespace. Default on."""
+
+    has_consumer_metrics: bool = field(default=False, metadata={"key": "exposeConsumerLevelMetricsInPrometheus"})
+    """Whether it has series for each consumer, too. Default off."""
 
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     """How many connections, topics, subscriptions, producers and consumers there may be."""
