@@ -33,6 +33,12 @@ class AuthorizationError(BrokerError):
     server_error = "AuthorizationError"
 
 
+class TopicNotFoundError(BrokerError):
+    """The topic does not exist, and the client asks not to create it."""
+
+    server_error = "TopicNotFound"
+
+
 class SubscriptionNotFoundError(BrokerError):
     """The subscription does not exist."""
 

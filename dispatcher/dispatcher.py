@@ -364,6 +364,8 @@ class Dispatcher:
     def acknowledge_cumulative(self, consumer: ConsumerHandle, position: Position, ack_set: AckSet = ()) -> None:
         """Acknowledge everything up to a position; with `ack_set`, of that entry only what is clear in it.
 
+        A position behind the last entry acknowledges nothing, as in Pulsar: no consumer was given it.
+
         Raises:
             CumulativeAckRefusedError: The subscription is shared.
         """
@@ -372,6 +374,9 @@ class Dispatcher:
                 f"subscription {self._cursor.name!r} is shared: consumer {consumer.name!r} must acknowledge "
                 "messages one by one"
             )
+        if position > self._log.last_confirmed_position:
+            logger.warning("%r acknowledges %s of %r, which does not exist", consumer.name, position, self._cursor.name)
+            return
         through = position
         if ack_set:
             # Entry -1 is the place before the first entry of a ledger.

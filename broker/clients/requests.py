@@ -13,7 +13,14 @@ from typing import Final
 
 from broker.authorization.grants import Action
 from broker.clients.connection import CommandHandler, Connection
-from broker.errors import AuthorizationError, BrokerError, MetadataError, NoRoomError, NotAllowedError
+from broker.errors import (
+    AuthorizationError,
+    BrokerError,
+    MetadataError,
+    NoRoomError,
+    NotAllowedError,
+    TopicNotFoundError,
+)
 from broker.protocol import commands
 from broker.protocol.commands import signed
 from broker.protocol.pb.pulsar_api_pb2 import (
@@ -127,7 +134,7 @@ async def on_get_topics(connection: Connection, command: BaseCommand) -> None:
 
 @_refuses_with_error(lambda command: command.producer.request_id)
 async def on_producer(connection: Connection, command: BaseCommand) -> None:
-    """Add a producer; a missing topic is created."""
+    """Add a producer; a missing topic is created, and so is the subscription that it names."""
     request = command.producer
     if request.producer_id in connection.producers:
         # The client has repeated the request because the first answer was late.
@@ -139,8 +146,13 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
     if connection.service.refusal is not None:
         # The client's pauses between tries grow as long as its producer is refused.
         raise NoRoomError("New messages are refused until there is room on the service's disk")
+    if request.initial_subscription_name:
+        _check(connection, Action.CONSUME, topic_name, "to subscribe to")
     topic = await connection.service.topic(topic_name)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
+    if request.initial_subscription_name:
+        # As of a dead letter topic: letters that are published before its first consumer comes wait for it.
+        await topic.ensure_subscription(request.initial_subscription_name)
     name = request.producer_name or connection.service.new_producer_name()
     producer = Producer(
         request.producer_id,
@@ -172,7 +184,7 @@ async def on_close_producer(connection: Connection, command: BaseCommand) -> Non
 
 @_refuses_with_error(lambda command: command.subscribe.request_id)
 async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
-    """Attach a consumer to a subscription; a missing topic or subscription is created."""
+    """Attach a consumer to a subscription; a missing one is created, and a missing topic unless that is not wanted."""
     request = command.subscribe
     if request.consumer_id in connection.consumers:
         connection.write(commands.success(request.request_id))
@@ -181,6 +193,8 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
         raise NotAllowedError("Empty subscription name")
     topic_name = TopicName.parse(request.topic)
     _check(connection, Action.CONSUME, topic_name, "to subscribe to")
+    if not (request.force_topic_creation or connection.service.has_topic(topic_name)):
+        raise TopicNotFoundError(f"Topic {topic_name} does not exist")
     topic = await connection.service.topic(topic_name)
     _check(connection, Action.CONSUME, topic_name, "to subscribe to")
     consumer = Consumer(
@@ -197,7 +211,7 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
         consumer,
         _SUBSCRIPTION_TYPES[request.subType],
         durable=request.durable,
-        start=_start_position(topic, request),
+        start=await _start_position(topic, request, connection.service.now_ms()),
     )
     try:
         _check(connection, Action.CONSUME, topic_name, "to subscribe to")
@@ -208,7 +222,11 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
     connection.write(commands.success(request.request_id))
 
 
-def _start_position(topic: Topic, request: CommandSubscribe) -> Position | None:
+async def _start_position(topic: Topic, request: CommandSubscribe, now_ms: int) -> Position | None:
+    """Return where a new subscription begins, None for the earliest entry."""
+    if request.start_message_rollback_duration_sec:
+        published_ms = max(0, now_ms - request.start_message_rollback_duration_sec * 1_000)
+        return await topic.ledger.find_position_at_or_after_publish_time(published_ms)
     if request.HasField("start_message_id"):
         start = request.start_message_id
         return topic.resolve_position(Position(signed(start.ledgerId), signed(start.entryId)))

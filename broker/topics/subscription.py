@@ -163,8 +163,8 @@ class Subscription:
     async def add_consumer(self, consumer: Consumer, subscription_type: SubscriptionType) -> None:
         """Attach a consumer; its type may differ from before only when no other consumer is attached.
 
-        If another consumer has the requested hash ranges, that consumer's client must give a sign of life. Without one
-        that consumer is removed, and the request is decided again.
+        If another consumer has the requested hash ranges, or the whole subscription, that consumer's client must give a
+        sign of life. Without one that consumer is removed, and the request is decided again.
 
         Raises:
             ConsumerBusyError: Consumers of another type are attached, or as many as the type or the limit allows.
@@ -181,8 +181,8 @@ class Subscription:
             assert self.dispatcher is not None
             try:
                 self.dispatcher.add_consumer(consumer)
-            except RangeConflictError as conflict:
-                if not await self._remove_dead(conflict.consumer_name, consumer.link):
+            except (ConsumerBusyError, RangeConflictError) as refusal:
+                if not await self._remove_dead(self._holders(refusal), consumer.link):
                     raise
                 self.dispatcher.add_consumer(consumer)
             self.consumers.append(consumer)
@@ -598,9 +598,14 @@ class Subscription:
             self._disconnect_consumers()
             await self._close_dispatcher()
 
-    async def _remove_dead(self, consumer_name: str, asking: ClientLink) -> bool:
-        """Check the liveness of the consumers of this name, and remove dead ones; return whether there were any."""
-        holders = [one for one in self.consumers if one.name == consumer_name]
+    def _holders(self, refusal: ConsumerBusyError | RangeConflictError) -> list[Consumer]:
+        """Return the consumers that have what another one was refused."""
+        if isinstance(refusal, RangeConflictError):
+            return [one for one in self.consumers if one.name == refusal.consumer_name]
+        return list(self.consumers) if self._type is SubscriptionType.EXCLUSIVE else []
+
+    async def _remove_dead(self, holders: Sequence[Consumer], asking: ClientLink) -> bool:
+        """Check the liveness of these consumers, and remove dead ones; return whether there were any."""
         links = list({one.link for one in holders} - {asking})
         alive = dict(zip(links, await asyncio.gather(*(link.is_alive() for link in links)), strict=True))
         for holder in holders:

@@ -251,7 +251,8 @@ class Topic:
         Raises:
             ConsumerBusyError: The topic has as many consumers as are allowed; see also `Subscription.add_consumer`.
             ConsumerAssignError: See `Subscription.add_consumer`.
-            NotAllowedError: The topic has as many subscriptions as are allowed.
+            NotAllowedError: The topic has as many subscriptions as are allowed, or the present one is durable and this
+                consumer's is not, or the other way round.
         """
         self._check_open()
         present = {*self._joining, *(consumer for one in self.subscriptions.values() for consumer in one.consumers)}
@@ -280,11 +281,12 @@ class Topic:
         async with self._lock:
             subscription = self.subscriptions.get(name)
             if subscription is None:
-                if _is_full(self.subscriptions, self._limits.subscriptions_per_topic_max):
-                    raise NotAllowedError(f"Exceed the maximum number of subscriptions of the topic: {self.name}")
-                cursor = await self.ledger.open_cursor(cursor_name_of(name), initial_position=start, durable=durable)
-                subscription = self._add_subscription(name, cursor)
-                await self._join_pause(subscription)
+                subscription = await self._create_subscription(name, durable=durable, start=start)
+            elif subscription.cursor.is_durable is not durable:
+                # A reader would acknowledge what a durable subscription of its name has to deliver, and a durable
+                # consumer lose its subscription with a reader's.
+                kind = "Durable" if subscription.cursor.is_durable else "Non-durable"
+                raise NotAllowedError(f"{kind} subscription with the same name already exists")
             if self._index is not None:
                 await self._index.prepare()
         had_tracker = subscription.has_bucket_tracker
@@ -292,6 +294,25 @@ class Topic:
         if had_tracker and not subscription.has_bucket_tracker:
             # A snapshot that it was storing has no owner now.
             self._sweep.note_left()
+        return subscription
+
+    async def ensure_subscription(self, name: str) -> None:
+        """Create a durable subscription from the earliest entry on, unless there is one of this name.
+
+        Raises:
+            NotAllowedError: The topic has as many subscriptions as are allowed.
+        """
+        self._check_open()
+        async with self._changing():
+            if name not in self.subscriptions:
+                await self._create_subscription(name, durable=True, start=None)
+
+    async def _create_subscription(self, name: str, *, durable: bool, start: Position | None) -> Subscription:
+        if _is_full(self.subscriptions, self._limits.subscriptions_per_topic_max):
+            raise NotAllowedError(f"Exceed the maximum number of subscriptions of the topic: {self.name}")
+        cursor = await self.ledger.open_cursor(cursor_name_of(name), initial_position=start, durable=durable)
+        subscription = self._add_subscription(name, cursor)
+        await self._join_pause(subscription)
         return subscription
 
     async def _join_pause(self, subscription: Subscription) -> None:

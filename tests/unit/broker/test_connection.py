@@ -16,6 +16,7 @@ from broker.network.listener import Accepted
 from broker.protocol.commands import frame
 from broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
+    CommandSubscribe,
     KeySharedMeta,
     KeySharedMode,
     ProducerAccessMode,
@@ -470,10 +471,9 @@ def test_a_silent_client_is_pinged_once_and_then_let_go(tmp_path: Path) -> None:
 
 
 async def subscribe(peer: Peer, consumer_id: int = 1, **values: Any) -> BaseCommand:
-    """Subscribe to topic t, Key_Shared."""
-    return await peer.request(
-        BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="s", subType=3, consumer_id=consumer_id, **values
-    )
+    """Subscribe to topic t, Key_Shared by default."""
+    fields = {"topic": "t", "subscription": "s", "subType": CommandSubscribe.Key_Shared, "consumer_id": consumer_id}
+    return await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **(fields | values))
 
 
 def test_a_client_that_reads_no_more_gives_up_its_consumers_at_once(tmp_path: Path) -> None:
@@ -543,23 +543,29 @@ def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> N
     play(tmp_path, after)
 
 
-async def join_sticky(peer: Peer, consumer_id: int) -> str:
-    """Ask for all hash ranges; return the type of the answer."""
-    meta = KeySharedMeta(keySharedMode=KeySharedMode.STICKY)
-    meta.hashRanges.add(start=0, end=65535)
-    answer = await subscribe(peer, consumer_id, keySharedMeta=meta)
+async def join_alone(peer: Peer, consumer_id: int, kind: str) -> str:
+    """Ask for all hash ranges, or for the whole subscription; return the type of the answer."""
+    if kind == "ranges":
+        meta = KeySharedMeta(keySharedMode=KeySharedMode.STICKY)
+        meta.hashRanges.add(start=0, end=65535)
+        answer = await subscribe(peer, consumer_id, keySharedMeta=meta)
+    else:
+        answer = await subscribe(peer, consumer_id, subType=CommandSubscribe.Exclusive)
     return BaseCommand.Type.Name(answer.type)
 
 
+@pytest.mark.parametrize("kind", ["ranges", "the subscription"])
 @pytest.mark.parametrize(("does", "answer"), [("answers", "ERROR"), ("leaves", "SUCCESS"), ("asks itself", "ERROR")])
-def test_who_has_ranges_for_itself_is_asked_when_another_wants_them(tmp_path: Path, does: str, answer: str) -> None:
+def test_a_consumer_that_has_something_for_itself_is_asked_when_another_wants_it(
+    tmp_path: Path, does: str, answer: str, kind: str
+) -> None:
     """The time-out is an hour: nothing here waits for it. The holder that is silent is asked over real sockets."""
 
     async def story(service: Service) -> None:
         holder = Peer(service)
         other = holder if does == "asks itself" else Peer(service)
-        assert await join_sticky(holder, 1) == "SUCCESS"
-        asked = asyncio.ensure_future(join_sticky(other, 2))
+        assert await join_alone(holder, 1, kind) == "SUCCESS"
+        asked = asyncio.ensure_future(join_alone(other, 2, kind))
         if does != "asks itself":
             await until(lambda: any(one.type == BaseCommand.PING for one in holder.answers()))
         if does == "answers":
