@@ -17,20 +17,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_properties import BucketProperties
 from tracker.columns.offers import check_tick_time, columns_of
-from tracker.columns.positions import ENTRY_ID_MAX
-from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.config import TrackerConfig
-from tracker.core import questions
 from tracker.core.actions import Action, Event
 from tracker.core.checks import check
 from tracker.core.position_cache import CACHED_BYTES_MAX
+from tracker.core.questions import Questions
 from tracker.core.state import TrackerState
-from tracker.core.timers import AT_ONCE
 from tracker.core.transitions import (
     adding,
     handing_out,
@@ -43,7 +39,7 @@ from tracker.core.transitions import (
 )
 
 
-class TrackerCore:
+class TrackerCore(Questions):
     """The bucket tracker without its I/O; belongs to one caller at a time.
 
     Args:
@@ -65,8 +61,7 @@ class TrackerCore:
         cached_bytes_max: int = CACHED_BYTES_MAX,
         reads_ahead: bool = False,
     ) -> None:
-        self._config = config
-        self._state = TrackerState(
+        state = TrackerState(
             config,
             acknowledged_in=acknowledged_in,
             rng=rng,
@@ -74,10 +69,10 @@ class TrackerCore:
             cached_bytes_max=cached_bytes_max,
             reads_ahead=reads_ahead,
         )
-        self.timers = self._state.timers
+        super().__init__(state)
+        self.timers = state.timers
         """When to call `plan`; for reading."""
-        self._tick_time_ms = config.tick_time_ms
-        self._set_lead()
+        self._set_lead(config.tick_time_ms)
 
     # Adding.
 
@@ -109,101 +104,6 @@ class TrackerCore:
             adding.take_singles(self._state)
         return self._state
 
-    # Asking.
-
-    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a position is tracked; False also where that is not known yet, see `is_recovering`."""
-        return 0 <= entry_id <= ENTRY_ID_MAX and questions.contains(self._state, ledger_id, entry_id)
-
-    def tracked_in(self, ledger_id: int) -> BitMap | None:
-        """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""
-        return questions.tracked_in(self._state, ledger_id)
-
-    def tracked_ledger_ids(self) -> list[int]:
-        """Return the ledgers in which something is tracked, in no order; as far as they are known."""
-        return questions.tracked_ledger_ids(self._state)
-
-    def is_recovering(self, ledger_id: int) -> bool:
-        """Whether it is not known yet what is tracked in a ledger; `want` makes it known before long."""
-        return questions.is_recovering(self._state, ledger_id)
-
-    @property
-    def message_count(self) -> int:
-        """How many messages are tracked.
-
-        Exact, but where one position is in two places (added again after a seal, or in two snapshots after a crash in
-        a merge) it counts twice until one of the two is loaded. Acknowledged or trimmed messages in segments that are
-        not loaded count until the bitmaps are read, which begins by itself.
-        """
-        return questions.message_count(self._state)
-
-    def future_count(self, *, now_ms: int) -> int:
-        """Return how many messages are tracked and not due, as `message_count` counts."""
-        return questions.future_count(self._state, now_ms)
-
-    def due_positions(self, *, now_ms: int) -> tuple[Int64Array, Int64Array]:
-        """Return the ledger and entry ids of what is due and loaded."""
-        return questions.due_positions(self._state, now_ms)
-
-    def has_due(self, *, now_ms: int) -> bool:
-        """Whether `pop_due` has something to give."""
-        return questions.first_deliver_at_ms(self._state, now_ms) is not None
-
-    def first_deliver_at_ms(self, *, now_ms: int) -> int | None:
-        """Return the time of the first message that `pop_due` would give, None if it has none to give."""
-        return questions.first_deliver_at_ms(self._state, now_ms)
-
-    def next_deliver_at_ms(self) -> int | None:
-        """Return when the next message is due, None if nothing is tracked; never later than it is."""
-        return questions.next_deliver_at_ms(self._state)
-
-    def first_withheld_ms(self, *, now_ms: int) -> int | None:
-        """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""
-        return questions.first_withheld_ms(self._state, now_ms)
-
-    def should_pause(self, *, now_ms: int) -> bool:
-        """Whether too much waits in memory because the storage takes nothing, and nothing is due."""
-        return self.is_full and not self.has_due(now_ms=now_ms)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether as many rows as may wait in memory for their snapshots."""
-        return self.unsealed_row_count >= self._config.unsealed_row_count_max
-
-    @property
-    def unsealed_row_count(self) -> int:
-        """How many rows are in memory because their snapshot is not durable, beside the mutable bucket's."""
-        return self._state.rows.unsealed_row_count
-
-    @property
-    def bucket_total(self) -> int:
-        """How many buckets there are, with the mutable one."""
-        return questions.bucket_total(self._state)
-
-    def buckets(self) -> list[questions.BucketFigures]:
-        """Return the figures of each immutable bucket that counts."""
-        return questions.bucket_figures(self._state)
-
-    @property
-    def loaded_row_count(self) -> int:
-        """How many rows are in memory."""
-        return questions.loaded_row_count(self._state)
-
-    @property
-    def segment_row_count(self) -> int:
-        """How many rows of sealed buckets are in memory."""
-        return len(self._state.rows.loaded)
-
-    @property
-    def snapshot_size_bytes(self) -> int:
-        """How many bytes all snapshots have."""
-        return sum(bucket.size_bytes for bucket in self._state.buckets.values())
-
-    @property
-    def unsettled_count(self) -> int:
-        """How many buckets are being sealed, merged, registered or removed; 1 if an index without any is searched."""
-        return questions.unsettled_count(self._state)
-
     # Wanting and taking.
 
     def want(self, ledger_id: int) -> None:
@@ -217,11 +117,6 @@ class TrackerCore:
     def take_untracked_ranges(self) -> list[LedgerRange]:
         """Return ranges of ledgers that are to be read from the log again, once."""
         return losing.take_untracked_ranges(self._state)
-
-    @property
-    def has_losses(self) -> bool:
-        """Whether `take_losses` has something new."""
-        return bool(self._state.reports.losses)
 
     def take_losses(self) -> list[tuple[str, str]]:
         """Return property key and reason of buckets that were given up, once."""
@@ -246,11 +141,10 @@ class TrackerCore:
             ValueError: It is below 0.
         """
         check_tick_time(tick_time_ms)
-        self._tick_time_ms = tick_time_ms
-        self._set_lead()
+        self._set_lead(tick_time_ms)
 
-    def _set_lead(self) -> None:
-        lead_ms = 0 if self._config.is_deliver_at_time_strict else self._tick_time_ms
+    def _set_lead(self, tick_time_ms: int) -> None:
+        lead_ms = 0 if self._state.config.is_deliver_at_time_strict else tick_time_ms
         if lead_ms != self._state.lead_ms:
             planning.set_lead(self._state, lead_ms)
 
@@ -277,11 +171,6 @@ class TrackerCore:
 
     # The shell's side.
 
-    @property
-    def has_work(self) -> bool:
-        """Whether `plan` may have something to start at once."""
-        return self.timers.earliest_ms == AT_ONCE
-
     def handle(self, event: Event, *, now_ms: int) -> None:
         """Take the answer to an action."""
         planning.note_time(self._state, now_ms)
@@ -290,19 +179,6 @@ class TrackerCore:
     def plan(self, *, now_ms: int) -> list[Action]:
         """Return the actions to start now; each is to be answered by one event."""
         return planning.plan(self._state, now_ms)
-
-    def retried(self) -> set[type[Action]]:
-        """Return the kinds of actions that have failed and are wanted still."""
-        return questions.retried(self._state)
-
-    def next_wakeup_ms(self, *, now_ms: int) -> int | None:
-        """Return when to look again if nothing happens before: a message comes due, or work can go on.
-
-        A row that is due already is no reason to wake up: the dispatcher was told of it and will poll. It is due no
-        more when the clock is put back, so the tracker looks again at `LATEST_MS` at the latest.
-        """
-        wakeup_ms = questions.next_wakeup_ms(self._state, now_ms, LATEST_MS)
-        return None if wakeup_ms == NEVER else wakeup_ms
 
     def check(self, calls: Iterable[Action | Event] | None = None) -> None:
         """Assert every invariant, O(n).
