@@ -20,10 +20,9 @@ from tracker.core.circuit_breakers import CallQueue, Calls, CircuitBreaker
 from tracker.core.due_rows import DueRows
 from tracker.core.load_queue import LoadQueue
 from tracker.core.position_cache import PositionCache
-from tracker.core.positions.cached_positions import CachedPositions
+from tracker.core.positions.bucket_positions import BucketPositions
 from tracker.core.positions.overlapping_positions import OverlappingPositions
 from tracker.core.positions.tracked_positions import TrackedPositions
-from tracker.core.positions.unsealed_positions import UnsealedPositions
 from tracker.core.recovery import Recovery
 from tracker.core.state import Merging, MutableBucket, OrphanSearch, Reports, TrackerState
 from tracker.core.timers import Timers
@@ -34,7 +33,7 @@ _ROOM: Final = "tracker."
 RECORDS: Final = (Bucket, TrackerState, MutableBucket, Merging, OrphanSearch, Recovery, Reports)
 PARTS: Final = (
     Barriers,
-    CachedPositions,
+    BucketPositions,
     CallQueue,
     Calls,
     CircuitBreaker,
@@ -44,7 +43,6 @@ PARTS: Final = (
     PositionCache,
     Timers,
     TrackedPositions,
-    UnsealedPositions,
 )
 
 TIDIED_BY_QUESTIONS: Final = {(TrackedPositions, "_taken"), (TrackedPositions, "_taken_count")}

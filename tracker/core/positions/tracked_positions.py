@@ -5,12 +5,11 @@ whose snapshot is not durable. A row without a bit is stale. It is handed out if
 has it any more. Of the segments that are not loaded, only those positions are here that a reader needs to know, and
 those that must not come back:
 
-    in memory        one bit a position, until it is handed out, refused, acknowledged or trimmed;
-                     those of buckets without a durable snapshot are found by ledger        (`unsealed_positions`)
-    in a cache       the positions of a bucket's unloaded segments, while they are known       (`cached_positions`)
+    in memory        one bit a position, until it is handed out, refused, acknowledged or trimmed
+    in a cache       the positions of a bucket's unloaded segments, while they are known
     unknown          all other unloaded segments; no other bucket has their positions, but for
     overlapping      ranges of which a position may be in two places: positions that are handed out of them are
-                     remembered, and dropped when they are loaded                         (`overlapping_positions`)
+                     remembered, and dropped when they are loaded
 
 No other module looks into two of these places. When a row is due is not known here: that is `due_rows`.
 """
@@ -29,9 +28,8 @@ from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in, ledger_bitmaps, ledger_groups
 from tracker.columns.refused_positions import RefusedPositions
-from tracker.core.positions.cached_positions import CachedPositions
+from tracker.core.positions.bucket_positions import BucketPositions
 from tracker.core.positions.overlapping_positions import OverlappingPositions
-from tracker.core.positions.unsealed_positions import UnsealedPositions
 from tracker.core.sources import MUTABLE
 
 _NONE: Final = BitMap()
@@ -80,10 +78,13 @@ class TrackedPositions:
         self._taken: list[tuple[Int64Array, Int64Array]] = []
         self._taken_count = 0
         self._mutable = PositionSet()
-        self._unsealed = UnsealedPositions()
+        self._unsealed = BucketPositions(ranges)
+        self._unsealed_count = 0
+        """How many positions these have. A storage that is slower than the adds may leave a thousand buckets unsealed,
+        and after each add it may be asked how many messages are tracked."""
         self.first_ledger_id = -1
         """Ledgers below this one are of no interest any more: the cursor is past them."""
-        self.cached = CachedPositions(ranges)
+        self.cached = BucketPositions(ranges)
         self.overlapping = OverlappingPositions()
         self._refused = RefusedPositions()
         self._acknowledged_in = acknowledged_in
@@ -131,7 +132,7 @@ class TrackedPositions:
     @property
     def count(self) -> int:
         """How many positions have a row in memory; one that is in two places counts twice."""
-        return self._loaded.count - self._taken_count + self._mutable.count + self._unsealed.count
+        return self._loaded.count - self._taken_count + self._mutable.count + self._unsealed_count
 
     @property
     def _sets(self) -> list[PositionSet]:
@@ -167,11 +168,7 @@ class TrackedPositions:
         bitmap = self._loaded.bitmaps.get(ledger_id)
         if bitmap is not None and entry_id in bitmap:
             return True
-        for unsealed in self._unsealed.of_ledger(ledger_id):
-            bitmap = unsealed.bitmaps.get(ledger_id)
-            if bitmap is not None and entry_id in bitmap:
-                return True
-        return False
+        return self._unsealed.contains(ledger_id, entry_id)
 
     def mask(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         """Return which of these rows are of a position that has one in memory."""
@@ -189,8 +186,8 @@ class TrackedPositions:
 
     def _sets_of(self, ledger_id: int) -> list[PositionSet]:
         """Return the sets with positions of a ledger that have a row in memory."""
-        sets = (self._whole_loaded, self._mutable, *self._unsealed.of_ledger(ledger_id))
-        return [positions for positions in sets if ledger_id in positions.bitmaps]
+        sets = [positions for positions in (self._whole_loaded, self._mutable) if ledger_id in positions.bitmaps]
+        return sets + self._unsealed.sets_of(ledger_id)
 
     def have_one_row_each(self, loaded_row_count: int, row_counts: Mapping[int, int]) -> bool:
         """Whether each of so many rows, by whose they are, is a position's only one there."""
@@ -245,6 +242,7 @@ class TrackedPositions:
         """Let the mutable bucket's positions be those of an unsealed one, which go into a snapshot; return them."""
         sealed, self._mutable = self._mutable, PositionSet()
         self._unsealed.put(serial, sealed)
+        self._unsealed_count += sealed.count
         # A sealed position that was handed out before was added again, so a snapshot may bring it again.
         self.overlapping.note_sealed(sealed.bitmaps)
         return sealed
@@ -292,7 +290,9 @@ class TrackedPositions:
 
     def take_unsealed(self, serial: int) -> PositionSet:
         """Let go of an unsealed bucket's positions, and return them."""
-        return self._unsealed.pop(serial)
+        positions = self._unsealed.pop(serial)
+        self._unsealed_count -= positions.count
+        return positions
 
     def keep_all(self, positions: PositionSet) -> None:
         """Let these positions be those of loaded rows; they must not be used any more."""
@@ -332,7 +332,7 @@ class TrackedPositions:
             row_count: How many rows are handed out; the others stay in memory, as loaded ones. None for all.
         """
         is_tracked = self._take(ledger_ids, entry_ids)
-        self._unsealed.recount()
+        self._count_unsealed()
         end = len(ledger_ids) if row_count is None else row_count
         if self.overlapping:
             is_out = is_tracked[:end]
@@ -341,6 +341,10 @@ class TrackedPositions:
             is_kept = is_tracked[end:]
             self.keep(ledger_ids[end:][is_kept], entry_ids[end:][is_kept])
         return is_tracked
+
+    def _count_unsealed(self) -> None:
+        """Count again, after positions were taken from unsealed buckets; O(these)."""
+        self._unsealed_count = sum([positions.count for positions in self._unsealed.by_serial.values()])
 
     def _take(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         sets = [positions for positions in self._sets if positions]
@@ -365,14 +369,14 @@ class TrackedPositions:
                 moved = entries & positions.bitmaps.get(ledger_id, _NONE)
                 positions.subtract(ledger_id, moved)
                 self._loaded.unite(ledger_id, moved)
-        self._unsealed.recount()
+        self._count_unsealed()
 
     def refuse(self, ledger_id: int, entry_ids: BitMap) -> bool:
         """Forget positions of a ledger, as others have them, and let none come back; return whether any had a row."""
         has_any = False
         for positions in self._sets_of(ledger_id):
             has_any |= self._refused.refuse(positions, ledger_id, entry_ids)
-        self._unsealed.recount()
+        self._count_unsealed()
         self.overlapping.note(ledger_id, entry_ids)
         return has_any
 
@@ -416,13 +420,14 @@ class TrackedPositions:
         """Forget rows of the ledgers below this one."""
         for positions in self._sets:
             positions.drop_below(ledger_id)
-        self._unsealed.recount()
+        self._count_unsealed()
         self._refused.drop_below(ledger_id)
 
     def clear(self) -> None:
         """Forget everything."""
         self._loaded, self._mutable = PositionSet(), PositionSet()
         self._unsealed.clear()
+        self._unsealed_count = 0
         self._taken, self._taken_count = [], 0
         self.cached.clear()
         self.overlapping.clear()
@@ -446,7 +451,6 @@ class TrackedPositions:
         """Assert every invariant; taken positions stay to be forgotten."""
         assert self._taken_count == sum(len(entry_ids) for _, entry_ids in self._taken)
         assert self.loaded_count == self.loaded_slowly().count, "a taken position was not loaded, or was taken twice"
-        for positions in (self._loaded, self._mutable, self._unsealed):
-            positions.check()
-        self.cached.check()
-        self.overlapping.check()
+        assert self._unsealed_count == sum(positions.count for positions in self._unsealed.by_serial.values())
+        for part in (self._loaded, self._mutable, self._unsealed, self.cached, self.overlapping):
+            part.check()

@@ -1,6 +1,6 @@
-"""The positions of segments that are not loaded, bucket by bucket, while they are known.
+"""Positions bucket by bucket, found by the ledger ranges of the buckets that are served.
 
-Left out: which buckets these are, and for how long (`position_cache`).
+Left out: which buckets these are, and for how long (`tracked_positions`, `position_cache`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.position_set import PositionSet
 
 
-class CachedPositions:
+class BucketPositions:
     """Positions by the serial of their bucket.
 
     Args:
@@ -29,7 +29,7 @@ class CachedPositions:
 
     @property
     def by_serial(self) -> Mapping[int, PositionSet]:
-        """All of them, for reading only."""
+        """All of them; none is added or taken out here."""
         return self._sets
 
     def count(self, serial: int) -> int:
@@ -43,16 +43,26 @@ class CachedPositions:
 
     def contains(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a bucket has a position."""
-        return any(entry_id in known.bitmaps[ledger_id] for _, known in self._covering(ledger_id))
+        # PERFORMANCE: asked about each position by itself; `_covering` takes twice as long.
+        for serial in self._ranges.covering(ledger_id) if self._sets else ():
+            known = self._sets.get(serial)
+            bitmap = None if known is None else known.bitmaps.get(ledger_id)
+            if bitmap is not None and entry_id in bitmap:
+                return True
+        return False
 
     def bitmaps_of(self, ledger_id: int) -> list[BitMap]:
         """Return the positions of a ledger, by bucket, for reading only."""
         return [known.bitmaps[ledger_id] for _, known in self._covering(ledger_id)]
 
+    def sets_of(self, ledger_id: int) -> list[PositionSet]:
+        """Return the sets of the buckets that have positions of a ledger."""
+        return [known for _, known in self._covering(ledger_id)]
+
     def _covering(self, ledger_id: int) -> Iterator[tuple[int, PositionSet]]:
         """Yield serial and positions of the buckets that have some of a ledger.
 
-        PERFORMANCE: mostly none is cached, and no range is looked up then.
+        PERFORMANCE: mostly there is none here, and no range is looked up then.
         """
         for serial in self._ranges.covering(ledger_id) if self._sets else ():
             known = self._sets.get(serial)
@@ -68,6 +78,10 @@ class CachedPositions:
     def put(self, serial: int, positions: PositionSet) -> None:
         """Know a bucket's positions from now on."""
         self._sets[serial] = positions
+
+    def pop(self, serial: int) -> PositionSet:
+        """Let go of a bucket's positions, and return them."""
+        return self._sets.pop(serial)
 
     def forget(self, serial: int) -> None:
         """Know a bucket's positions no longer."""
@@ -108,6 +122,7 @@ class CachedPositions:
         self._sets = {}
 
     def check(self) -> None:
-        """Assert every invariant of the sets."""
-        for known in self._sets.values():
+        """Assert every invariant of the sets, and that each is found by its ledgers."""
+        for serial, known in self._sets.items():
             known.check()
+            assert all(serial in self._ranges.covering(ledger_id) for ledger_id in known.bitmaps)
