@@ -13,7 +13,7 @@ Rows are never removed by position: the caller that hands rows out drops stale o
 from array import array
 from collections.abc import Sequence
 from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
@@ -70,13 +70,6 @@ class QueueSizes(NamedTuple):
 
 
 _SIZES: Final = QueueSizes()
-
-
-class Rest(Protocol):
-    """Keeps rows that were taken with others."""
-
-    def push_front(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Take sorted rows."""
 
 
 class RowQueue:
@@ -223,9 +216,10 @@ class RowQueue:
         self._fold()
         return [run for run in self._runs if run.next_deliver_at_ms <= through_ms]
 
-    def push_front(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Put sorted rows back that were popped with others."""
-        self._push_run(SortedRun(deliver_at_ms, ledger_ids, entry_ids))
+    def put_back(self, rest: Columns) -> None:
+        """Take rows, in order and perhaps none, that were popped with others."""
+        if len(rest[0]):
+            self._push_run(SortedRun(*rest))
 
     def _push_run(self, run: SortedRun) -> None:
         self._runs.append(run)
@@ -282,26 +276,25 @@ def _sorted_columns(parts: Sequence[Columns]) -> Columns:
     return rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids
 
 
-def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest: Rest) -> Columns:
+def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int) -> tuple[Columns, Columns]:
     """Take the first rows of all queues that are not behind `through`, at most `limit`, in order.
 
     Fewer than `limit` may come although more are due: call again until none come. Where many runs had to be merged,
-    more rows than asked for are merged at once, and the others go to the queue `rest`.
+    more rows than asked for are merged at once: the second result has the others, to be put back (`put_back`).
 
     Runtime complexity: O(m log m) for m = max(limit, `POP_ROWS_MIN`) rows that are due; nothing due costs O(queues).
     """
     touched = [queue for queue in queues if queue.next_deliver_at_ms <= through.deliver_at_ms]
     runs = [run for queue in touched for run in queue.runs_through(through.deliver_at_ms)]
     if not runs:
-        return _NO_ROWS
+        return _NO_ROWS, _NO_ROWS
     rows_min = touched[0].sizes.pop_rows_min
     columns = _pop_front(runs, through, limit) or _pop_merged(runs, through, limit, rows_min)
     for queue in touched:
         queue.drop_empty_runs()
     deliver_at_ms, ledger_ids, entry_ids = columns
-    if len(deliver_at_ms) > limit:
-        rest.push_front(deliver_at_ms[limit:], ledger_ids[limit:], entry_ids[limit:])
-    return deliver_at_ms[:limit], ledger_ids[:limit], entry_ids[:limit]
+    first = (deliver_at_ms[:limit], ledger_ids[:limit], entry_ids[:limit])
+    return first, (deliver_at_ms[limit:], ledger_ids[limit:], entry_ids[limit:])
 
 
 _NO_ROWS: Final = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))

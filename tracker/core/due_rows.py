@@ -10,15 +10,11 @@ in every turn: so their earliest time and the number of their rows are kept, and
 
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Final, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from tracker.columns.row_order import NEVER, Columns, RowKey
 from tracker.columns.row_queue import PACKED_FROM_ROWS, POP_ROWS_MIN, RUN_ROWS_MIN, QueueSizes, RowQueue, pop_sorted
 from tracker.core.sources import MUTABLE
-
-NO_COLUMNS: Final[Columns] = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class Popped(NamedTuple):
@@ -56,7 +52,6 @@ class DueRows:
         self._empty: dict[int, None] = {}
         self.popped: dict[int, None] = {}
         """Unsealed buckets of which rows were taken from the front."""
-        self._rest = NO_COLUMNS
 
     # Asking.
 
@@ -144,23 +139,12 @@ class DueRows:
         Fewer than `limit` may come although more are due: call again until none come.
         """
         counts = [(source, len(self.queue_of(source))) for source in sources]
-        self._rest = NO_COLUMNS
-        rows = pop_sorted(self.queues, through, limit, rest=self)
+        rows, rest = pop_sorted(self.queues, through, limit)
         if not len(rows[0]):
             return None
         touched = [source for source, count in counts if len(self.queue_of(source)) != count]
         self.note_taken(touched)
-        rest, self._rest = self._rest, NO_COLUMNS
         return Popped(rows, rest, touched)
-
-    def push_front(self, deliver_at_ms: np.ndarray, ledger_ids: np.ndarray, entry_ids: np.ndarray) -> None:
-        """Keep rows that `pop_sorted` took with others, until it is known which of them count."""
-        self._rest = (deliver_at_ms, ledger_ids, entry_ids)
-
-    def put_back(self, rest: Columns) -> None:
-        """Put back rows that were taken with others; they are loaded ones from now on."""
-        if len(rest[0]):
-            self.loaded.push_front(*rest)
 
     def note_taken(self, sources: Iterable[int] | None = None) -> None:
         """Count again: rows of these sources were taken, or of unknown ones (None)."""

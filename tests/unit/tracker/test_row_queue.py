@@ -34,7 +34,9 @@ def push(queue: RowQueue, *rows: Row) -> None:
 def pop_all(queues: list[RowQueue], through: RowKey, limit: int) -> list[Row]:
     popped: list[Row] = []
     while True:
-        rows = DelayedIndexes(*pop_sorted(queues, through, limit, rest=queues[0])).to_rows()
+        columns, rest = pop_sorted(queues, through, limit)
+        queues[0].put_back(rest)
+        rows = DelayedIndexes(*columns).to_rows()
         assert len(rows) <= limit
         for queue in queues:
             queue.check()
@@ -111,7 +113,7 @@ def test_frozen_rows_are_the_rows_that_are_left() -> None:
     queue = RowQueue(SMALL)
     for number in range(10):
         push(queue, (number, 1, number))
-    popped = pop_sorted([queue], last_key_at(3), 100, rest=queue)
+    popped, _ = pop_sorted([queue], last_key_at(3), 100)
 
     frozen = DelayedIndexes.concatenate(queue.rows_of()).sorted()
 

@@ -202,13 +202,14 @@ class TrackedPositions:
         """
         seen: dict[int, BitMap] = {}
         for positions in (self._mutable, *self._unsealed.by_serial.values()):
-            bitmaps = positions.bitmaps
-            for others in (self._loaded.bitmaps, seen):
-                for ledger_id in bitmaps.keys() & others.keys():
-                    has_twice = bitmaps[ledger_id].intersect(others[ledger_id])
+            again = {ledger_id: seen[ledger_id] for ledger_id in positions.bitmaps.keys() & seen.keys()}
+            for others in (self._loaded.bitmaps, again):
+                for ledger_id in positions.bitmaps.keys() & others.keys():
+                    has_twice = positions.bitmaps[ledger_id].intersect(others[ledger_id])
                     if has_twice and (ledger_ids == ledger_id).any():
                         return False
-            seen = bitmaps | {k: seen[k] | bitmaps.get(k, _NONE) for k in seen} if seen else dict(bitmaps)
+            seen.update(positions.bitmaps)
+            seen.update((ledger_id, other | positions.bitmaps[ledger_id]) for ledger_id, other in again.items())
         return True
 
     def may_be_acknowledged_in(self, ledgers: LedgerRange) -> bool:

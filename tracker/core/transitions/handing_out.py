@@ -48,7 +48,7 @@ def _next_rows(state: TrackerState, through: RowKey, limit: int) -> DelayedIndex
         return _take_mixed(state, popped)
     if popped.sources:
         positions.move_to_loaded(popped.sources, *taken)
-    rows.put_back(popped.rest)
+    rows.loaded.put_back(popped.rest)
     handed_out = DelayedIndexes(deliver_at_ms, ledger_ids, entry_ids)
     if not is_exact:
         return handed_out.take(positions.take(ledger_ids, entry_ids))
@@ -62,7 +62,7 @@ def _take_mixed(state: TrackerState, popped: Popped) -> DelayedIndexes:
     rows = DelayedIndexes(*(np.concatenate(both) for both in zip(popped.rows, popped.rest, strict=True)))
     is_tracked = state.positions.take(rows.ledger_ids, rows.entry_ids, row_count)
     rest = rows.slice(row_count, len(rows)).take(is_tracked[row_count:])
-    state.rows.put_back((rest.deliver_at_ms, rest.ledger_ids, rest.entry_ids))
+    state.rows.loaded.put_back((rest.deliver_at_ms, rest.ledger_ids, rest.entry_ids))
     return rows.slice(0, row_count).take(is_tracked[:row_count])
 
 

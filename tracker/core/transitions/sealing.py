@@ -135,7 +135,7 @@ def _release(state: TrackerState, bucket: Bucket, through: RowKey) -> PositionSe
         state.rows.loaded.absorb(queue)
         return PositionSet()
     while True:
-        columns = pop_sorted([queue], through, len(queue), rest=queue)
+        columns, _ = pop_sorted([queue], through, len(queue))
         if not len(columns[0]):
             return positions
         is_tracked = positions.take(columns[1], columns[2])

@@ -157,7 +157,9 @@ class ViewRows:
         parts: list[DelayedIndexes] = []
         wanted = limit
         while wanted > 0:
-            rows = DelayedIndexes(*pop_sorted([self.due], through, wanted, rest=self.due))
+            columns, rest = pop_sorted([self.due], through, wanted)
+            self.due.put_back(rest)
+            rows = DelayedIndexes(*columns)
             if not len(rows):
                 break
             is_queued = self.queued.mask(rows.ledger_ids, rows.entry_ids)
