@@ -10,9 +10,8 @@ A plain heap would cost a Python object and O(log n) interpreted steps a row; th
 Rows are never removed by position: the caller that hands rows out drops stale ones (`PositionSet`).
 """
 
-from array import array
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,15 +26,9 @@ RUN_ROWS_MAX: Final = 8_000
 """Added rows are sorted into a run when there are so many, and runs are not merged beyond it: an add may have to wait
 for that, which takes half a millisecond. Columns of more than 128 KiB would take the C library another one."""
 
-CHUNKS_MAX: Final = 64
-"""So many added pieces are put together: small ones would cost more than their rows when they are sorted."""
-
-FEW_ROWS_MAX: Final = 500
-"""Rows that came few at a time become columns at so many: with more, numpy would give the interpreter away for it."""
-
-COPIED_ROWS_MAX: Final = 16
-"""So few rows that are added together are copied to others that came few at a time: as columns of their own they take
-400 bytes beside their numbers, and keep alive what they are a part of."""
+JOINED_ROWS_MAX: Final = 64
+"""Rows that are added few at a time are copied together up to so many: columns of their own take 400 bytes beside their
+numbers, and keep alive what they are a part of. With more, numpy would give the interpreter away for it."""
 
 POP_ROWS_MIN: Final = 16_384
 """Runs are merged at least this many rows at a time, and at most four times as many; small polls are then served from
@@ -62,9 +55,7 @@ class QueueSizes(NamedTuple):
 
     run_rows_max: int = RUN_ROWS_MAX
     run_rows_min: int = RUN_ROWS_MIN
-    chunks_max: int = CHUNKS_MAX
-    few_rows_max: int = FEW_ROWS_MAX
-    copied_rows_max: int = COPIED_ROWS_MAX
+    joined_rows_max: int = JOINED_ROWS_MAX
     pop_rows_min: int = POP_ROWS_MIN
     packed_from_rows: int = NEVER
 
@@ -78,7 +69,6 @@ class RowQueue:
     __slots__ = (
         "_chunks",
         "_chunks_rows",
-        "_few",
         "_runs",
         "_runs_rows",
         "next_deliver_at_ms",
@@ -92,60 +82,30 @@ class RowQueue:
         self._runs_rows = 0
         self._chunks: list[Columns] = []
         self._chunks_rows = 0
-        self._few: tuple[array[int], array[int], array[int]] | tuple[()] = ()
-        """Times, ledger ids and entry ids of rows that came few at a time; empty while there are none."""
         self.next_deliver_at_ms = NEVER
         """The earliest time in the queue, `NEVER` when it is empty."""
         self.packed_after_ms = -1
         """Rows that are all due by this time are not packed: they are handed out soon."""
 
     def __len__(self) -> int:
-        return self._runs_rows + self._chunks_rows + (len(self._few[0]) if self._few else 0)
-
-    def push_few(self, deliver_at_ms: list[int], ledger_id: int, entry_ids: list[int]) -> None:
-        """Add rows of a ledger, in any order, which may be too few to be columns of their own."""
-        ledger_ids = array("q", [ledger_id]) * len(entry_ids)
-        self._extend_few(array("q", deliver_at_ms), ledger_ids, array("q", entry_ids))
-        # Of the list: a number of an array becomes an object first.
-        self.next_deliver_at_ms = min(self.next_deliver_at_ms, min(deliver_at_ms, default=NEVER))
-
-    def _extend_few(self, deliver_at_ms: "array[int]", ledger_ids: "array[int]", entry_ids: "array[int]") -> None:
-        few = self._few
-        if few:
-            for column, added in zip(few, (deliver_at_ms, ledger_ids, entry_ids), strict=True):
-                column.extend(added)
-        else:
-            few = self._few = (deliver_at_ms, ledger_ids, entry_ids)
-        if len(few[0]) >= self.sizes.few_rows_max:
-            self._chunk_few()
-            self._limit_chunks()
-
-    def _limit_chunks(self) -> None:
-        if self._chunks_rows >= self.sizes.run_rows_max:
-            self._fold()
-        if len(self._chunks) >= self.sizes.chunks_max:
-            self._chunks = [_joined(self._chunks)]
-
-    def _chunk_few(self) -> None:
-        assert self._few
-        deliver_at_ms, ledger_ids, entry_ids = (np.frombuffer(column, np.int64) for column in self._few)
-        self._few = ()
-        self._chunks.append((deliver_at_ms, ledger_ids, entry_ids))
-        self._chunks_rows += len(deliver_at_ms)
+        return self._runs_rows + self._chunks_rows
 
     def push_rows(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Add rows in any order; the arrays are kept, and must not change any more."""
         if not len(deliver_at_ms):
             return
-        if len(deliver_at_ms) <= self.sizes.copied_rows_max:
-            columns = (deliver_at_ms, ledger_ids, entry_ids)
-            self._extend_few(*(array("q", column.tobytes()) for column in columns))
-            self.next_deliver_at_ms = min(self.next_deliver_at_ms, int(deliver_at_ms.min()))
-            return
-        self._chunks.append((deliver_at_ms, ledger_ids, entry_ids))
-        self._chunks_rows += len(deliver_at_ms)
-        self._limit_chunks()
-        self.next_deliver_at_ms = min(self.next_deliver_at_ms, int(deliver_at_ms.min()))
+        row_count = len(deliver_at_ms)
+        columns = (deliver_at_ms, ledger_ids, entry_ids)
+        is_few = row_count <= self.sizes.joined_rows_max
+        first_ms = min(deliver_at_ms.tolist()) if is_few else int(deliver_at_ms.min())
+        if is_few:
+            has_few = self._chunks and len(self._chunks[-1][0]) + row_count <= self.sizes.joined_rows_max
+            columns = _joined([self._chunks.pop(), columns] if has_few else [columns])
+        self._chunks.append(columns)
+        self._chunks_rows += row_count
+        if self._chunks_rows >= self.sizes.run_rows_max:
+            self._fold()
+        self.next_deliver_at_ms = min(self.next_deliver_at_ms, first_ms)
 
     def push_sorted(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Add rows that are in order and may wait for long; the arrays are kept, and must not change any more."""
@@ -156,14 +116,10 @@ class RowQueue:
 
     def rows_of(self) -> list[DelayedIndexes]:
         """Return all rows as parts that never change, in any order, without copying or sorting them."""
-        if self._few:
-            self._chunk_few()
         return [DelayedIndexes(*columns) for columns in (*(run.columns(run.end) for run in self._runs), *self._chunks)]
 
     def _fold(self) -> None:
         """Sort what is buffered into a run, and merge runs of similar size."""
-        if self._few:
-            self._chunk_few()
         if not self._chunks:
             return
         columns = _sorted_columns(self._chunks)
@@ -238,7 +194,7 @@ class RowQueue:
         """Return the position of every row; for checks, O(n) and slow."""
         parts = [run.columns(run.end) for run in self._runs] + self._chunks
         pairs = [zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True) for _, ledger_ids, entry_ids in parts]
-        return set(chain(zip(*self._few[1:], strict=True), *pairs))
+        return set(chain(*pairs))
 
     def check(self) -> None:
         """Assert every invariant of the queue."""
@@ -252,17 +208,14 @@ class RowQueue:
             next_deliver_at_ms = min(next_deliver_at_ms, int(deliver_at_ms.min()))
         assert self._runs_rows == sum(map(len, self._runs))
         assert self._chunks_rows == sum(len(deliver_at_ms) for deliver_at_ms, _, _ in self._chunks)
-        assert len(self._chunks) <= self.sizes.chunks_max
-        if self._few:
-            assert len(set(map(len, self._few))) == 1
-            assert 0 < len(self._few[0]) < self.sizes.few_rows_max
-            next_deliver_at_ms = min(next_deliver_at_ms, *self._few[0])
+        counts = [len(deliver_at_ms) for deliver_at_ms, _, _ in self._chunks]
+        assert all(a + b > self.sizes.joined_rows_max for a, b in pairwise(counts))
         assert self.next_deliver_at_ms == next_deliver_at_ms
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
-    deliver_at_ms, ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return deliver_at_ms, ledger_ids, entry_ids
+    deliver_at_ms, ledger_ids, entry_ids = zip(*parts, strict=True)
+    return np.concatenate(deliver_at_ms), np.concatenate(ledger_ids), np.concatenate(entry_ids)
 
 
 def _sorted_columns(parts: Sequence[Columns]) -> Columns:

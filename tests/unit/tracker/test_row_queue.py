@@ -17,9 +17,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5
 SMALL = QueueSizes(
     run_rows_max=16,
     run_rows_min=3,
-    chunks_max=4,
-    few_rows_max=3,
-    copied_rows_max=1,
+    joined_rows_max=3,
     pop_rows_min=3,
     packed_from_rows=20,
 )
@@ -46,7 +44,7 @@ def pop_all(queues: list[RowQueue], through: RowKey, limit: int) -> list[Row]:
 
 
 @given(
-    batches=st.lists(st.tuples(st.sampled_from(["few", "single", "batch", "sorted"]), ROWS), max_size=8),
+    batches=st.lists(st.tuples(st.sampled_from(["single", "batch", "sorted"]), ROWS), max_size=8),
     limit=st.integers(1, 20),
     cutoff=st.integers(0, 9),
     spread=st.sampled_from([1, 2**58]),
@@ -64,9 +62,6 @@ def test_rows_come_out_sorted_and_up_to_the_key(
         if way == "sorted":
             rows = DelayedIndexes.from_rows(batch).sorted()
             queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
-        elif way == "few":
-            for time_ms, ledger_id, entry_id in batch:
-                queue.push_few([time_ms], ledger_id, [entry_id])
         else:
             for part in [[row] for row in batch] if way == "single" else [batch]:
                 push(queue, *part)

@@ -66,7 +66,8 @@ def take_singles(state: TrackerState) -> None:
         ledger_id, deliver_at_ms, entry_ids, bitmap = singles.take()
         _drop_refused(state, ledger_id, bitmap)
         state.positions.add(ledger_id, bitmap)
-        state.rows.mutable.push_few(deliver_at_ms, ledger_id, entry_ids)
+        columns = (deliver_at_ms, [ledger_id] * len(entry_ids), entry_ids)
+        state.rows.mutable.push_rows(*(np.array(column, np.int64) for column in columns))
 
 
 def add(
