@@ -13,7 +13,6 @@ the bucket that has failed least is tried first. So failing buckets cannot keep 
 
 import heapq
 from collections.abc import Iterator, Mapping
-from functools import partial
 from random import Random
 from typing import Final
 
@@ -50,6 +49,9 @@ BUCKETS_PER_CALL: Final = 32
 two such calls in flight both come back together, and the process for snapshots waits for the tracker, then the tracker
 for it."""
 
+READS_IN_FLIGHT_MAX: Final = 4
+"""Each read of positions holds the whole metadata of a snapshot for a moment."""
+
 FIRST_TRY_WAIT_MS_MAX: Final = 7_500
 """A load that has not failed yet waits no longer while loads seem to be down: its messages may be such that come."""
 
@@ -58,10 +60,10 @@ class CircuitBreaker:
     """Counts calls of one kind in flight, and failures.
 
     Args:
-        config: How many calls at once, and how long to wait.
+        config: How long to wait.
         rng: For the jitter.
+        in_flight_max: How many calls at once.
         first_try_wait_ms_max: How long a call that has not failed yet waits at most while the breaker is open.
-        buckets_per_call: How many buckets the shell calls the storage for at once.
     """
 
     __slots__ = (
@@ -78,7 +80,7 @@ class CircuitBreaker:
     )
 
     def __init__(
-        self, config: TrackerConfig, rng: Random, first_try_wait_ms_max: int = NEVER, *, buckets_per_call: int = 1
+        self, config: TrackerConfig, rng: Random, in_flight_max: int, *, first_try_wait_ms_max: int = NEVER
     ) -> None:
         self._config = config
         self._rng = rng
@@ -90,7 +92,7 @@ class CircuitBreaker:
         """It was open, and no call that had failed has succeeded since."""
         self._wait_ms = 0
         self.in_flight = 0
-        self._in_flight_max = config.operations_in_flight_max * buckets_per_call
+        self._in_flight_max = in_flight_max
 
     @property
     def is_open(self) -> bool:
@@ -272,14 +274,16 @@ class Calls:
 
     def __init__(self, config: TrackerConfig, rng: Random, timers: Timers) -> None:
         self._timers = timers
-        self.loads = CircuitBreaker(config, rng, FIRST_TRY_WAIT_MS_MAX, buckets_per_call=BUCKETS_PER_CALL)
+        calls_max = config.operations_in_flight_max
+        buckets_max = calls_max * BUCKETS_PER_CALL
+        self.loads = CircuitBreaker(config, rng, buckets_max, first_try_wait_ms_max=FIRST_TRY_WAIT_MS_MAX)
         """Segments; the buckets that wait for them are in the `LoadQueue`."""
-        self.reads = CircuitBreaker(config, rng)
+        self.reads = CircuitBreaker(config, rng, min(READS_IN_FLIGHT_MAX, calls_max))
         """Positions, and the list of snapshots."""
-        of_many = partial(CircuitBreaker, config, rng, buckets_per_call=BUCKETS_PER_CALL)
-        self.creates = CallQueue(CircuitBreaker(config, rng), timers, Why.CREATES)
+        self.creates = CallQueue(CircuitBreaker(config, rng, calls_max), timers, Why.CREATES)
         self.metadata, self.deletes, self.properties = (
-            CallQueue(of_many(), timers, why) for why in (Why.METADATA, Why.DELETES, Why.PROPERTIES)
+            CallQueue(CircuitBreaker(config, rng, buckets_max), timers, why)
+            for why in (Why.METADATA, Why.DELETES, Why.PROPERTIES)
         )
         self.queues = (self.metadata, self.creates, self.deletes, self.properties)
 

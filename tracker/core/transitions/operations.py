@@ -95,8 +95,7 @@ def _set_aside(state: TrackerState, bucket: Bucket) -> None:
     """Have it deleted some time later: there may be many, and no call for it is in flight that must be waited for."""
     del state.buckets[bucket.serial]
     set_unloaded_count(state, bucket, 0)
-    if bucket.is_cached:
-        drop_positions(state, bucket)
+    drop_positions(state, bucket)
     state.cleared.append(bucket)
 
 
