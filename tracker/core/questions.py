@@ -143,8 +143,7 @@ class Questions:
         not loaded count until the bitmaps are read, which begins by itself.
         """
         state, singles = self._state, self._state.mutable.singles
-        single_count = singles.new_count(state.positions.mutable_in(singles.ledger_id))
-        return state.positions.count + state.unloaded_count + single_count
+        return state.positions.count + state.unloaded_count + singles.new_count()
 
     def future_count(self, *, now_ms: int) -> int:
         """Return how many messages are tracked and not due, as `message_count` counts."""

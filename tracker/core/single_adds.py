@@ -23,14 +23,13 @@ class SingleAdds:
     """Rows of one ledger, in the order in which they came."""
 
     __slots__ = (
-        "_counted",
-        "_counted_count",
         "_known",
         "_known_count",
         "_new_count",
         "_next_deliver_at_ms",
         "_row_count_max",
         "_timed_count",
+        "_tracked",
         "deliver_at_ms",
         "entry_ids",
         "ledger_id",
@@ -45,11 +44,9 @@ class SingleAdds:
         self.deliver_at_ms: list[int] = []
         self.entry_ids: list[int] = []
         self._known: dict[int, None] = {}
-        """The first so many of the entry ids, collected at the first question about one of them."""
-        self._known_count = 0
-        self._counted: dict[int, None] = {}
-        """Those that were counted, at a question about their number."""
-        self._counted_count = self._new_count = 0
+        """The first so many of the entry ids, collected at a question about one of them or about their number."""
+        self._known_count = self._new_count = 0
+        self._tracked: BitMap | None = None
         self._next_deliver_at_ms = NEVER
         """The earliest of the first so many times."""
         self._timed_count = 0
@@ -90,31 +87,33 @@ class SingleAdds:
             self.entry_ids = list(map(int, self.entry_ids))
             return BitMap(self.entry_ids)
 
-    def new_count(self, tracked: BitMap | None) -> int:
-        """Return how many positions they have that are not tracked before; O(1), spread over all questions.
-
-        Args:
-            tracked: The tracked entries of their ledger in the mutable bucket; the same as long as the adds are not
-                taken.
-        """
-        for entry_id in self.entry_ids[self._counted_count :]:
-            if entry_id not in self._counted:
-                self._counted[entry_id] = None
-                self._new_count += tracked is None or entry_id not in tracked
-        self._counted_count = len(self.entry_ids)
+    def new_count(self) -> int:
+        """Return how many positions they have that are not tracked before; O(1), spread over all questions."""
+        self._look_at_all()
         return self._new_count
 
     def contains(self, entry_id: int) -> bool:
         """Whether an entry is among them; O(1), spread over all questions."""
-        if self._known_count < len(self.entry_ids):
-            self._known.update(dict.fromkeys(self.entry_ids[self._known_count :]))
-            self._known_count = len(self.entry_ids)
+        self._look_at_all()
         return entry_id in self._known
 
-    def open(self, ledger_id: int, room: int) -> None:
-        """Let rows of a ledger be appended, at most so many."""
+    def _look_at_all(self) -> None:
+        for entry_id in self.entry_ids[self._known_count :]:
+            if entry_id not in self._known:
+                self._known[entry_id] = None
+                self._new_count += self._tracked is None or entry_id not in self._tracked
+        self._known_count = len(self.entry_ids)
+
+    def open(self, ledger_id: int, room: int, tracked: BitMap | None) -> None:
+        """Let rows of a ledger be appended, at most so many.
+
+        Args:
+            ledger_id: The ledger.
+            room: How many.
+            tracked: Its tracked entries in the mutable bucket; the same until the rows are taken.
+        """
         assert not self.deliver_at_ms
-        self.ledger_id = ledger_id
+        self.ledger_id, self._tracked = ledger_id, tracked
         self.room = min(room, self._row_count_max)
 
     def take(self) -> tuple[int, list[int], list[int], BitMap]:
@@ -122,15 +121,14 @@ class SingleAdds:
         bitmap = self.bitmap()
         deliver_at_ms, entry_ids = self.deliver_at_ms, self.entry_ids
         self.deliver_at_ms, self.entry_ids = [], []
-        self.room = self._known_count = self._counted_count = self._new_count = self._timed_count = 0
+        self.room = self._known_count = self._new_count = self._timed_count = 0
         self._next_deliver_at_ms = NEVER
-        self._known, self._counted = {}, {}
+        self._known, self._tracked = {}, None
         return self.ledger_id, deliver_at_ms, entry_ids, bitmap
 
     def check(self, tracked: BitMap) -> None:
         """Assert every invariant of the rows, given what of their ledger the mutable bucket tracks besides."""
         assert self._known.keys() == set(self.entry_ids[: self._known_count])
-        assert self._counted.keys() == set(self.entry_ids[: self._counted_count])
         assert self._next_deliver_at_ms == min(self.deliver_at_ms[: self._timed_count], default=NEVER)
-        assert self._new_count == len(self._counted.keys() - set(tracked))
+        assert self._new_count == len(self._known.keys() - set(tracked))
         assert len(self.deliver_at_ms) == len(self.entry_ids) <= self.room <= self._row_count_max

@@ -5,7 +5,6 @@ which place a position is when; `view_rows` has the rows that a view remembers. 
 index tells.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
@@ -22,6 +21,7 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMe
 from tracker.errors import TrackerClosedError
 from tracker.shared.core.view_rows import ViewRows
 from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.shell.next_turn import NextTurn
 
 _POLLS_MAX: Final = 16
 """Polls of the index in one call: several may give acknowledged positions alone, and others want their turn."""
@@ -55,7 +55,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._cursor = context.cursor
         self._rows = ViewRows(index.row_count_max)
         self._first_ledger_id = -1
-        self._handle: asyncio.Handle | None = None
+        self._next_turn = NextTurn(context.on_available)
         self._is_closed = False
 
     # News from the index.
@@ -84,12 +84,7 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def tell_soon(self) -> None:
         """Tell the dispatcher to look, once per turn of the loop."""
-        if self._handle is None and not self._is_closed:
-            self._handle = asyncio.get_running_loop().call_soon(self._tell)
-
-    def _tell(self) -> None:
-        self._handle = None
-        self._context.on_available()
+        self._next_turn.want()
 
     def _without_acknowledged(self, rows: DelayedIndexes) -> DelayedIndexes:
         first = self._cursor.mark_delete_position.ledger_id
@@ -281,8 +276,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         if self._is_closed:
             return
         self._is_closed = True
-        if self._handle is not None:
-            self._handle.cancel()
+        self._next_turn.close()
         self._index.forget(self)
 
     def check(self) -> None:

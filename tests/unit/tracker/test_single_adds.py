@@ -92,7 +92,7 @@ def test_single_adds_that_wait_are_bounded_and_that_is_no_limit_for_what_is_trac
     for entry_id in range(10):
         if len(singles.deliver_at_ms) >= singles.room:
             singles.take()
-            singles.open(1, 1_000)
+            singles.open(1, 1_000, None)
         singles.deliver_at_ms.append(NOW_MS)
         singles.entry_ids.append(entry_id)
         held.append(len(singles.deliver_at_ms))

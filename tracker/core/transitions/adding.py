@@ -53,7 +53,8 @@ def _add_first(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms
     if deliver_at_ms <= now_ms + state.lead_ms:
         refuse(state, ledger_id, BitMap((entry_id,)))
         return False
-    state.mutable.singles.open(ledger_id, _make_room(state, ledger_id))
+    room = _make_room(state, ledger_id)
+    state.mutable.singles.open(ledger_id, room, state.positions.mutable_in(ledger_id))
     state.mutable.singles.deliver_at_ms.append(min(deliver_at_ms, LATEST_MS))
     state.mutable.singles.entry_ids.append(entry_id)
     return True
