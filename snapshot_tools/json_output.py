@@ -5,7 +5,7 @@ Topics have their full names, subscriptions the names that users know.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from command_line.output import iso_or_none
 from managed_ledger.names import subscription_of
@@ -15,9 +15,6 @@ from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_tools.check import CheckVerdict, Garbage
 from snapshot_tools.export import Exported
 from snapshot_tools.place import Summary
-
-if TYPE_CHECKING:
-    pass
 
 
 def info_json(info: BucketSnapshotInfo) -> dict[str, Any]:

@@ -95,10 +95,6 @@ class SnapshotPlace:
             cursor = find_cursor(which.cursor_name, cursors, "" if topic is None else f" of {topic}")
         return Filter(topic, cursor)
 
-    async def infos(self, which: Filter) -> list[BucketSnapshotInfo]:
-        """List snapshots, in order of topic, cursor and ledgers."""
-        return _in_order(await self.storage.list_bucket_snapshots(which.topic_name, which.cursor_name))
-
     async def readable_infos(self, which: Filter) -> ReadableInfos:
         """List the snapshots that can be found, by a list or as the cursors' properties name them.
 
@@ -157,10 +153,6 @@ class SnapshotPlace:
             return Summary(info, [], error)
         except BucketNotFoundError:
             return None
-
-
-def _in_order(infos: list[BucketSnapshotInfo]) -> list[BucketSnapshotInfo]:
-    return sorted(infos, key=lambda info: (info.topic_name, info.cursor_name, info.bucket_id))
 
 
 async def readable_segments(

@@ -26,7 +26,7 @@ from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.s3.config import S3Config
-from tracker.config import BUCKET_FACTORY, FACTORY_CLASS_NAMES, TrackerConfig
+from tracker.config import FACTORY_CLASS_NAMES, TrackerConfig
 
 __all__ = ["BrokerConfig", "ConfigError", "Setting", "load_config", "settings"]
 
@@ -201,11 +201,6 @@ class BrokerConfig:
     def has_tls(self) -> bool:
         """Whether a port is for TLS."""
         return self.service_port_tls is not None or self.web_port_tls is not None
-
-    @property
-    def tracker_factory(self) -> str:
-        """The kind of tracker: `bucket` or `memory`."""
-        return "bucket" if self.tracker.factory_class_name == BUCKET_FACTORY else "memory"
 
 
 class Setting(NamedTuple):

@@ -354,18 +354,3 @@ def messages(
 def _tail(ack_set: Sequence[int], redelivery_count: int, epoch: bytes) -> bytes:
     words = b"".join([b"\x20" + varint(word & 0xFFFF_FFFF_FFFF_FFFF) for word in ack_set])
     return (b"\x18" + varint(redelivery_count) if redelivery_count else b"") + words + epoch
-
-
-def message(
-    consumer_id: int,
-    ledger_id: int,
-    entry_id: int,
-    entry: bytes,
-    *,
-    redelivery_count: int = 0,
-    ack_set: Sequence[int] = (),
-    consumer_epoch: int | None = None,
-) -> bytes:
-    """Build the MESSAGE frame of one entry; see `messages`."""
-    delivery = (ledger_id, entry_id, redelivery_count, entry, ack_set)
-    return messages(consumer_id, (delivery,), consumer_epoch=consumer_epoch)

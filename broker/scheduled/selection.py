@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
-from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array, Mask
 from tracker.columns.row_order import RowKey
@@ -62,11 +61,6 @@ class Rows:
 
 _NOTHING: Final[Int64Array] = np.empty(0, np.int64)
 NO_ROWS: Final = Rows(_NOTHING, _NOTHING, _NOTHING)
-
-
-def rows_at(headers: EntryHeaders) -> Rows:
-    """Return the rows of entries that have a delivery time, in the order of their headers."""
-    return Rows(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
 
 
 def rows_of_times(times_ms: Mapping[Position, int]) -> Rows:

@@ -88,10 +88,6 @@ class Assignment:
         is_different: NDArray[np.bool_] = self.take(slots) != other.take(slots)
         return is_different
 
-    def has(self, index: int) -> bool:
-        """Return whether a consumer owns anything."""
-        return bool((self._owners == index).any())
-
     def ranges_of(self, index: int) -> list[tuple[int, int]]:
         """Return the inclusive ranges of an owner, in order, neighbours merged."""
         runs = np.flatnonzero(self._owners == index)

@@ -7,9 +7,6 @@ dispatching reads: one `take` for a whole batch. A change makes a new one.
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dispatcher.core.selectors.assignment import NOBODYS, Assignment
 from dispatcher.slots import HashRange
 
@@ -65,13 +62,3 @@ class StickyKeyConsumerSelector(ABC):
 
     @abstractmethod
     def _assignment(self) -> Assignment: ...
-
-
-def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the inclusive runs of true values.
-
-    >>> runs(np.array([True, True, False, True]))
-    [(0, 1), (3, 3)]
-    """
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return [(int(first), int(end) - 1) for first, end in edges.reshape(-1, 2)]

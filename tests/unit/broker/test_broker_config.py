@@ -13,6 +13,7 @@ from broker.configuration.text import check_unknown_key, parse_config_text
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from dispatcher.core.intake import Intake
 from tests.helpers.fakes.service_fakes import Peer, open_service
+from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY
 
 REPOSITORY = Path(__file__).parents[3]
 PULSAR_FILE = REPOSITORY / "tests/golden/pulsar_config/broker-4.2.4.conf"
@@ -159,7 +160,7 @@ def test_without_anything_the_defaults_are_in_force() -> None:
 
 
 def test_the_bucket_tracker_is_the_default() -> None:
-    assert BrokerConfig().tracker_factory == "bucket"
+    assert BrokerConfig().tracker.factory_class_name == BUCKET_FACTORY
 
 
 def test_an_advertised_address_is_one_that_clients_can_connect_to(tmp_path: Path) -> None:
@@ -253,18 +254,18 @@ def test_ports_that_do_not_fit_together_are_refused(overrides: list[str], said: 
 @pytest.mark.parametrize(
     ("spelling", "expected"),
     [
-        (f"{JAVA_PACKAGE}.BucketDelayedDeliveryTrackerFactory", "bucket"),
-        ("BucketDelayedDeliveryTrackerFactory", "bucket"),
-        ("tracker.bucket_tracker.BucketDelayedDeliveryTrackerFactory", "bucket"),
-        (f"{JAVA_PACKAGE}.InMemoryDelayedDeliveryTrackerFactory", "memory"),
-        ("InMemoryDelayedDeliveryTrackerFactory", "memory"),
-        ("tracker.in_memory.InMemoryDelayedDeliveryTrackerFactory", "memory"),
+        (f"{JAVA_PACKAGE}.BucketDelayedDeliveryTrackerFactory", BUCKET_FACTORY),
+        ("BucketDelayedDeliveryTrackerFactory", BUCKET_FACTORY),
+        ("tracker.bucket_tracker.BucketDelayedDeliveryTrackerFactory", BUCKET_FACTORY),
+        (f"{JAVA_PACKAGE}.InMemoryDelayedDeliveryTrackerFactory", IN_MEMORY_FACTORY),
+        ("InMemoryDelayedDeliveryTrackerFactory", IN_MEMORY_FACTORY),
+        ("tracker.in_memory.InMemoryDelayedDeliveryTrackerFactory", IN_MEMORY_FACTORY),
     ],
 )
 def test_a_tracker_is_named_as_in_java_or_in_python(spelling: str, expected: str) -> None:
     config = load(overrides=[f"delayedDeliveryTrackerFactoryClassName={spelling}"])
 
-    assert config.tracker_factory == expected
+    assert config.tracker.factory_class_name == expected
 
 
 @pytest.mark.parametrize("dotted", ["tracker.bucket_tracker.Bucket", "tracker.in_memory.InMemory"])
@@ -439,7 +440,7 @@ def test_a_whole_configuration_of_pulsar_loads() -> None:
     config = load_config(PULSAR_FILE, environment={}, overrides=[])
 
     assert config.bind_address == "0.0.0.0"
-    assert config.tracker_factory == "memory"
+    assert config.tracker.factory_class_name == IN_MEMORY_FACTORY
     assert config.dispatcher.read_failure_backoff_max_ms == 60_000
     assert config.managed_ledger == BrokerConfig().managed_ledger
 

@@ -5,12 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dispatcher.core.selectors.assignment import Assignment
 from dispatcher.core.selectors.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
 from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
-from dispatcher.core.selectors.selector import StickyKeyConsumerSelector, runs
+from dispatcher.core.selectors.selector import StickyKeyConsumerSelector
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, FULL_RANGE, sticky_hash
 
 _FOLDER = Path(__file__).parents[2] / "golden" / "key_shared"
@@ -64,8 +66,14 @@ def _impacted_ranges(
     """Return the slots that each member lost and gained, as Pulsar reports them: by member and "remove" or "add"."""
     tables = {"remove": before.table(), "add": after.table()}
     changed = tables["remove"] != tables["add"]
-    impacted = {(index, kind): runs(changed & (table == index)) for index in indices for kind, table in tables.items()}
+    impacted = {(index, kind): _runs(changed & (table == index)) for index in indices for kind, table in tables.items()}
     return {key: ranges for key, ranges in impacted.items() if ranges}
+
+
+def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the inclusive runs of true values."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return [(int(first), int(end) - 1) for first, end in edges.reshape(-1, 2)]
 
 
 def _selector(story: dict[str, Any]) -> StickyKeyConsumerSelector:

@@ -335,7 +335,7 @@ def test_what_a_service_deletes_meanwhile_ends_no_list(data: Data) -> None:
 
     async def scenario() -> list[int]:
         async with open_place(load_config(None, environment={}, overrides=[f"dataDirectory={data.path}"])) as place:
-            infos = await place.infos(Filter())
+            infos, _ = await place.readable_infos(Filter())
             gone = infos[1]._replace(bucket_id=5)
             return [one.info.bucket_id async for one in place.summaries([infos[0], gone, infos[2]])]
 
