@@ -17,15 +17,11 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.core.items import ENTRY, ITEM_ROW, LEDGER, ORDER, SLOT, Item, ItemRows, Key
-from dispatcher.slots import SLOTS_END
 
 _ROW_BYTES: Final = ITEM_ROW.itemsize
 _ENTRY_IDS_END: Final = 2**32
 """The bound of a bitmap; no ledger has as many entries."""
 _NEVER: Final = np.iinfo(np.int64).max
-_TABLE_PAYS_FROM_SLOTS: Final = 1_024
-"""With so many parked slots, a table by slot takes no more than their tails do. With fewer, a look-up in a dict costs
-80 ns an entry, and a table 2."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +85,6 @@ class ParkedEntries:
         """The first row of each slot that has any. Read by the queue in front; changed here only."""
         self._tails: dict[int, _Tail] = {}
         self._discarded: dict[int, BitMap] = {}
-        self._first_order_ms: NDArray[np.int64] | None = None
-        """The time of each slot's first row, where many slots have one: half a MiB."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -106,11 +100,6 @@ class ParkedEntries:
         """Return which entries are not before the first row of their slot; None when nothing is parked."""
         if not self.first:
             return None
-        if self._first_order_ms is None and len(self.first) >= _TABLE_PAYS_FROM_SLOTS:
-            self._first_order_ms = np.full(SLOTS_END, _NEVER, dtype=np.int64)
-            self._first_order_ms[list(self.first)] = [item[ORDER] for item in self.first.values()]
-        if self._first_order_ms is not None:
-            return orders_ms >= self._first_order_ms.take(slots)
         firsts = map(self.first.get, slots.tolist())
         first_orders_ms = [_NEVER if first is None else first[ORDER] for first in firsts]
         return orders_ms >= np.array(first_orders_ms, np.int64)
@@ -135,7 +124,7 @@ class ParkedEntries:
             tail.add(data[begin * _ROW_BYTES : end * _ROW_BYTES], items[begin:end])
             known = self.first.get(slot)
             if known is None or first < known:
-                self._set_first(slot, first)
+                self.first[slot] = first
                 changed.append(slot)
         return changed
 
@@ -148,9 +137,9 @@ class ParkedEntries:
         self._count -= len(items)
         if rest:
             tail.drop(len(items))
-            self._set_first(slot, rest[0])
+            self.first[slot] = rest[0]
         else:
-            self._forget(slot)
+            del self._tails[slot], self.first[slot]
         if self._discarded:
             items = [item for item in items if not self._is_discarded(item)]
         if not self._count:
@@ -173,7 +162,7 @@ class ParkedEntries:
             if is_above.all():
                 continue
             self._count -= len(tail)
-            self._forget(slot)
+            del self._tails[slot], self.first[slot]
             self.add(rows[is_above])
         self._discarded = {ledger: entries for ledger, entries in self._discarded.items() if ledger >= ledger_id}
         if not self._count:
@@ -184,7 +173,6 @@ class ParkedEntries:
         self.first.clear()
         self._tails.clear()
         self._discarded.clear()
-        self._first_order_ms = None
         self._count = 0
 
     def items(self) -> Iterator[Item]:
@@ -194,16 +182,6 @@ class ParkedEntries:
 
     def _is_discarded(self, item: Item) -> bool:
         return bool(self._discarded) and item[ENTRY] in self._discarded.get(item[LEDGER], ())
-
-    def _set_first(self, slot: int, item: Item) -> None:
-        self.first[slot] = item
-        if self._first_order_ms is not None:
-            self._first_order_ms[slot] = item[ORDER]
-
-    def _forget(self, slot: int) -> None:
-        del self._tails[slot], self.first[slot]
-        if self._first_order_ms is not None:
-            self._first_order_ms[slot] = _NEVER
 
     def check(self) -> None:
         """Assert every invariant, O(n)."""
@@ -216,9 +194,6 @@ class ParkedEntries:
             in_order, late = items[: tail.sorted_rows], items[tail.sorted_rows :]
             assert in_order == sorted(in_order)
             assert tail.late == min(late, default=None)
-            assert self._first_order_ms is None or self._first_order_ms[slot] == min(items)[ORDER]
-        if self._first_order_ms is not None:
-            assert np.count_nonzero(self._first_order_ms != _NEVER) == len(self._tails) > 0
 
 
 def item_rows(items: list[Item]) -> ItemRows:

@@ -1,7 +1,5 @@
 """Entries far back in the queue of their slot, where a bitmap of a ledger says which are not wanted any more."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,6 @@ def test_discarding_an_entry_id_that_no_bitmap_holds_leaves_the_others_alone(nev
 
 @pytest.mark.parametrize("slot_count", [1, 40, 3_000])
 def test_what_comes_behind_a_parked_entry_is_known_however_many_slots_have_one(slot_count: int) -> None:
-    """Few slots need no table of all of them, many have one; both give the same answers."""
     rng = np.random.default_rng(slot_count)
     slots = rng.permutation(np.arange(1, 65_536))[:slot_count].tolist()
     parked = ParkedEntries()
@@ -43,16 +40,3 @@ def test_what_comes_behind_a_parked_entry_is_known_however_many_slots_have_one(s
     for slot in slots:
         parked.take(slot, 1)
     assert parked.are_behind(asked, orders_ms) is None
-
-
-def test_a_stuck_key_takes_no_table_of_all_slots() -> None:
-    tracemalloc.start()
-    try:
-        parked = ParkedEntries()
-        parked.add(np.array([(100, 1, 0, 1, 100, 7)], ITEM_ROW))
-        parked.are_behind(np.array([7], np.int32), np.array([100]))
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-    assert taken < 10_000
