@@ -14,6 +14,7 @@ from broker.configuration.config import BrokerConfig
 from broker.service.snapshot_storages import patient_storage_of, snapshots_folder
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.names import find_cursor, find_topic
+from pipeline.index.cursor_snapshots import bucket_properties
 from pipeline.index.location import file_folder, is_files, is_python, is_uri, open_uri
 from snapshot_storage.copying import pieces_of
 from snapshot_storage.encoding.codec import SegmentMetadata, decode_metadata
@@ -23,7 +24,7 @@ from snapshot_storage.errors import (
     StorageAccessError,
     StorageCorruptedError,
 )
-from snapshot_storage.inspection import BucketProperty, is_bucket_property
+from snapshot_storage.inspection import BucketProperty
 from snapshot_storage.readable_infos import ReadableInfos, readable_infos
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.location import S3Location, is_s3, s3_location
@@ -122,12 +123,9 @@ class SnapshotPlace:
     async def properties(self, which: Filter) -> list[BucketProperty]:
         """Give all properties about buckets."""
         return [
-            BucketProperty(name.topic, name.cursor, key, value)
-            for name, properties in (await self.cursor_properties()).items()
-            for key, value in properties.items()
-            if is_bucket_property(key)
-            and which.topic_name in (None, name.topic)
-            and which.cursor_name in (None, name.cursor)
+            one
+            for one in bucket_properties(await self.cursor_properties())
+            if which.topic_name in (None, one.topic_name) and which.cursor_name in (None, one.cursor_name)
         ]
 
     async def cursor_properties(self) -> dict[CursorName, dict[str, str]]:

@@ -1,8 +1,21 @@
-"""Whether a snapshot that a property of a cursor names is that cursor's own."""
+"""The snapshots that the properties of cursors name, and whether such a snapshot is the cursor's own."""
+
+from collections.abc import Mapping
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from snapshot_storage.errors import SnapshotCorruptedError
+from snapshot_storage.inspection import BucketProperty, is_bucket_property
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+
+
+def bucket_properties(properties: Mapping[CursorName, Mapping[str, str]]) -> list[BucketProperty]:
+    """Return the properties of cursors that are about buckets, well-formed or not."""
+    return [
+        BucketProperty(*name, key, value)
+        for name, of_cursor in properties.items()
+        for key, value in of_cursor.items()
+        if is_bucket_property(key)
+    ]
 
 
 async def own_metadata(storage: BucketSnapshotStorage, cursor: CursorName, bucket_key: str, bucket_id: int) -> bytes:

@@ -13,16 +13,17 @@ in tasks of Spark.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
+from pipeline.index.cursor_snapshots import bucket_properties
 from pipeline.index.selection import Selection
 from snapshot_storage.copying import found_copy
 from snapshot_storage.errors import BucketNotFoundError, SnapshotUnreadableError
-from snapshot_storage.inspection import BucketProperty, is_bucket_property, matched
+from snapshot_storage.inspection import BucketProperty, matched
 from snapshot_storage.readable_infos import readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
@@ -150,7 +151,7 @@ async def copy_index(
     """
     assert updates_cursors or not deletes_source
     copied = Copied()
-    properties = _bucket_properties(await asyncio.to_thread(cursors.read))
+    properties = bucket_properties(await asyncio.to_thread(cursors.read))
     chosen_properties = [one for one in properties if chosen.has(CursorName(one.topic_name, one.cursor_name))]
     wanted = await _plan(here, there, chosen, chosen_properties, copied)
     async with aclosing(workers.copies(here, there, wanted)) as results:
@@ -163,15 +164,6 @@ async def copy_index(
         if deletes_source:
             copied.deleted = await _delete_source(here, cursors, copied)
     return copied
-
-
-def _bucket_properties(properties: Mapping[CursorName, Mapping[str, str]]) -> list[BucketProperty]:
-    return [
-        BucketProperty(name.topic, name.cursor, key, value)
-        for name, of_cursor in properties.items()
-        for key, value in of_cursor.items()
-        if is_bucket_property(key)
-    ]
 
 
 Owner = tuple[int | None, str, str, str]
@@ -256,7 +248,7 @@ def _update_cursors(cursors: CursorPropertiesFolder, copied: Copied) -> int:
     new_ids = {_owner(info): str(copied.new_ids[info.bucket_id]) for info in copied.infos}
     now = cursors.read()
     changed: dict[CursorName, dict[str, str]] = {}
-    for one in _bucket_properties(now):
+    for one in bucket_properties(now):
         new_id = new_ids.get((one.bucket_id, *one[:3]))
         if new_id is not None:
             name = CursorName(one.topic_name, one.cursor_name)
@@ -268,7 +260,7 @@ def _update_cursors(cursors: CursorPropertiesFolder, copied: Copied) -> int:
 
 async def _delete_source(here: BucketSnapshotStorage, cursors: CursorPropertiesFolder, copied: Copied) -> int:
     """Delete the copied snapshots, but for those that any cursor still names, rightly or not."""
-    still_named = {one.bucket_id for one in _bucket_properties(await asyncio.to_thread(cursors.read))}
+    still_named = {one.bucket_id for one in bucket_properties(await asyncio.to_thread(cursors.read))}
     old_ids = copied.new_ids.keys() - still_named
     for bucket_id in old_ids:
         await here.delete_bucket_snapshot(bucket_id)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.cursor_log import CursorLog
+from pipeline.index.cursor_snapshots import is_own
 from pipeline.index.staging import StagedSnapshot
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import SnapshotStorageError
@@ -156,7 +157,7 @@ class _Store:
         length_bytes = len(snapshot.metadata) + sum(map(len, snapshot.segments))
         if info is None or (info.segment_count, info.length_bytes) != (len(snapshot.segments), length_bytes):
             return None
-        if (info.topic_name, info.cursor_name, info.bucket_key) != (staged.topic, staged.cursor, staged.bucket_key):
+        if not is_own(info, CursorName(staged.topic, staged.cursor), staged.bucket_key):
             return None
         try:
             metadata = await self.storage.get_bucket_snapshot_metadata(info.bucket_id)

@@ -28,7 +28,7 @@ from managed_ledger.position import Position
 from managed_ledger.value_types import OnStage, OnStep
 from pipeline.index.acknowledged import Acknowledged
 from pipeline.index.cursor_log import CursorLog, acknowledged_of
-from pipeline.index.cursor_snapshots import is_own
+from pipeline.index.cursor_snapshots import bucket_properties, is_own
 from pipeline.index.place import cursor_folder, open_index, own_index, with_index
 from pipeline.index.selection import Selection, select
 from pipeline.jobs.log_rebuild import rebuild_log
@@ -232,10 +232,8 @@ def _read_log(folder: str) -> _ReadLog:
             cursors = log.cursors(topic)
             acknowledged = acknowledged_of(cursors, [ledger for ledger in ledgers if ledger.topic == topic])
             for name, (_, stored) in cursors.items():
-                properties = [
-                    BucketProperty(topic, name, *one) for one in stored.properties.items() if is_bucket_property(one[0])
-                ]
-                found.append(_Cursor(CursorName(topic, name), acknowledged[name], properties))
+                cursor = CursorName(topic, name)
+                found.append(_Cursor(cursor, acknowledged[name], bucket_properties({cursor: stored.properties})))
         return _ReadLog(log.topics(), found, ledgers)
     finally:
         log.close()
