@@ -194,31 +194,26 @@ def with_indexes(locations: Sequence[str], job: str, work: Callable[..., Awaitab
     """Do the same with several; one on S3 can be written to as well."""
 
     async def main() -> Result:
-        return await work(*[await _kept_open(location, job) for location in locations])
+        return await work(*storages)
 
     try:
+        storages = [_kept_open(location, job) for location in locations]
         return _runner().run(main())
     except SnapshotStorageError:
-        _opened.clear()
+        _kept_open.cache_clear()
+        storages = [_kept_open(location, job) for location in locations]
         return _runner().run(main())
 
 
 # A worker process keeps its one event loop, and the storages open in it, from one task to the next.
-_opened: dict[tuple[str, str], BucketSnapshotStorage] = {}
-
-
 @lru_cache(1)
 def _runner() -> asyncio.Runner:
     return asyncio.Runner()
 
 
-async def _kept_open(location: str, job: str) -> BucketSnapshotStorage:
-    """Return the storage that this job has open already, if so: a later job sees later writes."""
-    if (location, job) not in _opened:
-        # A worker may be on another machine than the data folder, so the driver has said where (`own_index`).
-        storage = _on_s3(location, is_read_only=False) if is_s3(location) else open_index(location, is_read_only=True)
-        await storage.start()
-        while len(_opened) >= STORAGES_OPEN_MAX:
-            _opened.pop(next(iter(_opened)))
-        _opened[location, job] = storage
-    return _opened[location, job]
+@lru_cache(STORAGES_OPEN_MAX)
+def _kept_open(location: str, job: str) -> BucketSnapshotStorage:  # noqa: ARG001 - a later job sees later writes
+    # A worker may be on another machine than the data folder, so the driver has said where (`own_index`).
+    storage = _on_s3(location, is_read_only=False) if is_s3(location) else open_index(location, is_read_only=True)
+    _runner().run(storage.start())
+    return storage
