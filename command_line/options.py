@@ -8,6 +8,17 @@ import click
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Apply options in the order in which the help shows them."""
+
+    def apply(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return apply
+
+
 def dry_run_option(what: str) -> Callable[[Command], Command]:
     """Add `--dry-run`, which a command gets as `is_dry_run`.
 

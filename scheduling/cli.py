@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
+from command_line.options import in_order
 from command_line.output import json_option, output_width, print_json
 from command_line.progress import Steps
 from command_line.times import SIGNED_SPAN, SPAN, TIME
@@ -23,7 +24,6 @@ from scheduling.command_options import (
     confirmation_options,
     fields_of_filters,
     filter_options,
-    in_order,
     on_service,
     paused_subscription_option,
     query_of,

@@ -2,32 +2,19 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from broker.cli.common import auth_params_option
 from command_line.endings import refusing_of
-from command_line.options import dry_run_option, yes_option
+from command_line.options import dry_run_option, in_order, yes_option
 from command_line.times import TIME
 from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi
 from scheduling.errors import SchedulingError
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 refusing = refusing_of(SchedulingError)
-
-
-def in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Apply options in the order in which the help shows them."""
-
-    def apply(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return apply
 
 
 def on_service(command: Callable[..., Any]) -> Callable[..., Any]:

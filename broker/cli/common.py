@@ -8,21 +8,17 @@ import logging
 import re
 import socket
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import click
 
 from broker.configuration.config import ConfigError
 from broker.errors import AdminRequestError, BrokerError, ServiceStartError
 from command_line.endings import refusing_of
+from command_line.options import in_order
 from managed_ledger.errors import LedgerError
 from snapshot_storage.errors import SnapshotStorageError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _TOKEN = re.compile(r"[A-Za-z0-9_.=-]+")
 
@@ -85,37 +81,22 @@ refusing = refusing_of(
 """Turns the errors that an operator can do something about into one line and exit code 2."""
 
 
-def config_options(command: Callable[P, R]) -> Callable[P, R]:
-    """Add `--config` and `--set`."""
-    for option in (
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Set one key; repeatable. Wins over the environment, which wins over the file.",
-        ),
-        click.option(
-            "--config",
-            "config_path",
-            metavar="FILE",
-            type=click.Path(path_type=Path),
-            help="A broker.conf. Default: the built-in defaults, which are those of config/broker.conf.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def auth_params_option(command: Callable[P, R]) -> Callable[P, R]:
-    """Add `--auth-params`, which gives the command the parameter `token`."""
-    return click.option(
-        "--auth-params",
-        "token",
-        metavar="PARAMS",
-        callback=_token_of_params,
-        help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
-    )(command)
+config_options = in_order(
+    click.option(
+        "--config",
+        "config_path",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="A broker.conf. Default: the built-in defaults, which are those of config/broker.conf.",
+    ),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set one key; repeatable. Wins over the environment, which wins over the file.",
+    ),
+)
 
 
 def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -134,3 +115,13 @@ def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | 
     if not _TOKEN.fullmatch(token.strip()):
         raise click.BadParameter("it is no token")
     return token.strip()
+
+
+auth_params_option = click.option(
+    "--auth-params",
+    "token",
+    metavar="PARAMS",
+    callback=_token_of_params,
+    help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
+)
+"""The command gets it as `token`."""

@@ -19,6 +19,7 @@ import click
 from broker.cli.common import refusing
 from broker.configuration.access import PUBLIC_ALGORITHMS
 from command_line.endings import EXIT_CODE_WRONG, help_end, refuse
+from command_line.options import in_order
 from command_line.output import json_option, print_json
 from command_line.times import relative_seconds
 
@@ -38,7 +39,7 @@ _algorithm_of_pair = click.option(
     show_default=True,
     help="The algorithm that the private key signs with.",
 )
-_TOKEN_OPTIONS: Final = (
+_takes_token = in_order(
     click.argument("token_text", metavar="[TOKEN]", required=False),
     click.option("-i", "--stdin", "from_stdin", is_flag=True, help="Read the token from the first line of the input."),
     click.option("-f", "--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Read it from FILE."),
@@ -68,12 +69,6 @@ def _refused(command: Callable[P, R]) -> Callable[P, R]:
             refuse(str(error))
 
     return refusing(run)
-
-
-def _takes_token(command: Callable[..., R]) -> Callable[..., R]:
-    for option in reversed(_TOKEN_OPTIONS):
-        command = option(command)
-    return command
 
 
 @token.command("create-secret-key", epilog=help_end("postdate token create-secret-key --output secret.key"))

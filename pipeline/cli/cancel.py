@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
+from command_line.options import Command
 from command_line.output import print_json
 from command_line.progress import Steps
 from command_line.times import TIME
-from pipeline.cli.common import Command, job_options, new_session
+from pipeline.cli.common import job_options, new_session
 
 if TYPE_CHECKING:
     from pipeline.jobs.cancel import CancelReport

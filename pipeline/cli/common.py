@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from command_line.endings import explain_os_error, refusing_of
-from command_line.options import dry_run_option
+from command_line.options import dry_run_option, in_order
 from command_line.output import json_option
 from command_line.times import TIME
 from managed_ledger.errors import LedgerError
@@ -20,8 +20,6 @@ from snapshot_storage.errors import SnapshotStorageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 SEGMENT_SECONDS_MAX = (2**63 - 1) // 1_000
 INT_MAX = 2**31 - 1
@@ -71,6 +69,34 @@ refusing = refusing_of(LedgerError, SnapshotStorageError, ValueError, RuntimeErr
 """Turns the errors that an operator can do something about into one line and exit code 2."""
 
 
+topics_option = click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC",
+    help="Only this topic, by its whole or short name; repeatable.",
+)
+master_option = click.option(
+    "--master", default="local[*]", show_default=True, help="Where Spark runs; spark-submit's own wins."
+)
+segment_options = in_order(
+    click.option(
+        "--segment-seconds",
+        type=click.IntRange(0, SEGMENT_SECONDS_MAX),
+        default=300,
+        show_default=True,
+        help="Longest time span of a segment.",
+    ),
+    click.option(
+        "--segment-indexes",
+        type=click.IntRange(-1, INT_MAX),
+        default=5_000,
+        show_default=True,
+        help="Most indexes of a segment, or -1.",
+    ),
+)
+
+
 def job_options(
     *,
     has_index: bool = True,
@@ -112,37 +138,6 @@ def job_options(
         return click.argument("data")(command)
 
     return add
-
-
-def topics_option(command: Command) -> Command:
-    """Add `--topic`, repeatable."""
-    what = "Only this topic, by its whole or short name; repeatable."
-    return click.option("--topic", "topics", multiple=True, metavar="TOPIC", help=what)(command)
-
-
-def master_option(command: Command) -> Command:
-    """Add `--master`."""
-    what = "Where Spark runs; spark-submit's own wins."
-    return click.option("--master", default="local[*]", show_default=True, help=what)(command)
-
-
-def segment_options(command: Command) -> Command:
-    """Add how segments are cut."""
-    seconds = click.option(
-        "--segment-seconds",
-        type=click.IntRange(0, SEGMENT_SECONDS_MAX),
-        default=300,
-        show_default=True,
-        help="Longest time span of a segment.",
-    )
-    indexes = click.option(
-        "--segment-indexes",
-        type=click.IntRange(-1, INT_MAX),
-        default=5_000,
-        show_default=True,
-        help="Most indexes of a segment, or -1.",
-    )
-    return seconds(indexes(command))
 
 
 @contextmanager
