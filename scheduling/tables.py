@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from itertools import accumulate, takewhile
 from textwrap import wrap
 from typing import Final
-from unicodedata import category, east_asian_width
+
+from rich.cells import cell_len
 
 from command_line.output import counted, iso, size
 from managed_ledger.value_types import Json
@@ -18,7 +19,6 @@ WIDTH: Final = 80
 _BAR: Final = 28
 _NAME: Final = 16
 _KEY: Final = 15
-_COMBINING: Final = ("Mn", "Me")
 
 
 def cut(text: str, width: int | None) -> str:
@@ -28,7 +28,7 @@ def cut(text: str, width: int | None) -> str:
     ('cust…711', 'a?b', '東京…東', 'customer-4711')
     """
     text = "".join(sign if sign.isprintable() else "?" for sign in text)
-    if width is None or columns(text) <= width:
+    if width is None or cell_len(text) <= width:
         return text
     end_width = (width - 1) // 2
     ends = _within(text[::-1], end_width)
@@ -37,16 +37,7 @@ def cut(text: str, width: int | None) -> str:
 
 def _within(signs: str, width: int) -> int:
     """Return how many characters fit into so many columns."""
-    return sum(1 for _ in takewhile(lambda end: end <= width, accumulate(map(columns, signs))))
-
-
-def columns(text: str) -> int:
-    r"""Return the most columns of a terminal that a text takes: wide characters take two, combining ones none.
-
-    >>> columns("tokyo"), columns("東京"), columns("e\u0301")
-    (5, 4, 1)
-    """
-    return sum(0 if category(sign) in _COMBINING else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
+    return sum(1 for _ in takewhile(lambda end: end <= width, accumulate(map(cell_len, signs))))
 
 
 def padded(text: str, width: int) -> str:
@@ -56,7 +47,7 @@ def padded(text: str, width: int) -> str:
     '東京  |'
     """
     text = cut(text, width)
-    return text + " " * (width - columns(text))
+    return text + " " * (width - cell_len(text))
 
 
 def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
@@ -84,11 +75,11 @@ def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
             (f"  {one['name']}", " (paused)" * one["paused"], _topic_figures(one)) for one in topic["subscriptions"]
         ]
     names = [cut(name, width - len(mark)) + mark for name, mark, _ in rows]
-    column = min(max(map(columns, names)), max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
+    column = min(max(map(cell_len, names)), max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
     lines = []
     for name, (_, _, figures) in zip(names, rows, strict=True):
         lines += (
-            [f"{padded(name, column)} {figures}"] if columns(name) <= column else [name, f"{'':{column}} {figures}"]
+            [f"{padded(name, column)} {figures}"] if cell_len(name) <= column else [name, f"{'':{column}} {figures}"]
         )
     return lines
 
@@ -128,7 +119,7 @@ def message_lines(messages: Sequence[Json], *, is_more: bool, width: int = WIDTH
         width: The columns of the screen.
     """
     keys = [one["key"] if one["key"] is not None else one["keyBase64"] or "-" for one in messages]
-    key_width = max([_KEY, *(columns(cut(key, None)) for key in keys)])
+    key_width = max([_KEY, *(cell_len(cut(key, None)) for key in keys)])
     # The columns beyond 80 are for keys, and those that keys do not need are for properties.
     key_width = min(key_width, max(_KEY, _KEY + width - WIDTH))
     lines = [f"{'due':<24}  {'id':<15}  {'key':<{key_width}}  {'size':>8}  properties"]
@@ -136,7 +127,7 @@ def message_lines(messages: Sequence[Json], *, is_more: bool, width: int = WIDTH
         properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
         line = f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {padded(key, key_width)}  "
         line += f"{size(one['sizeBytes']):>8}  "
-        lines.append((line + cut(properties, max(1, width - columns(line)))).rstrip())
+        lines.append((line + cut(properties, max(1, width - cell_len(line)))).rstrip())
     if is_more:
         lines.append("There are more: narrow by time, key or property, or raise --limit.")
     return lines
@@ -331,7 +322,7 @@ def _wrapped(sentence: str) -> list[str]:
     width = WIDTH
     while True:
         lines = wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)
-        excess = max(map(columns, lines), default=0) - WIDTH
+        excess = max(map(cell_len, lines), default=0) - WIDTH
         if excess <= 0:
             return lines
         width -= -(-excess // 2)
