@@ -19,12 +19,13 @@ import gc
 import selectors
 import time
 from asyncio import selector_events
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
+
+from managed_ledger.durations import DurationHistogram
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -45,27 +46,11 @@ COUNTED_AFTER_S: Final = 0.02
 each old object that is freed: where as many came as went, it knew of none when there were 100,000."""
 
 
-class TurnHistogram:
-    """The number of turns by duration, since the start."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(TURN_SECONDS) + 1)
-        """By range, not cumulative."""
-        self.sum_s = 0.0
-        self.longest_s = 0.0
-
-    def note(self, seconds: float) -> None:
-        """Count one turn."""
-        self.counts[bisect_left(TURN_SECONDS, seconds)] += 1
-        self.sum_s += seconds
-        self.longest_s = max(self.longest_s, seconds)
-
-
 class LoopTurns(NamedTuple):
     """The turns of a loop, counted in two ways."""
 
-    by_clock: TurnHistogram
-    of_processor: TurnHistogram
+    by_clock: DurationHistogram
+    of_processor: DurationHistogram
     """By the processor time of the loop's thread."""
 
 
@@ -130,7 +115,7 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
     def __init__(
         self, monotonic: Callable[[], float] = time.monotonic, processor_s: Callable[[], float] = time.thread_time
     ) -> None:
-        self.turns = LoopTurns(TurnHistogram(), TurnHistogram())
+        self.turns = LoopTurns(DurationHistogram(TURN_SECONDS), DurationHistogram(TURN_SECONDS))
         self._turn = _TurnSelector(self.turns, monotonic, processor_s)
         self._work: deque[_Work] = deque()
         self._is_working = False

@@ -10,12 +10,13 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.admin.metrics import stream_metrics
-from broker.event_loop import LoopTurns, TurnHistogram
+from broker.event_loop import TURN_SECONDS, LoopTurns
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.topics.figures import SubscriptionSnapshot, TopicSnapshot
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
+from managed_ledger.durations import DurationHistogram
 from managed_ledger.writing.append_stats import AppendStats
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
@@ -489,7 +490,7 @@ def test_consumers_of_one_name_and_id_have_a_series_each(tmp_path: Path) -> None
 
 
 def test_the_turns_of_the_event_loop_are_two_histograms() -> None:
-    turns = LoopTurns(TurnHistogram(), TurnHistogram())
+    turns = LoopTurns(DurationHistogram(TURN_SECONDS), DurationHistogram(TURN_SECONDS))
     for seconds in (0.0001, 0.003, 0.003, 0.015, 7.0):
         turns.by_clock.note(seconds)
         turns.of_processor.note(seconds / 10)
