@@ -1,17 +1,12 @@
 """Errors that leave this package; all of them are `LedgerError`.
 
-Callers branch on the class or on `retriable`, never on the text. The texts say what was being done, to what, and
+Callers branch on the class, never on the text. The texts say what was being done, to what, and
 what the operator can do about it.
 """
-
-from typing import ClassVar
 
 
 class LedgerError(Exception):
     """Base of every error of the log."""
-
-    retriable: ClassVar[bool] = False
-    """Whether the same call may succeed later without a repair."""
 
 
 class StoreLockedError(LedgerError):
@@ -33,8 +28,6 @@ class StoreClosedError(LedgerError):
 class StoreUnavailableError(LedgerError):
     """The folder could not be opened, read or written (permissions, space, a failing disk)."""
 
-    retriable = True
-
 
 class StoreFullError(StoreUnavailableError):
     """There is no room on the disk; it goes on when there is some."""
@@ -43,13 +36,9 @@ class StoreFullError(StoreUnavailableError):
 class LedgerWriteError(LedgerError):
     """A write did not become durable; the positions it was for will never be readable."""
 
-    retriable = True
-
 
 class AppendRefusedError(LedgerError):
     """New entries are refused until there is room; nothing was appended."""
-
-    retriable = True
 
 
 class ManagedLedgerClosedError(LedgerError):

@@ -338,7 +338,7 @@ def test_every_error_has_the_one_base() -> None:
     raised = [value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__]
 
     assert len(raised) > 5
-    assert all(issubclass(error, LedgerError) and isinstance(error.retriable, bool) for error in raised)
+    assert all(issubclass(error, LedgerError) for error in raised)
 
 
 def test_headers_join_and_select() -> None:
