@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from itertools import islice
-from types import TracebackType
 
 from scheduling.api import PAGE_MESSAGES, Token
 from scheduling.scheduler import Scheduler
@@ -47,9 +46,7 @@ class AsyncScheduler:
     async def __aenter__(self) -> "AsyncScheduler":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from itertools import islice
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from managed_ledger.value_types import Json
@@ -87,9 +86,7 @@ class Scheduler:
     def __enter__(self) -> "Scheduler":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ cursor has acknowledged are not read.
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from managed_ledger.cursors.cursor_records import encode_properties
@@ -123,9 +122,7 @@ class CursorPropertiesFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def topics(self) -> set[str]:

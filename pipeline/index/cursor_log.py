@@ -7,7 +7,6 @@ Acknowledgements for many of them are one synced write as well, in the journal r
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from pyroaring import BitMap
@@ -152,9 +151,7 @@ class CursorLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -14,7 +14,6 @@ import fcntl
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from snapshot_storage.objects.format import DecodedObject, decode_object, encode_object
@@ -75,12 +74,10 @@ class StagingWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._file is not None:
             self._file.close()
-        if exc is not None:
+        if error is not None:
             self._path.unlink(missing_ok=True)
 
 
@@ -110,9 +107,7 @@ class StagingFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 
