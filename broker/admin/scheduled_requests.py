@@ -272,10 +272,15 @@ def parse_selector(body: Mapping[str, Any]) -> Selector:
         return Selector()
     if "messageIds" in body:
         return Selector(message_ids=_message_ids(body["messageIds"]))
-    from_ms, until_ms = parse_range(body)
+    return parse_conditions(body)
+
+
+def parse_conditions(given: Mapping[str, Any]) -> Selector:
+    """Return the selector of a list, or of an operation by conditions: the key, a property, and a span of time."""
+    from_ms, until_ms = parse_range(given)
     return Selector(
-        key=parse_key(body),
-        properties=parse_properties(body["property"]) if "property" in body else None,
+        key=parse_key(given),
+        properties=parse_properties(given["property"]) if "property" in given else None,
         from_ms=from_ms,
         until_ms=until_ms,
     )

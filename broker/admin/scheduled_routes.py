@@ -18,9 +18,9 @@ Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from aiohttp import web
@@ -37,7 +37,7 @@ from broker.scheduled.filtered_counts import histogram_of
 from broker.scheduled.listing import list_messages, topic_summary
 from broker.scheduled.matched import Matched
 from broker.scheduled.messages import both
-from broker.scheduled.operations import Operations, Progress, Selector, early_ms_of
+from broker.scheduled.operations import Operations, Progress, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
 from broker.slices import in_slices
@@ -250,7 +250,7 @@ class _Routes:
         """A page of scheduled messages."""
         known = ("subscription", "from", "until", "key", "keyBase64", "property", "limit", "after", "payload")
         query = _query(request, known)
-        selector = _filters(query)
+        selector = requests.parse_conditions(query)
         limit = requests.parse_whole("limit", query.get("limit", requests.LIMIT_DEFAULT), 1, requests.LIMIT_MAX)
         after = _after(query["after"]) if "after" in query else None
         has_payload = requests.parse_bool("payload", query.get("payload", False))
@@ -261,7 +261,7 @@ class _Routes:
     async def histogram(self, request: web.Request) -> Json:
         """The number of scheduled messages per span of time."""
         query = _query(request, ("subscription", "from", "until", "key", "keyBase64", "property", "buckets"))
-        selector = _filters(query)
+        selector = requests.parse_conditions(query)
         buckets = requests.parse_whole(
             "buckets", query.get("buckets", requests.BUCKETS_DEFAULT), 1, requests.BUCKETS_MAX
         )
@@ -563,16 +563,6 @@ def _after(text: str) -> PageToken:
     except ValueError as error:
         advice = "Give what next gave, or leave it out to begin anew"
         raise RequestError(400, f"after cannot be used: {error}", field="after", advice=advice) from error
-
-
-def _filters(query: Mapping[str, Any]) -> Selector:
-    from_ms, until_ms = requests.parse_range(query)
-    return Selector(
-        key=requests.parse_key(query),
-        properties=requests.parse_properties(query["property"]) if "property" in query else None,
-        from_ms=from_ms,
-        until_ms=until_ms,
-    )
 
 
 _NUMBERS: Final = ("from", "until", "limit", "buckets")

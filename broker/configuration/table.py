@@ -42,13 +42,9 @@ def config_lines(config: BrokerConfig, *, changed_only: bool = False) -> str:
         config: The configuration.
         changed_only: Leave out keys with their defaults.
     """
-    default = BrokerConfig()
     return "".join(
-        f"# {setting.key} is set, and secret\n"
-        if setting.is_secret and setting.value_in(config)
-        else f"{setting.key}={setting.value_in(config)}\n"
-        for setting in settings()
-        if not changed_only or setting.value_in(config) != setting.value_in(default)
+        f"# {key} is set, and secret\n" if value is None else f"{key}={value}\n"
+        for key, value in config_values(config, changed_only=changed_only).items()
     )
 
 

@@ -225,7 +225,11 @@ class TopicSchedule:
         """
         ends_ms: tuple[int, int] | None = None
         if from_ms is None or until_ms is None:
-            spans = [(int(times[0]), int(times[-1])) async for times in self._times(from_ms, until_ms) if len(times)]
+            spans = [
+                (int(times[0]), int(times[-1]))
+                async for schedule in self._schedules(from_ms, until_ms)
+                if len(times := self.times_in(schedule, from_ms, until_ms))
+            ]
             ends_ms = (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
         counter = HistogramCounter(from_ms, until_ms, ends_ms, buckets, self._now_ms())
         from_ms, until_ms = counter.from_ms, counter.until_ms
@@ -264,14 +268,8 @@ class TopicSchedule:
         positions = [one.cursor.next_unacknowledged_position for one in self.subscriptions]
         return min(positions, default=AFTER_EVERYTHING).ledger_id
 
-    async def _schedules(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[LedgerSchedule]:
-        log = self.topic.ledger
-        async for schedule in self._catalog.schedules(log, self.first_ledger_id, from_ms, until_ms):
-            yield schedule
-
-    async def _times(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[Int64Array]:
-        async for schedule in self._schedules(from_ms, until_ms):
-            yield self.times_in(schedule, from_ms, until_ms)
+    def _schedules(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[LedgerSchedule]:
+        return self._catalog.schedules(self.topic.ledger, self.first_ledger_id, from_ms, until_ms)
 
 
 async def totals_of_each(
