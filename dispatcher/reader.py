@@ -17,7 +17,7 @@ from pyroaring import BitMap
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action
 from dispatcher.core.intake import Intake
-from dispatcher.core.items import Key, by_ledger
+from dispatcher.core.items import Key
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log, SubscriptionCursor
@@ -27,6 +27,7 @@ from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.columns.positions import ledger_bitmaps
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
 logger = logging.getLogger(__name__)
@@ -284,7 +285,7 @@ class Reader:
         if self.tracker is None:
             return
         columns = np.array(positions, dtype=np.int64)
-        for ledger_id, entry_ids in by_ledger(columns[:, 0], columns[:, 1]):
+        for ledger_id, entry_ids in ledger_bitmaps(columns[:, 0], columns[:, 1]):
             self.tracker.note_acknowledged(ledger_id, entry_ids)
 
     def forget_delayed_through(self, position: Position) -> None:

@@ -25,7 +25,7 @@ from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.consumers import UNLIMITED
-from dispatcher.core.items import Key, by_ledger
+from dispatcher.core.items import Key
 from dispatcher.core.queues.held_headers import HeldHeaders
 from dispatcher.core.queues.waiting import WaitingEntries
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, is_at_or_behind
@@ -34,6 +34,7 @@ from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.columns import order_of_rows
+from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, key_of
 
 _RECOVERY_WAIT_MS_MAX: Final = 1_000
@@ -190,7 +191,7 @@ class Intake(SubscriptionCore):
         """Make immediate entries ready, and those that were held, in one order."""
         headers = immediate
         if len(held):
-            for ledger_id, entry_ids in by_ledger(held.ledger_ids, held.entry_ids):
+            for ledger_id, entry_ids in ledger_bitmaps(held.ledger_ids, held.entry_ids):
                 self.unsent_delayed.setdefault(ledger_id, BitMap()).update(entry_ids)
             if self.is_by_position:
                 keys = zip(held.ledger_ids.tolist(), held.entry_ids.tolist(), strict=True)

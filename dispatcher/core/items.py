@@ -9,7 +9,7 @@ is acknowledged of it. An entry keeps its tuple while it waits and while it is p
 old place. A tuple and not a class: this is the one object per message of the hot path, and `zip` makes it in C.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from heapq import heapify, heappush
 from itertools import repeat
 from operator import itemgetter
@@ -17,7 +17,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pyroaring import BitMap
 
 from managed_ledger.entries.headers import EntryHeaders
 
@@ -88,21 +87,3 @@ def push_all(heap: list[Item], items: list[Item]) -> None:
         return
     heap += items
     heapify(heap)
-
-
-def by_ledger(ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> Iterator[tuple[int, BitMap]]:
-    """Yield each ledger of some positions with its entry ids."""
-    ledgers = ledgers_of(ledger_ids)
-    for ledger_id in ledgers:
-        own = entry_ids if len(ledgers) == 1 else entry_ids[ledger_ids == ledger_id]
-        yield ledger_id, BitMap(own.astype(np.uint32))
-
-
-def ledgers_of(ledger_ids: NDArray[np.int64]) -> list[int]:
-    """Return the ledgers of some positions, ascending; mostly there is one."""
-    if not len(ledger_ids):
-        return []
-    if (ledger_ids == ledger_ids[0]).all():
-        return [int(ledger_ids[0])]
-    ledgers: list[int] = np.unique(ledger_ids).tolist()
-    return ledgers

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from tracker.columns.position_set import PositionSet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +94,7 @@ class ReadPlan:
     ranges: list[UnscannedRange] = field(default_factory=list)
     order_floor_ms: int = 0
     """The latest order given to an immediate entry: later ones never come before it."""
-    taken_early: dict[int, BitMap] = field(default_factory=dict)
+    taken_early: PositionSet = field(default_factory=PositionSet)
     _is_scans_turn: bool = False
 
     @classmethod
@@ -208,8 +209,7 @@ class ReadPlan:
         if unscanned.through is not None and next_position > unscanned.through:
             self.ranges.remove(unscanned)
         lowest = min(left.scanned_to.ledger_id for left in self.ranges)
-        for ledger_id in [ledger_id for ledger_id in self.taken_early if ledger_id < lowest]:
-            del self.taken_early[ledger_id]
+        self.taken_early.drop_below(lowest)
 
     def note_taken(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
         """Remember positions that left the tracker before the scan came by, so that it passes over them."""
@@ -219,9 +219,7 @@ class ReadPlan:
         if int(ledger_ids.max()) < frontier.ledger_id:
             return
         is_ahead = is_at_or_behind(ledger_ids, entry_ids, frontier)
-        for ledger_id in np.unique(ledger_ids[is_ahead]).tolist():
-            taken = entry_ids[is_ahead & (ledger_ids == ledger_id)]
-            self.taken_early.setdefault(ledger_id, BitMap()).update(taken.astype(np.uint32))
+        self.taken_early.add(ledger_ids[is_ahead], entry_ids[is_ahead])
 
     def has_taken(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which positions the scan has come by, or left the tracker before that."""
@@ -232,14 +230,11 @@ class ReadPlan:
                 end = Position(unscanned.through.ledger_id, unscanned.through.entry_id + 1)
                 is_ahead &= ~is_at_or_behind(ledger_ids, entry_ids, end)
             is_unread |= is_ahead
-        for ledger_id, taken in self.taken_early.items():
-            rows = np.flatnonzero(is_unread & (ledger_ids == ledger_id))
-            is_unread[rows] = [entry_id not in taken for entry_id in entry_ids[rows].tolist()]
-        return ~is_unread
+        return ~is_unread | self.taken_early.mask(ledger_ids, entry_ids)
 
     def taken_early_in(self, ledger_id: int) -> BitMap | None:
         """Return what a scan of the ledger passes over although the tracker no longer has it."""
-        return self.taken_early.get(ledger_id)
+        return self.taken_early.bitmaps.get(ledger_id)
 
 
 def is_at_or_behind(

@@ -220,8 +220,8 @@ DISPATCHER: Final = [
     Mutant(
         "taken-early-and-read",
         "dispatcher/core/read_plan.py",
-        "            self.taken_early.setdefault(ledger_id, BitMap()).update(taken.astype(np.uint32))",
-        "            pass",
+        "        self.taken_early.add(ledger_ids[is_ahead], entry_ids[is_ahead])",
+        "        pass",
         "what left the tracker before the scan came by is read again",
     ),
     Mutant(

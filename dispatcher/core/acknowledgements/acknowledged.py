@@ -7,12 +7,10 @@ entry itself, where it waits or at the consumer that holds it.
 
 from typing import Final, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from dispatcher.core.items import ledgers_of
 from managed_ledger.entries.headers import EntryHeaders
+from tracker.columns.positions import is_in, ledger_groups
 
 
 class Acknowledgements(Protocol):
@@ -41,15 +39,12 @@ NOTHING_ACKNOWLEDGED: Final[Acknowledgements] = _Nothing()
 
 def not_acknowledged(headers: EntryHeaders, cursor: Acknowledgements) -> EntryHeaders:
     """Return the headers of entries that still need a delivery, in their order."""
-    is_acknowledged: NDArray[np.bool_] | None = None
-    for ledger_id in ledgers_of(headers.ledger_ids):
-        acknowledged = cursor.acknowledged_in(ledger_id)
-        if not acknowledged:
-            continue
-        rows = np.flatnonzero(headers.ledger_ids == ledger_id)
-        found = acknowledged & BitMap(headers.entry_ids[rows].astype(np.uint32))
-        if found:
-            if is_acknowledged is None:
-                is_acknowledged = np.zeros(len(headers), np.bool_)
-            is_acknowledged[rows] = np.isin(headers.entry_ids[rows], np.frombuffer(found.to_array(), dtype=np.uint32))
-    return headers if is_acknowledged is None else headers.where(~is_acknowledged)
+    acknowledged: dict[int, BitMap] = {}
+    for ledger_id, _ in ledger_groups(headers.ledger_ids):
+        entry_ids = cursor.acknowledged_in(ledger_id)
+        if entry_ids:
+            acknowledged[ledger_id] = entry_ids
+    if not acknowledged:
+        return headers
+    is_acknowledged = is_in(acknowledged, headers.ledger_ids, headers.entry_ids)
+    return headers.where(~is_acknowledged) if is_acknowledged.any() else headers

@@ -29,6 +29,7 @@ from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.fence import Consumers, OrderFence
 from dispatcher.core.items import ENTRY, LEDGER, Item, Key
 from managed_ledger.position import Position
+from tracker.columns.position_set import PositionSet
 
 _NONE_AWAITED: Final[Key] = (2**63 - 1, 0)
 
@@ -143,8 +144,8 @@ class ReadPositionFence(RecentlyJoinedFence):
 
     def __init__(self, view: SubscriptionView) -> None:
         super().__init__(view)
-        self._awaited: dict[int, BitMap] = {}
-        """Entries that consumers held at another's join, by ledger; acknowledged ones leave from the front."""
+        self._awaited = PositionSet()
+        """Entries that consumers held at another's join; acknowledged ones leave from the front."""
 
     def _first_awaited(self, consumers: Consumers) -> Key:
         """Let newcomers wait for all that consumers hold now, and return the first of it."""
@@ -153,12 +154,10 @@ class ReadPositionFence(RecentlyJoinedFence):
 
     def _drop_acknowledged(self) -> Key:
         """Return the first position that is awaited still."""
-        for ledger_id in sorted(self._awaited):
-            left = self._awaited[ledger_id] - self._view.acknowledged_in(ledger_id)
-            if left:
-                self._awaited[ledger_id] = left
-                return (ledger_id, left.min())
-            del self._awaited[ledger_id]
+        for ledger_id in sorted(self._awaited.bitmaps):
+            self._awaited.subtract(ledger_id, self._view.acknowledged_in(ledger_id))
+            if ledger_id in self._awaited.bitmaps:
+                return (ledger_id, self._awaited.bitmaps[ledger_id].min())
         return _NONE_AWAITED
 
     def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
@@ -167,7 +166,7 @@ class ReadPositionFence(RecentlyJoinedFence):
 
     def clear(self) -> None:
         super().clear()
-        self._awaited.clear()
+        self._awaited = PositionSet()
 
     def _bound(self, consumers: Consumers, read_position: Position) -> Position:
         return read_position
@@ -182,7 +181,7 @@ class LastSentPositionFence(RecentlyJoinedFence):
 
     def __init__(self, view: SubscriptionView) -> None:
         super().__init__(view)
-        self._waits_again: dict[int, BitMap] = {}
+        self._waits_again = PositionSet()
 
     def note_taken_back(self, positions: Collection[Key]) -> None:
         """Remember entries that wait again, which count as sent."""
@@ -190,17 +189,16 @@ class LastSentPositionFence(RecentlyJoinedFence):
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
         if not consumers:
-            self._waits_again.clear()
+            self._waits_again = PositionSet()
         return super().leaves(consumer, consumers, waiting)
 
     def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
-        for ledger_id in [ledger_id for ledger_id in self._waits_again if ledger_id < position.ledger_id]:
-            del self._waits_again[ledger_id]
+        self._waits_again.drop_below(position.ledger_id)
         return super().note_unacknowledged_from(position, waiting)
 
     def clear(self) -> None:
         super().clear()
-        self._waits_again.clear()
+        self._waits_again = PositionSet()
 
     def _bound(self, consumers: Consumers, read_position: Position) -> Position:
         return self.first_unsent(consumers)
@@ -254,15 +252,12 @@ class LastSentPositionFence(RecentlyJoinedFence):
 
     def _sent(self, consumers: Consumers) -> dict[int, BitMap]:
         """Return the entries that were sent and are not acknowledged, by ledger."""
-        sent = {ledger_id: BitMap(entries) for ledger_id, entries in self._waits_again.items()}
+        sent = PositionSet.of(self._waits_again.bitmaps.items())
         _add(sent, [position for consumer in consumers.values() for position in consumer.pending.items])
-        return sent
+        return sent.bitmaps
 
 
-def _add(entries_in: dict[int, BitMap], positions: Collection[Key]) -> None:
-    if not positions:
-        return
-    columns = np.array(list(positions), dtype=np.int64)
-    for ledger_id in np.unique(columns[:, 0]).tolist():
-        entries = columns[columns[:, 0] == ledger_id, 1].astype(np.uint32)
-        entries_in.setdefault(ledger_id, BitMap()).update(entries)
+def _add(entries: PositionSet, positions: Collection[Key]) -> None:
+    if positions:
+        columns = np.array(list(positions), dtype=np.int64)
+        entries.add(columns[:, 0], columns[:, 1])

@@ -16,9 +16,10 @@ from collections.abc import Callable
 import numpy as np
 from pyroaring import BitMap
 
-from dispatcher.core.items import Key, by_ledger
+from dispatcher.core.items import Key
 from managed_ledger.entries.headers import EntryHeaders
 from snapshot_storage.encoding.columns import order_of_rows
+from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import RowKey, row_count_through
 
 
@@ -27,11 +28,10 @@ class HeldHeaders:
 
     def __init__(self) -> None:
         self._runs: list[EntryHeaders] = []
-        self._entries_in: dict[int, BitMap] = {}
-        """The entry ids of the headers in `_runs`, by ledger."""
+        self._positions = PositionSet()
 
     def __len__(self) -> int:
-        return sum(len(run) for run in self._runs)
+        return len(self._positions)
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -45,8 +45,7 @@ class HeldHeaders:
         """Add headers in any order."""
         if not len(headers):
             return
-        for ledger_id, entry_ids in by_ledger(headers.ledger_ids, headers.entry_ids):
-            self._entries_in.setdefault(ledger_id, BitMap()).update(entry_ids)
+        self._positions.add(headers.ledger_ids, headers.entry_ids)
         run = _sorted(headers)
         while self._runs and len(self._runs[-1]) < 2 * len(run):
             run = _sorted(EntryHeaders.concatenate([self._runs.pop(), run]))
@@ -69,10 +68,7 @@ class HeldHeaders:
         self._runs = [
             run.take(slice(count, None)) for run, count in zip(self._runs, taken, strict=True) if count < len(run)
         ]
-        for ledger_id, entry_ids in by_ledger(found.ledger_ids, found.entry_ids):
-            self._entries_in[ledger_id] -= entry_ids
-            if not self._entries_in[ledger_id]:
-                del self._entries_in[ledger_id]
+        self._positions.discard(found.ledger_ids, found.entry_ids)
         return found
 
     def discard_through(self, last: Key) -> None:
@@ -84,19 +80,17 @@ class HeldHeaders:
             if is_above.any():
                 kept.append(run.where(is_above))
         self._runs = kept
-        for passed in [passed for passed in self._entries_in if passed < ledger_id]:
-            del self._entries_in[passed]
-        if ledger_id in self._entries_in:
-            self._entries_in[ledger_id].remove_range(0, entry_id + 1)
+        self._positions.drop_below(ledger_id)
+        self._positions.subtract(ledger_id, BitMap(range(entry_id + 1)))
 
     def __contains__(self, position: Key) -> bool:
-        return position[1] in self._entries_in.get(position[0], ())
+        return self._positions.contains(*position)
 
     def count_without(self, excluded_in: Callable[[int], BitMap]) -> int:
         """Return how many headers there are but for those of a bitmap per ledger."""
         return sum(
             len(entry_ids) - entry_ids.intersection_cardinality(excluded_in(ledger_id))
-            for ledger_id, entry_ids in self._entries_in.items()
+            for ledger_id, entry_ids in self._positions.bitmaps.items()
         )
 
     def headers(self) -> EntryHeaders:
@@ -106,7 +100,7 @@ class HeldHeaders:
     def clear(self) -> None:
         """Forget everything."""
         self._runs = []
-        self._entries_in = {}
+        self._positions = PositionSet()
 
 
 def _sorted(headers: EntryHeaders) -> EntryHeaders:

@@ -14,12 +14,12 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pyroaring import BitMap
 
 from dispatcher.core.items import ENTRY, ITEM_ROW, LEDGER, ORDER, SLOT, Item, ItemRows, Key
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import ENTRY_ID_MAX
 
 _ROW_BYTES: Final = ITEM_ROW.itemsize
-_ENTRY_IDS_END: Final = 2**32
 """The bound of a bitmap; no ledger has as many entries."""
 _NEVER: Final = np.iinfo(np.int64).max
 
@@ -84,7 +84,7 @@ class ParkedEntries:
         self.first: dict[int, Item] = {}
         """The first row of each slot that has any. Read by the queue in front; changed here only."""
         self._tails: dict[int, _Tail] = {}
-        self._discarded: dict[int, BitMap] = {}
+        self._discarded = PositionSet()
         self._count = 0
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class ParkedEntries:
         else:
             del self._tails[slot], self.first[slot]
         if self._discarded:
-            items = [item for item in items if not self._is_discarded(item)]
+            items = self._kept(items)
         if not self._count:
             self.clear()
         return items
@@ -149,8 +149,8 @@ class ParkedEntries:
     def discard(self, position: Key) -> None:
         """Forget an entry, if it is here; its row goes when its slot comes to it."""
         ledger_id, entry_id = position
-        if self._count and 0 <= entry_id < _ENTRY_IDS_END:
-            self._discarded.setdefault(ledger_id, BitMap()).add(entry_id)
+        if self._count and 0 <= entry_id <= ENTRY_ID_MAX:
+            self._discarded.add_one(ledger_id, entry_id)
 
     def discard_through(self, last: Key) -> None:
         """Forget every entry up to and including a position."""
@@ -164,7 +164,7 @@ class ParkedEntries:
             self._count -= len(tail)
             del self._tails[slot], self.first[slot]
             self.add(rows[is_above])
-        self._discarded = {ledger: entries for ledger, entries in self._discarded.items() if ledger >= ledger_id}
+        self._discarded.drop_below(ledger_id)
         if not self._count:
             self.clear()
 
@@ -172,16 +172,16 @@ class ParkedEntries:
         """Forget everything."""
         self.first.clear()
         self._tails.clear()
-        self._discarded.clear()
+        self._discarded = PositionSet()
         self._count = 0
 
     def items(self) -> Iterator[Item]:
         """Return every entry, in no order."""
         for tail in self._tails.values():
-            yield from (item for item in tail.rows().tolist() if not self._is_discarded(item))
+            yield from self._kept(tail.rows().tolist())
 
-    def _is_discarded(self, item: Item) -> bool:
-        return bool(self._discarded) and item[ENTRY] in self._discarded.get(item[LEDGER], ())
+    def _kept(self, items: list[Item]) -> list[Item]:
+        return [item for item in items if not self._discarded.contains(item[LEDGER], item[ENTRY])]
 
     def check(self) -> None:
         """Assert every invariant, O(n)."""

@@ -65,9 +65,7 @@ _INTAKE: Final[dict[str, Callable[[Intake], int]]] = {
         core.plan is not None and core.plan.ranges[-1].scanned_to > core.plan.next_immediate
     ),
     "recovery: a ledger waits for its index": lambda core: int(core.plan is not None and core.plan.has_recovering),
-    "recovery: taken before the scan came by": lambda core: (
-        sum(map(len, core.plan.taken_early.values())) if core.plan is not None else 0
-    ),
+    "recovery: taken before the scan came by": lambda core: len(core.plan.taken_early) if core.plan is not None else 0,
 }
 
 _MANY: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
