@@ -20,13 +20,6 @@ class InvalidTopicNameError(BrokerError):
     server_error = "InvalidTopicName"
 
 
-class TopicDomainError(BrokerError):
-    """The topic is non-persistent, which this service does not offer."""
-
-    # Not InvalidTopicName: the official C++ client retries after that until its timeout.
-    server_error = "NotAllowedError"
-
-
 class AuthorizationError(BrokerError):
     """The client's role does not allow this."""
 

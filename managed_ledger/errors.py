@@ -49,12 +49,8 @@ class CursorClosedError(LedgerError):
     """The cursor was deleted, or its managed ledger was closed."""
 
 
-class CursorNotFoundError(LedgerError, LookupError):
-    """No cursor has this name."""
-
-
-class NameNotFoundError(CursorNotFoundError):
-    """No topic, or no subscription of the topics that are meant, has a name that was asked for."""
+class NameNotFoundError(LedgerError):
+    """No topic, or no cursor of the topics that are meant, has a name that was asked for."""
 
 
 class CursorExistsError(LedgerError):

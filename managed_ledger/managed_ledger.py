@@ -27,10 +27,10 @@ from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.errors import (
     AppendRefusedError,
     CursorExistsError,
-    CursorNotFoundError,
     LedgerError,
     LedgerWriteError,
     ManagedLedgerClosedError,
+    NameNotFoundError,
 )
 from managed_ledger.ledgers import Ledgers
 from managed_ledger.position import Position
@@ -241,14 +241,14 @@ class ManagedLedger(ReadableLog):
         """Forget a cursor for good.
 
         Raises:
-            CursorNotFoundError: There is none of this name.
+            NameNotFoundError: There is none of this name.
             LedgerWriteError: It could not be deleted, and is as before.
         """
         async with self._admin_lock:
             self._check_open()
             cursor = self._cursors.get(name)
             if cursor is None:
-                raise CursorNotFoundError(f"{self.name} has no cursor {name}")
+                raise NameNotFoundError(f"{self.name} has no cursor {name}")
             # The cursor closes before the write, so that no acknowledgement is journalled behind it.
             cursor.close()
             if cursor.is_durable:

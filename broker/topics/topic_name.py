@@ -9,7 +9,7 @@ import re
 from sys import intern
 from typing import Final, NamedTuple
 
-from broker.errors import InvalidTopicNameError, TopicDomainError
+from broker.errors import InvalidTopicNameError, NotAllowedError
 from managed_ledger.names import full_topic_name
 
 _FULL = re.compile(r"(?P<domain>[a-z-]+)://(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/(?P<local_name>[^/]+)")
@@ -37,7 +37,7 @@ class TopicName(NamedTuple):
 
         Raises:
             InvalidTopicNameError: The name has another form.
-            TopicDomainError: The domain is not `persistent`.
+            NotAllowedError: The domain is not `persistent`.
         """
         full = _FULL.fullmatch(full_topic_name(name))
         if full is None:
@@ -46,7 +46,8 @@ class TopicName(NamedTuple):
                 "tenant/namespace/topic or topic"
             )
         if full["domain"] != _DOMAIN:
-            raise TopicDomainError(
+            # Not InvalidTopicName: the official C++ client retries after that until its timeout.
+            raise NotAllowedError(
                 f"Topic {name!r} cannot be served: Postdate keeps persistent:// topics only, not {full['domain']}://"
             )
         # Thousands of topics share their tenant and their namespace.

@@ -13,7 +13,7 @@ from managed_ledger.cursors.cursor_records import encode_properties
 from managed_ledger.disk import keys
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
-from managed_ledger.errors import CursorNotFoundError, StoreCorruptedError, StoreUnavailableError
+from managed_ledger.errors import NameNotFoundError, StoreCorruptedError, StoreUnavailableError
 from managed_ledger.names import subscription_of
 
 _WRITE_BUFFER_BYTES = 2**20
@@ -100,7 +100,7 @@ class CursorPropertiesFolder:
         """Replace the properties of some cursors: of all of them, durably, or of none.
 
         Raises:
-            CursorNotFoundError: There is no such cursor.
+            NameNotFoundError: There is no such cursor.
             LedgerError: They could not be written.
         """
         assert not self._is_read_only
@@ -108,7 +108,7 @@ class CursorPropertiesFolder:
         batch = self._database.new_batch()
         for name, properties in changed.items():
             if name not in ids:
-                raise CursorNotFoundError(f"The log in {self._path} has no cursor {name}")
+                raise NameNotFoundError(f"The log in {self._path} has no cursor {name}")
             batch.put(Family.CURSORS, _properties_key(ids[name]), encode_properties(properties))
         self._database.write(batch, sync=True)
 

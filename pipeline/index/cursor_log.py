@@ -15,7 +15,7 @@ from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertie
 from managed_ledger.cursors.cursor_records import StoredCursor, encode_base, encode_journal
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
-from managed_ledger.errors import CursorNotFoundError
+from managed_ledger.errors import NameNotFoundError
 from managed_ledger.names import find_cursor, find_topic
 from managed_ledger.position import Position
 from pipeline.index.acknowledged import Acknowledged, acknowledged_by_all
@@ -106,12 +106,12 @@ class CursorLog:
         """The properties of a subscription.
 
         Raises:
-            CursorNotFoundError: There is no such subscription.
+            NameNotFoundError: There is no such subscription.
         """
         try:
             return self._properties[cursor]
         except KeyError:
-            raise CursorNotFoundError(f"The log has no subscription {cursor}") from None
+            raise NameNotFoundError(f"The log has no subscription {cursor}") from None
 
     def acknowledged(self, cursor: CursorName) -> Acknowledged:
         """The acknowledgements of a subscription; of a shared index, those that all have."""

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls
 from dispatcher.slots import sticky_hash
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.errors import CursorNotFoundError, StoreLockedError
+from managed_ledger.errors import NameNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from pipeline.jobs.cancel import BadPosition, cancel
@@ -289,7 +289,7 @@ def test_a_cancellation_that_cannot_be_done_changes_nothing(spark: SparkSession,
             await store.close()
 
     asyncio.run(beside())
-    with pytest.raises(CursorNotFoundError, match="There is no subscription none; there is sub"):
+    with pytest.raises(NameNotFoundError, match="There is no subscription none; there is sub"):
         cancel(positions, str(tmp_path), cursors=["sub", "none"])
     with pytest.raises(ValueError, match="missing: entry_id"):
         cancel(positions.drop("entry_id"), str(tmp_path), cursors=["sub"])

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.errors import CursorNotFoundError, StoreLockedError
+from managed_ledger.errors import NameNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from pipeline.jobs.ingest import IngestedBatch, ingest
 from pipeline.tasks.row_checks import BadRow
@@ -154,7 +154,7 @@ def test_a_stream_that_cannot_begin_says_why(spark: SparkSession, tmp_path: Path
             await store.close()
 
     asyncio.run(beside())
-    with pytest.raises(CursorNotFoundError, match="There is no subscription none; there is sub"):
+    with pytest.raises(NameNotFoundError, match="There is no subscription none; there is sub"):
         start("none")
     with pytest.raises(ValueError, match="missing: entry_id"):
         start(without="entry_id")

@@ -9,7 +9,7 @@ import pytest
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.disk.database import RocksDatabase
-from managed_ledger.errors import CursorNotFoundError, StoreLockedError, StoreUnavailableError
+from managed_ledger.errors import NameNotFoundError, StoreLockedError, StoreUnavailableError
 from managed_ledger.ledger_store import LedgerStore
 
 PROPERTIES: Mapping[CursorName, Mapping[str, str]] = {
@@ -111,7 +111,7 @@ def test_an_unknown_cursor_changes_none(tmp_path: Path) -> None:
 
     asyncio.run(fill())
     with CursorPropertiesFolder(tmp_path, is_read_only=False) as folder:
-        with pytest.raises(CursorNotFoundError, match="has no cursor nobody of orders"):
+        with pytest.raises(NameNotFoundError, match="has no cursor nobody of orders"):
             folder.put({CursorName("orders", "billing"): {}, CursorName("orders", "nobody"): {}})
 
         assert folder.read() == PROPERTIES

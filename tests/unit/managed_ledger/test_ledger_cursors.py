@@ -10,8 +10,8 @@ from managed_ledger.cursors.cursor import JOURNAL_RECORDS_MAX
 from managed_ledger.errors import (
     CursorClosedError,
     CursorExistsError,
-    CursorNotFoundError,
     LedgerWriteError,
+    NameNotFoundError,
     StoreUnavailableError,
 )
 from managed_ledger.managed_ledger import ManagedLedger
@@ -315,7 +315,7 @@ def test_a_deleted_cursor_is_gone_with_all_its_rows() -> None:
         assert database.cursor_rows() == {}
         with pytest.raises(CursorClosedError, match="subscription"):
             cursor.acknowledge([1], [4])
-        with pytest.raises(CursorNotFoundError, match="orders has no cursor subscription"):
+        with pytest.raises(NameNotFoundError, match="orders has no cursor subscription"):
             await ledger.delete_cursor("subscription")
         again = await ledger.open_cursor("subscription")
         assert again.backlog == 10
