@@ -463,17 +463,13 @@ class Reader:
             return False
         if self._popped is None:
             wanted = self._intake.due_entries_wanted()
-            if wanted == 0:
+            if wanted == 0 and not self._intake.held_due:
                 return False
             is_available = self._look_at_tracker()
-            tracker_deliver_at_ms = self._intake.tracker_deliver_at_ms
-            held_deliver_at_ms = self._intake.held_due.first_deliver_at_ms
-            if held_deliver_at_ms is not None and (
-                tracker_deliver_at_ms is None or held_deliver_at_ms < tracker_deliver_at_ms
-            ):
+            if self._intake.may_admit_held():
                 self._run_actions(self._intake.admit_held())
                 return True
-            if not is_available:
+            if wanted == 0 or not is_available:
                 return False
             assert self.tracker is not None
             popped = self.tracker.get_scheduled_messages(wanted)

@@ -1,11 +1,13 @@
 """The next reads and the entries that become ready: the log, the tracker, and the order between the two.
 
 Delayed entries of the future go to the tracker. Those that were due when they were read are *held* in columns and
-admitted in order of time together with what the tracker has available. No due entry is admitted while a part of the log
-is unread that may hold earlier entries (`_is_holding_due`): the part that the scan after a start has not come by, and
-the part that the tracker has lost with a snapshot. So entries that fell due during an outage come out in order of time.
-That wait is bounded: by `DispatcherConfig.order_wait_ms_max`, for a range still in recovery by `_RECOVERY_WAIT_MS_MAX`
-too, and for held rows by their number.
+admitted in order of time together with what the tracker has available. The tracker is asked while some consumer can
+take an entry, as its rest comes after all that it gave. A held entry can be due before what waits already, so it is
+admitted while entries wait, too. No due entry is admitted while a part of the log is unread that may hold earlier
+entries (`_is_holding_due`): the part that the scan after a start has not come by, and the part that the tracker has
+lost with a snapshot. So entries that fell due during an outage come out in order of time. That wait is bounded: by
+`DispatcherConfig.order_wait_ms_max`, for a range still in recovery by `_RECOVERY_WAIT_MS_MAX` too, and for held rows
+by their number.
 
 Whether an entry is acknowledged is asked in one place, `_not_acknowledged`: when an entry is taken in, and when a held
 one is admitted. From then on an acknowledgement finds the entry where it waits (`queues/waiting.py`), or at its
@@ -223,7 +225,7 @@ class Intake(SubscriptionCore):
     # Due entries.
 
     def due_entries_wanted(self) -> int:
-        """Return how many due entries can be taken in now."""
+        """Return how many entries can be taken from the tracker now."""
         if self.plan is None or not self._has_demand() or self._is_holding_due():
             return 0
         return min(self.due_room(), self.config.read_batch_entries_max, self.config.admit_entries_max)
@@ -289,8 +291,18 @@ class Intake(SubscriptionCore):
             return False
         return self.held_due.count_through(self._admitted_through()) > self.config.admit_entries_max
 
+    def may_admit_held(self) -> bool:
+        """Return whether `admit_held` has something to admit."""
+        first_ms = self.held_due.first_deliver_at_ms
+        tracker_ms = self.tracker_deliver_at_ms
+        is_next = first_ms is not None and (tracker_ms is None or first_ms < tracker_ms)
+        return is_next and self._may_admit_held() and self.due_room() > 0
+
     def _may_admit_held(self) -> bool:
-        return bool(self.held_due) and self._has_demand() and not self._is_holding_due()
+        # Waiting entries are served before all others as soon as a consumer can take one, so an earlier entry must be
+        # among them by then. While nothing waits, no entry is overtaken, and columns take less memory than objects.
+        is_wanted = len(self.waiting) > 0 or self._has_demand()
+        return bool(self.held_due) and is_wanted and not self._is_holding_due()
 
     def _admitted_through(self) -> RowKey:
         """Return the key up to which held entries may be admitted: the tracker gives those behind it in their order."""

@@ -112,6 +112,13 @@ DISPATCHER: Final = [
         "what the tracker gives is let in without asking what was acknowledged while its headers were read",
     ),
     Mutant(
+        "late-behind-what-waits",
+        "dispatcher/core/intake.py",
+        "        is_wanted = len(self.waiting) > 0 or self._has_demand()\n",
+        "        is_wanted = self._has_demand()\n",
+        "what was due when it was accepted comes after all that waits, while consumers can take nothing",
+    ),
+    Mutant(
         "hold-without-timer",
         "dispatcher/core/intake.py",
         " if hold_until_ms is not None and self.now_ms < hold_until_ms < UNLIMITED else None",

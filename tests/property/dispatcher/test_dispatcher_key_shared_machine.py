@@ -2,7 +2,9 @@
 
 The machine plays the shell: a read and a poll of the tracker are begun in one step and completed in a later one, so
 that joins, leaves, acknowledgements and redeliveries fall in between. Assigned entries are sent later than they were
-assigned. At the end all consumers are served, and all published entries must have been acknowledged.
+assigned. Held entries are admitted in a step of their own, or, where the machine is prompt, at the end of each, as the
+shell does: then nothing may overtake them. At the end all consumers are served, and all published entries must have
+been acknowledged.
 """
 
 from collections import Counter
@@ -19,7 +21,7 @@ from dispatcher.core.actions import Action, Deliver, ForgetDelayed, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fences.recently_joined import LedgerEnd, RecentlyJoinedFence
-from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
+from dispatcher.core.items import COUNT, ORDER, SLOT, Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import LogPart, ReadRequest
@@ -38,6 +40,8 @@ from managed_ledger.position import Position
 
 _ENTRIES_PER_LEDGER = 6
 _START_MS = 1_000_000
+_KEY_HASH, _KEY_STEP = 5, 7919
+"""The hash of the first key, and how far the next one is."""
 
 
 @dataclass
@@ -62,6 +66,8 @@ class _Client:
 
 class _Machine(RuleBasedStateMachine):
     core: MultipleConsumersCore
+    is_prompt = False
+    """Whether held entries are admitted at the end of a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,6 +83,8 @@ class _Machine(RuleBasedStateMachine):
         self.given: set[Key] = set()
         self.ready: set[Key] = set()
         self.unordered_slots: set[int] = set()
+        self.stays_held = True
+        """Whether held entries had to stay at the end of the last step, and not for want of consumers that take any."""
         self.indices = 0
         self.draining: dict[int, int] = {}
         self.cleared: Counter[int] = Counter()
@@ -98,7 +106,8 @@ class _Machine(RuleBasedStateMachine):
         flags = NO_CHUNK
         if key % 3 == 0:
             flags = CHUNK | (LAST_CHUNK if chunk == 2 else 0) | (message % 4) << MESSAGE_SHIFT
-        self.log.append(_Entry(position, key * 7919 + 5, due, self.now_ms + clock_error_ms, messages, flags))
+        key_hash = key * _KEY_STEP + _KEY_HASH
+        self.log.append(_Entry(position, key_hash, due, self.now_ms + clock_error_ms, messages, flags))
 
     @rule(ms=st.sampled_from([1, 5, 10, 50, 300]))
     def pass_time(self, ms: int) -> None:
@@ -275,21 +284,25 @@ class _Machine(RuleBasedStateMachine):
             limit = self.core.look_ahead_limit() + len(self.core.waiting.heaps)
             assert self.core.waiting.queued <= max(queued_before, limit)
 
+    @precondition(lambda self: self.read is None and len(self.core.waiting))
+    @rule(data=st.data())
+    def read_a_late_one(self, data: st.DataObject) -> None:
+        """A message is accepted that was due before one of its key that waits."""
+        waiting = data.draw(st.sampled_from(sorted(self.core.waiting.items())))
+        key = (self._entry(key_of(waiting)).key_hash - _KEY_HASH) // _KEY_STEP
+        # Where order is by position, items have no time.
+        self.publish(key, (waiting[ORDER] or self.now_ms) - 10 - self.now_ms, 0, 1)
+        self.begin_read()
+        if self.read is not None:
+            self.complete_read()
+
     @precondition(lambda self: self.popped is None)
     @rule()
     def begin_taking_due(self) -> None:
         wanted = self.core.due_entries_wanted()
         self._look_at_tracker()
-        held_deliver_at_ms = self.core.held_due.first_deliver_at_ms
-        tracker_deliver_at_ms = self.core.tracker_deliver_at_ms
-        if wanted == 0:
-            return
-        if held_deliver_at_ms is not None and (
-            tracker_deliver_at_ms is None or held_deliver_at_ms < tracker_deliver_at_ms
-        ):
-            held_before = len(self.core.held_due)
-            self._run(self.core.admit_held())
-            assert held_before - len(self.core.held_due) <= self.core.config.admit_entries_max
+        if self.core.may_admit_held():
+            self._admit_held()
             return
         due = sorted((at, position) for position, at in self.tracked.items() if at <= self.now_ms)[:wanted]
         if due:
@@ -305,13 +318,32 @@ class _Machine(RuleBasedStateMachine):
         assert self.popped is not None
         popped, self.popped = self.popped, None
         held_before = len(self.core.held_due)
-        self._run(self.core.on_due(_headers(popped)))
+        actions = self.core.on_due(_headers(popped))
         taken_in = held_before + len(popped) - len(self.core.held_due)
         assert 0 <= taken_in <= self.core.config.admit_entries_max
+        self._run(actions)
 
     # Helpers.
 
     def _run(self, actions: list[Action]) -> None:
+        self._run_actions(actions)
+        if self.is_prompt:
+            self._admit_all_held()
+
+    def _admit_held(self) -> None:
+        held_before = len(self.core.held_due)
+        self._run_actions(self.core.admit_held())
+        assert 1 <= held_before - len(self.core.held_due) <= self.core.config.admit_entries_max
+
+    def _admit_all_held(self) -> None:
+        # Nothing is read, and nothing held is admitted, before the headers of what was popped are there.
+        self._look_at_tracker()
+        while self.popped is None and self.core.may_admit_held():
+            self._admit_held()
+        is_holding = self.core._is_holding_due()  # noqa: SLF001, the one other reason to hold entries
+        self.stays_held = self.popped is not None or is_holding or not self.core.due_room()
+
+    def _run_actions(self, actions: list[Action]) -> None:
         self._check_nothing_is_overtaken(actions)
         queue = list(actions)
         while queue:
@@ -341,6 +373,16 @@ class _Machine(RuleBasedStateMachine):
                 last[item[SLOT]] = max(item, last.get(item[SLOT], item))
         for item in self.core.waiting.items():
             assert item[SLOT] not in last or item > last[item[SLOT]], f"{last[item[SLOT]]} overtakes {item}"
+        if not self.is_prompt or self.stays_held:
+            return
+        tracker_ms = min((at for at in self.tracked.values() if at <= self.now_ms), default=None)
+        for position in _positions(self.core.held_due.headers()):
+            entry = self._entry(position)
+            slot = CONSISTENT_HASHING_RANGE.slot(entry.key_hash)
+            if slot not in last or slot in self.unordered_slots or position in self.acknowledged:
+                continue
+            if tracker_ms is None or entry.deliver_at_ms < tracker_ms:
+                assert last[slot][:3] < (entry.deliver_at_ms, *position), f"{last[slot]} overtakes {position}, held"
 
     def _track(self, headers: EntryHeaders) -> list[Action]:
         refused = []
@@ -566,6 +608,7 @@ class KeySharedMachine(_Machine):
         serve_max=st.sampled_from([1, 3, 2_000]),
         admit_max=st.sampled_from([1, 3, 1_000]),
         portion=st.sampled_from([1, 3, 2_000]),
+        is_prompt=st.booleans(),
     )
     def start(
         self,
@@ -577,6 +620,7 @@ class KeySharedMachine(_Machine):
         serve_max: int,
         admit_max: int,
         portion: int,
+        is_prompt: bool,
     ) -> None:
         config = DispatcherConfig(
             look_ahead_per_consumer=4,
@@ -592,6 +636,7 @@ class KeySharedMachine(_Machine):
         )
         self.core = KeySharedCore(config, has_delays=True)
         self.core.serve_entries_max = serve_max
+        self.is_prompt = is_prompt
         self._start(recovering, published, portion)
 
 
