@@ -1,7 +1,7 @@
 """The interface between the dispatcher and a connected consumer.
 
-The broker's connection object implements `ConsumerHandle`. The dispatcher never looks inside it; it calls these three
-members, on its event loop, and identifies consumers by object identity, since names and ids may repeat.
+The broker's connection object implements `ConsumerHandle`. The dispatcher never looks inside it; it uses these
+members on its event loop, and identifies consumers by object identity, since names and ids may repeat.
 """
 
 from collections.abc import Sequence
@@ -65,6 +65,15 @@ class ConsumerHandle(Protocol):
     @property
     def is_writable(self) -> bool:
         """Whether its connection takes more bytes now. `Dispatcher.consumer_writable` tells when that changes."""
+
+    def begin_read(self, size: int) -> None:
+        """Note that so many bytes are being read for it; its connection counts them before it takes more.
+
+        Several consumers may have one connection, and what each of them reads arrives together.
+        """
+
+    def end_read(self, size: int) -> None:
+        """Note that these were written, or will not be; follows each `begin_read`."""
 
     def send_messages(self, deliveries: Sequence[Delivery]) -> None:
         """Write the deliveries to the connection, in this order. Must not raise for a connection that is gone."""

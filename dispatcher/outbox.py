@@ -1,9 +1,10 @@
 """The entries that one consumer was given and that are not sent yet; reads payloads and writes to the connection.
 
 Entries leave the outbox only when they are written. A read that fails is tried again from the same entry; a connection
-that is not writable is asked again. An entry that stops being the consumer's own before it is written (it left, asked
-for redelivery, or the entry was acknowledged) is not written, and its permits go back. Any other exception is a defect,
-which ends the dispatcher: between charging an entry and writing it there is no other way out.
+that is not writable is asked again. It counts what is being read, since the outboxes of one connection read at once.
+An entry that stops being the consumer's own before it is written (it left, asked for redelivery, or the entry was
+acknowledged) is not written, and its permits go back. Any other exception is a defect, which ends the dispatcher:
+between charging an entry and writing it there is no other way out.
 """
 
 import asyncio
@@ -132,10 +133,18 @@ class Outbox:
             await asyncio.gather(self._pump, return_exceptions=True)
 
     async def _run(self) -> None:
+        failures = Backoff(
+            min_ms=self._config.read_failure_backoff_initial_ms, max_ms=self._config.read_failure_backoff_max_ms
+        )
         try:
             while self._items:
-                await self._until_writable()
-                await self._send_batch()
+                if not self.handle.is_writable:
+                    await self._until_writable()
+                failure = await self._send_batch()
+                if failure is None:
+                    failures.reset()
+                else:
+                    await self._until_readable(failure, failures.next_seconds())
         except Exception as defect:
             # A supervisor: entries that are charged and not sent must not stay so.
             self._on_defect(defect)
@@ -156,14 +165,31 @@ class Outbox:
             finally:
                 self._writable = None
 
-    async def _send_batch(self) -> None:
-        batch = self._next_batch()
+    async def _until_readable(self, failure: Exception, wait: float) -> None:
+        # The connection counts nothing of this outbox meanwhile: its other consumers go on, whose log may be another.
+        logger.error("cannot read for consumer %r; again in %.1f s", self.handle.name, wait, exc_info=failure)
+        await asyncio.sleep(wait)
+
+    async def _send_batch(self) -> Exception | None:
+        """Send what is next; return why the log does not give it, if so."""
+        batch, size = self._next_batch()
         if not batch:
-            return
+            return None
         drops = self._drops
-        payloads = await self._read(batch)
-        if drops != self._drops:
-            return
+        self.handle.begin_read(size)
+        try:
+            payloads = await self._log.read_payloads([item[LEDGER] for item in batch], [item[ENTRY] for item in batch])
+        except Exception as failure:
+            # A supervisor: any failure of a read. These entries are next, and the consumer must get them.
+            return failure
+        else:
+            if drops == self._drops:
+                self._write(batch, payloads)
+        finally:
+            self.handle.end_read(size)
+        return None
+
+    def _write(self, batch: list[Item], payloads: list[bytes | None]) -> None:
         assert isinstance(self._items, deque)
         for _ in batch:
             self._items.popleft()
@@ -173,32 +199,13 @@ class Outbox:
             self.handle.send_messages(deliveries)
             self._on_sent(batch)
 
-    async def _read(self, batch: list[Item]) -> list[bytes | None]:
-        """Read payloads until the log gives them: these entries are next, and the consumer must get them."""
-        waits = Backoff(
-            min_ms=self._config.read_failure_backoff_initial_ms,
-            max_ms=self._config.read_failure_backoff_max_ms,
-        )
-        while True:
-            try:
-                return await self._log.read_payloads([item[LEDGER] for item in batch], [item[ENTRY] for item in batch])
-            except Exception:
-                # A supervisor: any failure of a read.
-                wait = waits.next_seconds()
-                logger.exception("cannot read for consumer %r; again in %.1f s", self.handle.name, wait)
-                await asyncio.sleep(wait)
-
-    def _next_batch(self) -> list[Item]:
-        """Take what fits into one read; at least one entry."""
+    def _next_batch(self) -> tuple[list[Item], int]:
+        """Take what fits into one read, at least one entry; return its bytes too."""
         batch = list(islice(self._items, self._config.read_batch_entries_max))
-        if sum([item[BYTES] for item in batch]) <= self._config.read_bytes_max:
-            return batch
-        size = 0
-        for taken, item in enumerate(batch):
-            size += item[BYTES]
-            if size > self._config.read_bytes_max:
-                return batch[: max(1, taken)]
-        return batch
+        size = sum([item[BYTES] for item in batch])
+        while size > self._config.read_bytes_max and len(batch) > 1:
+            size -= batch.pop()[BYTES]
+        return batch, size
 
     def _deliveries(self, batch: list[Item], payloads: list[bytes | None]) -> list[Delivery]:
         core, positions = self._core, list(map(key_of_item, batch))

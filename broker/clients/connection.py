@@ -23,6 +23,7 @@ from broker.authorization.grants import Action
 from broker.clients.acknowledging import acknowledge
 from broker.clients.publishing import Publisher
 from broker.clients.request_queues import RequestQueues
+from broker.clients.writability import Writability
 from broker.event_loop import call_at_end_of_turn
 from broker.network.listener import Accepted
 from broker.protocol import commands
@@ -44,7 +45,7 @@ PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 UNREAD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes that a client has not read; above it its connection reads nothing. Deliveries stop long before."""
+"""Bytes that a client has not read; above it its connection ends. Deliveries stop long before (`Writability`)."""
 
 UNSENT_BYTES_MAX: Final = 64 * 1024
 """Bytes of one turn that are kept for its end. A call of the system takes 15 µs, however little it sends."""
@@ -85,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handlers = handlers
         self.producers: dict[int, tuple[Producer, Topic]] = {}
         self.consumers: dict[int, tuple[Consumer, Topic]] = {}
-        self.is_writable = True
+        self._writability = Writability()
         self.peer = "?"
         self.client_version = ""
         self.credentials = Credentials(service.authenticator, None, challenge_before_ms=0)
@@ -146,10 +147,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Send nothing more for now: the client reads more slowly than its consumers are sent to."""
-        self.is_writable = False
+        self._writability.pause()
 
     def resume_writing(self) -> None:
-        self.is_writable = True
+        if self._writability.resume():
+            self._tell_writable()
+
+    def _tell_writable(self) -> None:
+        # The first ones may use up all that the connection takes. Each call begins with another consumer.
+        first = next(iter(self.consumers), None)
+        if first is not None:
+            self.consumers[first] = self.consumers.pop(first)
         for consumer, topic in self.consumers.values():
             dispatcher = topic.dispatcher_of(consumer)
             if dispatcher is not None:
@@ -213,6 +221,20 @@ class Connection(asyncio.BufferedProtocol):
         # Most clients connect again for ever, each time with the same token.
         self.close(str(error), is_repeated=True)
         self._publisher.flush()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether more may be read for its consumers."""
+        return self._writability.is_writable and not self._is_leaving
+
+    def begin_read(self, size: int) -> None:
+        """Count bytes that are being read for a consumer, up to their write."""
+        self._writability.begin_read(size)
+
+    def end_read(self, size: int) -> None:
+        """Count these no more."""
+        if self._writability.end_read(size):
+            self._tell_writable()
 
     @property
     def is_closed(self) -> bool:
@@ -485,7 +507,6 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_to_leave(self) -> None:
         if not self._is_leaving:
             self._is_leaving = True
-            self.is_writable = False
             self._cancel_connect_timer()
             self._has_answered_or_left.set()
             self.service.spawn(self._leave())

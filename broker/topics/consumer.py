@@ -44,8 +44,16 @@ class Consumer:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the client reads bytes as fast as they are written."""
+        """Whether the client reads bytes as fast as they are read for its consumers and written."""
         return self.link.is_writable
+
+    def begin_read(self, size: int) -> None:
+        """Count bytes that are being read for it at its connection."""
+        self.link.begin_read(size)
+
+    def end_read(self, size: int) -> None:
+        """Count these no more."""
+        self.link.end_read(size)
 
     def send_messages(self, deliveries: Sequence[Delivery]) -> None:
         """Write one MESSAGE frame for each entry, all in one write."""

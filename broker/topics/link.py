@@ -19,7 +19,13 @@ class ClientLink(Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the client reads bytes as fast as they are written."""
+        """Whether the client reads bytes as fast as they are read for its consumers and written."""
+
+    def begin_read(self, size: int) -> None:
+        """Count bytes that are being read for a consumer, up to their write."""
+
+    def end_read(self, size: int) -> None:
+        """Count these no more: they are written, or will not be."""
 
     def write(self, data: bytes) -> None:
         """Send bytes; dropped when the client is gone."""

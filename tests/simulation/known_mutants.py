@@ -199,8 +199,8 @@ DISPATCHER: Final = [
     Mutant(
         "dropped-and-sent",
         "dispatcher/outbox.py",
-        "        if drops != self._drops:\n            return\n",
-        "",
+        "            if drops == self._drops:\n",
+        "            if True:\n",
         "what was dropped while its payload was read is sent",
     ),
     Mutant(

@@ -340,6 +340,12 @@ class FakeConsumer:
         self.batches = 0
         self._on_delivery = on_delivery
 
+    def begin_read(self, size: int) -> None:
+        """Its connection takes as much as is read."""
+
+    def end_read(self, size: int) -> None:
+        """Its connection takes as much as is read."""
+
     def send_messages(self, deliveries: Sequence[Delivery]) -> None:
         self.batches += 1
         for delivery in deliveries:

@@ -2,19 +2,45 @@
 
 from collections.abc import Callable, Sequence
 
+from broker.clients.writability import Writability
 from broker.topics.consumer import Consumer
 from dispatcher.consumer import Delivery, KeySharedPolicy
 
 
 class Link:
-    """A connection without a client at its other end; one per consumer (a `broker.topics.link.ClientLink`)."""
+    """A connection without a client at its other end (a `broker.topics.link.ClientLink`).
+
+    Each consumer has a link of its own, which may take no bytes. All links of one life count their reads together.
+
+    Args:
+        reads: The reads of all links.
+        on_writable: Told when reads may begin again.
+    """
 
     peer = "simulated"
     client_version = "simulated"
 
-    def __init__(self) -> None:
-        self.is_writable = True
+    def __init__(self, reads: Writability, on_writable: Callable[[], None]) -> None:
+        self.takes_bytes = True
         self.is_closed = False
+        self._reads = reads
+        self._on_writable = on_writable
+
+    @property
+    def waits_for_reads(self) -> bool:
+        """Whether others are being read for, and nothing else is in the way."""
+        return self.takes_bytes and not self._reads.is_writable
+
+    @property
+    def is_writable(self) -> bool:
+        return self.takes_bytes and self._reads.is_writable
+
+    def begin_read(self, size: int) -> None:
+        self._reads.begin_read(size)
+
+    def end_read(self, size: int) -> None:
+        if self._reads.end_read(size):
+            self._on_writable()
 
     def write(self, data: bytes) -> None:
         """Drop the commands: no client reads them."""
@@ -53,10 +79,11 @@ class SimulatedConsumer(Consumer):
         subscription_name: str,
         policy: KeySharedPolicy,
         priority_level: int,
+        link: Link,
         on_delivery: Callable[["SimulatedConsumer", Sequence[Delivery]], None],
         on_active: Callable[["SimulatedConsumer"], None],
     ) -> None:
-        self.own_link = Link()
+        self.own_link = link
         super().__init__(
             self.own_link,
             number,

@@ -11,6 +11,7 @@ from dispatcher.core.intake import Intake
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.dispatcher import Dispatcher
+from tests.simulation.whole_service.clients import SimulatedConsumer
 from tracker.stats import BucketOperation, TrackerStats
 
 Met = dict[str, tuple[int, int]]
@@ -93,6 +94,9 @@ _CONSUMERS: Final[dict[str, Callable[[Dispatcher], int]]] = {
     ),
     "outbox: entries are given and not sent": lambda dispatcher: sum(
         one.unsent_entries for one in dispatcher.stats().consumers
+    ),
+    "outbox: others of the connection are read for": lambda dispatcher: sum(
+        isinstance(one, SimulatedConsumer) and one.own_link.waits_for_reads for one in dispatcher.consumers
     ),
 }
 

@@ -244,8 +244,8 @@ def flow(sim: "Simulation") -> None:
 def stick(sim: "Simulation") -> None:
     """A connection takes no more bytes."""
     found = _consumer(sim)
-    if found is not None and found[1].own_link.is_writable:
-        found[1].own_link.is_writable = False
+    if found is not None and found[1].own_link.takes_bytes:
+        found[1].own_link.takes_bytes = False
         sim.did("a connection takes nothing")
 
 
@@ -258,8 +258,8 @@ def unstick(sim: "Simulation") -> None:
 
 def let_write(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, *, is_told: bool) -> None:
     """Let a connection take bytes again."""
-    if not consumer.own_link.is_writable:
-        consumer.own_link.is_writable = True
+    if not consumer.own_link.takes_bytes:
+        consumer.own_link.takes_bytes = True
         sim.did("it takes bytes again, and tells" if is_told else "it takes bytes again, and does not tell")
         dispatcher = sim.dispatcher(sub)
         if is_told and dispatcher is not None:

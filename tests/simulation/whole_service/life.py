@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from broker.clients.writability import Writability
 from broker.service.service import Service
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
@@ -62,6 +63,8 @@ class Life:
         self.storage = FaultInjectingBucketSnapshotStorage(stored, dropped_after_failures=_DROPPED_AFTER_FAILURES)
         self.loop = clock.loop = LifeLoop(start_s, lambda loop, workers: self._executor(loop, workers))
         self.loop.set_exception_handler(self._on_loop_error)
+        self.reads = Writability(read_bytes_max=variant.config.dispatcher.read_bytes_max)
+        """Of all consumers, as if they had one connection; it has room for one batch."""
         self.uncommitted: dict[Key, PublishedEntry] = {}
         self.service: Service
         self.topic: Topic
@@ -128,6 +131,13 @@ class Life:
         finally:
             logging.disable(logging.NOTSET)
         self.loop.close()
+
+    def tell_writable(self) -> None:
+        """Tell all consumers that their connection takes bytes again."""
+        for subscription in self.topic.subscriptions.values():
+            dispatcher = subscription.dispatcher
+            for consumer in dispatcher.consumers if dispatcher is not None else ():
+                dispatcher.consumer_writable(consumer)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if not self.is_dead:

@@ -34,7 +34,7 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes.life_loop import Clock
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.simulation.whole_service import events
-from tests.simulation.whole_service.clients import SimulatedConsumer
+from tests.simulation.whole_service.clients import Link, SimulatedConsumer
 from tests.simulation.whole_service.coverage import Coverage, Met
 from tests.simulation.whole_service.life import Killed, Life
 from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times, bits_of
@@ -445,6 +445,7 @@ class Simulation:
             sub.name,
             KeySharedPolicy(wish.mode, wish.allow_out_of_order_delivery, ranges),
             self.chance.choice([0, 0, 0, 1]),
+            Link(self.life.reads, self.life.tell_writable),
             lambda consumer, deliveries: self._on_deliveries(sub, consumer, deliveries),
             lambda consumer: self._on_active(sub, consumer),
         )

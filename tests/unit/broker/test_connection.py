@@ -11,6 +11,7 @@ import pytest
 
 from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX, Connection
 from broker.clients.requests import HANDLERS
+from broker.clients.writability import READ_BYTES_MAX
 from broker.event_loop import ServiceEventLoop
 from broker.network.listener import Accepted
 from broker.protocol.commands import frame
@@ -494,6 +495,40 @@ def test_a_client_that_reads_no_more_gives_up_its_consumers_at_once(tmp_path: Pa
         assert hung.connection in service.connections
 
     play(tmp_path, story)
+
+
+def test_consumers_that_wait_for_reads_of_others_take_turns_in_being_first(tmp_path: Path) -> None:
+    """Where the connection takes too little for all, the last ones would get nothing."""
+
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await producer(peer)
+        for consumer_id in (1, 2, 3):
+            await subscribe(peer, consumer_id, subscription=f"s{consumer_id}")
+            peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": consumer_id, "messagePermits": 10}))
+
+        def served() -> list[int]:
+            return [one.message.consumer_id for one in peer.answers() if one.type == BaseCommand.MESSAGE]
+
+        for number in range(3):
+            peer.connection.begin_read(READ_BYTES_MAX)
+            peer.send_bytes(send_frame(number))
+            await until(lambda: all(unsent(service)))
+            await asyncio.sleep(0)
+            peer.connection.end_read(READ_BYTES_MAX)
+            await until(lambda: not any(unsent(service)))
+
+        assert served() == [2, 3, 1, 3, 1, 2, 1, 2, 3]
+
+    # No outbox asks its connection by itself in this time.
+    waits = DispatcherConfig(retry_backoff_initial_ms=60_000, retry_backoff_max_ms=60_000)
+    play(tmp_path, story, dispatcher=waits)
+
+
+def unsent(service: Service) -> list[int]:
+    """Return how many entries of topic t wait to be sent, by subscription."""
+    dispatchers = [one.dispatcher for one in service.topics[TopicName.parse("t")].subscriptions.values()]
+    return [sum(one.unsent_entries for one in dispatcher.stats().consumers) for dispatcher in dispatchers if dispatcher]
 
 
 def test_answers_that_nobody_reads_end_the_connection(tmp_path: Path) -> None:
