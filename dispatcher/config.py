@@ -84,12 +84,6 @@ class DispatcherConfig:
     round_robin_batch_entries_max: int = field(default=20, metadata={"key": "dispatcherMaxRoundRobinBatchSize"})
     """Shared: entries given to one consumer before it is the next one's turn. Default 20."""
 
-    retry_backoff_initial_ms: int = field(default=1, metadata={"key": "dispatcherRetryBackoffInitialTimeInMs"})
-    """First wait before a connection that was not writable is asked again. Default 1."""
-
-    retry_backoff_max_ms: int = field(default=10, metadata={"key": "dispatcherRetryBackoffMaxTimeInMs"})
-    """Longest wait before a connection that was not writable is asked again. Default 10."""
-
     read_failure_backoff_initial_ms: int = field(
         default=100, metadata={"key": "dispatcherReadFailureBackoffInitialTimeInMs"}
     )
@@ -162,7 +156,6 @@ class DispatcherConfig:
             "look_ahead_per_consumer",
             "look_ahead_per_subscription",
             "parked_entries_max",
-            "retry_backoff_initial_ms",
             "read_failure_backoff_initial_ms",
             "unacked_per_consumer_max",
             "unacked_per_subscription_max",
@@ -170,7 +163,6 @@ class DispatcherConfig:
             _require_at_least(0, name, getattr(self, name))
         _require_at_least(-1, "order_wait_ms_max", self.order_wait_ms_max)
         _require_at_least(1, "round_robin_batch_entries_max", self.round_robin_batch_entries_max)
-        _require_at_least(self.retry_backoff_initial_ms, "retry_backoff_max_ms", self.retry_backoff_max_ms)
         _require_at_least(
             self.read_failure_backoff_initial_ms,
             "read_failure_backoff_max_ms",

@@ -64,7 +64,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @example("brokerServicePort", "9" * 5000)
 @example("dataDirectory", "~")
 @example("bindAddress", "\udc80")
-@example("dispatcherRetryBackoffInitialTimeInMs", "11")
+@example("dispatcherReadFailureBackoffInitialTimeInMs", "15001")
 @example("bucketSnapshotS3SecretAccessKey", "key without an id")
 def test_any_value_is_taken_or_refused(key: str, value: str) -> None:
     refusal = _refusal(lambda: load_config(None, environment={}, overrides=[f"{key}={value}"]))

@@ -131,8 +131,6 @@ REFUSED = {
     "dispatcherMaxReadBatchSize": ("0", "must be at least 1"),
     "dispatcherMaxReadSizeBytes": ("0", "must be at least 1"),
     "dispatcherMaxRoundRobinBatchSize": ("0", "must be at least 1"),
-    "dispatcherRetryBackoffInitialTimeInMs": ("-1", "must be at least 0"),
-    "dispatcherRetryBackoffMaxTimeInMs": ("0", "must be at least 1"),
     "dispatcherReadFailureBackoffInitialTimeInMs": ("-1", "must be at least 0"),
     "dispatcherReadFailureBackoffMaxTimeInMs": ("99", "must be at least 100"),
     "maxUnackedMessagesPerConsumer": ("-1", "must be at least 0"),
@@ -346,11 +344,12 @@ def test_two_values_that_do_not_fit_together_are_named_both(tmp_path: Path) -> N
 
 def test_a_value_that_does_not_fit_a_default_is_named_although_only_the_default_is_complained_of() -> None:
     expected = (
-        "dispatcherRetryBackoffInitialTimeInMs=11: dispatcherRetryBackoffMaxTimeInMs is 10; it must be at least 11"
+        "dispatcherReadFailureBackoffInitialTimeInMs=15001: dispatcherReadFailureBackoffMaxTimeInMs is 15000; "
+        "it must be at least 15001"
     )
 
     with pytest.raises(ConfigError, match=re.escape(expected)):
-        load(overrides=["dispatcherMaxReadBatchSize=7", "dispatcherRetryBackoffInitialTimeInMs=11"])
+        load(overrides=["dispatcherMaxReadBatchSize=7", "dispatcherReadFailureBackoffInitialTimeInMs=15001"])
 
 
 def test_the_key_at_fault_is_named_among_others_that_are_fine() -> None:

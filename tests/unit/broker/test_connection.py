@@ -520,9 +520,7 @@ def test_consumers_that_wait_for_reads_of_others_take_turns_in_being_first(tmp_p
 
         assert served() == [2, 3, 1, 3, 1, 2, 1, 2, 3]
 
-    # No outbox asks its connection by itself in this time.
-    waits = DispatcherConfig(retry_backoff_initial_ms=60_000, retry_backoff_max_ms=60_000)
-    play(tmp_path, story, dispatcher=waits)
+    play(tmp_path, story)
 
 
 def unsent(service: Service) -> list[int]:
