@@ -375,7 +375,7 @@ class Dispatcher:
                 "messages one by one"
             )
         if position > self._log.last_confirmed_position:
-            logger.warning("%r acknowledges %s of %r, which does not exist", consumer.name, position, self._cursor.name)
+            logger.debug("%r acknowledges %s of %r, which does not exist", consumer.name, position, self._cursor.name)
             return
         through = position
         if ack_set:

@@ -26,13 +26,19 @@ def cut(text: str, width: int | None) -> str:
 
     >>> cut("customer-4711", 8), cut("a\tb", 8), cut("東京東京東", 8), cut("customer-4711", None)
     ('cust…711', 'a?b', '東京…東', 'customer-4711')
+    >>> cell_len(cut("\u26a0\ufe0f" * 20, 16)) <= 16
+    True
     """
     text = "".join(sign if sign.isprintable() else "?" for sign in text)
     if width is None or cell_len(text) <= width:
         return text
     end_width = (width - 1) // 2
     ends = _within(text[::-1], end_width)
-    return text[: _within(text, width - 1 - end_width)] + "…" + (text[-ends:] if ends else "")
+    begin, end = text[: _within(text, width - 1 - end_width)], text[-ends:] if ends else ""
+    # Signs that stand together can be wider than each by itself.
+    while (begin or end) and cell_len(f"{begin}…{end}") > width:
+        begin, end = (begin[:-1], end) if len(begin) >= len(end) else (begin, end[1:])
+    return f"{begin}…{end}"
 
 
 def _within(signs: str, width: int) -> int:

@@ -23,7 +23,7 @@ from broker.authorization.grants import Action
 from broker.clients.acknowledging import acknowledge
 from broker.clients.publishing import Publisher
 from broker.clients.request_queues import RequestQueues
-from broker.clients.writability import Writability
+from broker.clients.writability import READ_BYTES_MAX, Writability
 from broker.event_loop import call_at_end_of_turn
 from broker.network.listener import Accepted
 from broker.protocol import commands
@@ -45,7 +45,8 @@ PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 UNREAD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes that a client has not read; above it its connection ends. Deliveries stop long before (`Writability`)."""
+"""Bytes that a client has not read; above it its connection ends. Deliveries stop long before (`Writability`). Where they
+may be larger than by default, so is this."""
 
 UNSENT_BYTES_MAX: Final = 64 * 1024
 """Bytes of one turn that are kept for its end. A call of the system takes 15 µs, however little it sends."""
@@ -87,6 +88,8 @@ class Connection(asyncio.BufferedProtocol):
         self.producers: dict[int, tuple[Producer, Topic]] = {}
         self.consumers: dict[int, tuple[Consumer, Topic]] = {}
         self._writability = Writability()
+        batch_bytes_max = max(service.config.dispatcher.read_bytes_max, service.config.message_size_max)
+        self._unread_bytes_max = max(UNREAD_BYTES_MAX, 2 * READ_BYTES_MAX + batch_bytes_max)
         self.peer = "?"
         self.client_version = ""
         self.credentials = Credentials(service.authenticator, None, challenge_before_ms=0)
@@ -159,9 +162,10 @@ class Connection(asyncio.BufferedProtocol):
         if first is not None:
             self.consumers[first] = self.consumers.pop(first)
         for consumer, topic in self.consumers.values():
-            dispatcher = topic.dispatcher_of(consumer)
-            if dispatcher is not None:
-                dispatcher.consumer_writable(consumer)
+            # A dispatcher ignores those that it does not have.
+            subscription = topic.subscriptions.get(consumer.subscription_name)
+            if subscription is not None and subscription.dispatcher is not None:
+                subscription.dispatcher.consumer_writable(consumer)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
@@ -257,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
         if not unsent or self._transport is None or self._transport.is_closing():
             return
         self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
-        if self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+        if self._transport.get_write_buffer_size() > self._unread_bytes_max:
             self.close("it does not read what it is sent")
 
     def close(self, reason: str | None = None, *, is_repeated: bool = False) -> None:

@@ -151,6 +151,7 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
     topic = await connection.service.topic(topic_name)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
     if request.initial_subscription_name:
+        _check(connection, Action.CONSUME, topic_name, "to subscribe to")
         # As of a dead letter topic: letters that are published before its first consumer comes wait for it.
         await topic.ensure_subscription(request.initial_subscription_name)
     name = request.producer_name or connection.service.new_producer_name()
@@ -224,7 +225,7 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
 
 async def _start_position(topic: Topic, request: CommandSubscribe, now_ms: int) -> Position | None:
     """Return where a new subscription begins, None for the earliest entry."""
-    if request.start_message_rollback_duration_sec:
+    if request.start_message_rollback_duration_sec and request.subscription not in topic.subscriptions:
         published_ms = max(0, now_ms - request.start_message_rollback_duration_sec * 1_000)
         return await topic.ledger.find_position_at_or_after_publish_time(published_ms)
     if request.HasField("start_message_id"):

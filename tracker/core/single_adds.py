@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from tracker.columns.row_order import NEVER, RowKey
 
 SINGLES_MAX: Final = 500
-"""At so many rows they are taken over, in 0.05 ms: the queue copies as many together (`JOINED_ROWS_MAX`)."""
+"""At so many rows they are taken over, in 0.05 ms."""
 
 _NO_LEDGER = -1
 

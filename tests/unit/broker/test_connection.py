@@ -529,16 +529,21 @@ def unsent(service: Service) -> list[int]:
     return [sum(one.unsent_entries for one in dispatcher.stats().consumers) for dispatcher in dispatchers if dispatcher]
 
 
-def test_answers_that_nobody_reads_end_the_connection(tmp_path: Path) -> None:
+@pytest.mark.parametrize("message_size_max", [5 * 2**20, UNREAD_BYTES_MAX])
+def test_answers_that_nobody_reads_end_the_connection(tmp_path: Path, message_size_max: int) -> None:
+    """A message of the largest size does not."""
+
     async def story(service: Service) -> None:
         peer = Peer(service)
-        peer.transport.unread_bytes = UNREAD_BYTES_MAX + 1
-
+        peer.transport.unread_bytes = message_size_max
         peer.send(BaseCommand(type=BaseCommand.PING, ping={}))
+        assert not peer.transport.closed
 
+        peer.transport.unread_bytes = max(UNREAD_BYTES_MAX, 2 * message_size_max) + 1
+        peer.send(BaseCommand(type=BaseCommand.PING, ping={}))
         assert peer.transport.closed
 
-    play(tmp_path, story)
+    play(tmp_path, story, message_size_max=message_size_max)
 
 
 def test_reading_pauses_while_too_many_requests_wait(tmp_path: Path) -> None:
