@@ -14,7 +14,7 @@ Left out: the cached positions (`positions`).
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Final
 
 from snapshot_storage.bucket_key import LedgerRange
@@ -59,8 +59,8 @@ class PositionCache:
         self._timers = timers
         self.keeps_all = keeps_all
         self.reads_ahead = reads_ahead
-        self._read_ahead_through = (LedgerRange(-1, -1), -1)
-        """Range and serial of the bucket that was read last without being announced."""
+        self._read_ahead_from = 0
+        """The place among all buckets behind the one that was read last without being announced."""
         self._bytes_max = bytes_max
         self._wanted: dict[int, Bucket] = {}
         """By serial, in the order in which they were wanted."""
@@ -101,13 +101,22 @@ class PositionCache:
         """Note that a reader announces its ledgers: only these are wanted from now on."""
         self.reads_ahead = False
 
-    def take_ahead(self, unknown: Sequence[Bucket]) -> Sequence[Bucket]:
-        """Return which buckets are to be read next although no reader has come to them; all come in turn."""
-        later = [one for one in unknown if (one.ledgers, one.serial) > self._read_ahead_through]
-        ahead = (later or unknown)[:READ_AHEAD_MAX]
-        if ahead:
-            self._read_ahead_through = (ahead[-1].ledgers, ahead[-1].serial)
-        return ahead
+    def take_ahead(self, serials: Sequence[int], is_unknown: Callable[[int], bool]) -> Sequence[int]:
+        """Return which buckets are to be read next although no reader has come to them; all come in turn.
+
+        No bucket behind these is looked at, as there may be thousands.
+
+        Args:
+            serials: All buckets, by their ledgers.
+            is_unknown: Whether a bucket has positions that are not known and not wanted.
+        """
+        # Where earlier buckets have gone meanwhile, some are passed over until the next round.
+        start = min(self._read_ahead_from, len(serials))
+        in_turn = chain(range(start, len(serials)), range(start))
+        places = list(islice((place for place in in_turn if is_unknown(serials[place])), READ_AHEAD_MAX))
+        if places:
+            self._read_ahead_from = places[-1] + 1
+        return [serials[place] for place in places]
 
     def pass_on(self, sources: Iterable[Bucket], target: Bucket) -> None:
         """Note that a merge's target is wanted if one of its sources is."""

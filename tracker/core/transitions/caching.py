@@ -27,11 +27,15 @@ def read_ahead(state: TrackerState, now_ms: int) -> None:
     """Want the next buckets that are not known: no reader has announced a ledger, and one may wait for them."""
     if not state.cache.reads_ahead:
         return
-    served = (state.buckets[serial] for serial in state.ranges.in_order())
-    unknown = [one for one in served if one.has_unloaded and not one.is_known and not state.cache.is_wanted(one.serial)]
-    for bucket in state.cache.take_ahead(unknown):
-        want(state, bucket)
-    if unknown:
+
+    def is_unknown(serial: int) -> bool:
+        bucket = state.buckets[serial]
+        return bucket.has_unloaded and not bucket.is_known and not state.cache.is_wanted(serial)
+
+    ahead = state.cache.take_ahead(state.ranges.in_order(), is_unknown)
+    for serial in ahead:
+        want(state, state.buckets[serial])
+    if ahead:
         state.timers.at(Why.READ_AHEAD, now_ms + READ_AHEAD_STEP_MS)
 
 
