@@ -45,8 +45,8 @@ PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 UNREAD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes that a client has not read; above it its connection ends. Deliveries stop long before (`Writability`). Where they
-may be larger than by default, so is this."""
+"""Bytes that a client has not read; above it its connection ends. Deliveries stop long before (`Writability`). Where
+they may be larger than by default, so is this."""
 
 UNSENT_BYTES_MAX: Final = 64 * 1024
 """Bytes of one turn that are kept for its end. A call of the system takes 15 µs, however little it sends."""
