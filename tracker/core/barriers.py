@@ -1,8 +1,9 @@
 """The barrier of each bucket with rows that are not loaded: rows behind it wait until more of the bucket is loaded.
 
 No row is handed out while a row that is not loaded could come before it. A bucket's barrier is the last row that may go
-before its next segment is loaded; it moves when one is. A bucket that has held up others for long enough is waived,
-until its barrier moves or the clock is put back.
+before its next segment is loaded; it moves when one is. Its old entry stays in the heap then and is recognised as stale
+when it comes up, which is cheaper than looking at every bucket each time, and exact. A bucket that has held up others
+for long enough is waived, until its barrier moves or the clock is put back.
 """
 
 import heapq
@@ -15,36 +16,8 @@ from tracker.core.bucket import Bucket
 from tracker.core.recovery import Recovery
 from tracker.core.timers import Timers, Why
 
-BarrierHeap = list[tuple[RowKey, int]]
-"""Barriers and serials, the lowest first. A bucket whose barrier has moved is pushed once more; its old entry stays and
-is recognised as stale when it comes up, which is cheaper than looking at every bucket each time, and exact."""
-
 STALE_ENTRIES_MAX: Final = 64
 """A heap that may not be looked at for long has so many stale entries at most, besides twice as many as buckets."""
-
-
-def push(heap: BarrierHeap, barriers: Mapping[int, RowKey], serial: int) -> None:
-    """Put a bucket into a heap, by the barrier that it has now."""
-    if len(heap) > 2 * len(barriers) + STALE_ENTRIES_MAX:
-        heap[:] = [entry for entry in set(heap) if barriers.get(entry[1]) == entry[0]]
-        heapq.heapify(heap)
-    heapq.heappush(heap, (barriers[serial], serial))
-
-
-def first(heap: BarrierHeap, barriers: Mapping[int, RowKey]) -> int | None:
-    """Return the bucket with the lowest barrier of a heap, which `heappop` takes out then; None if there is none."""
-    while heap:
-        barrier, serial = heap[0]
-        if barriers.get(serial) == barrier:
-            return serial
-        heapq.heappop(heap)
-    return None
-
-
-def buckets_in(heap: BarrierHeap, barriers: Mapping[int, RowKey]) -> set[int]:
-    """Assert that a list is a heap, and return which buckets it has."""
-    assert is_heap(heap)
-    return {serial for barrier, serial in heap if barriers.get(serial) == barrier}
 
 
 class Barriers:
@@ -65,10 +38,10 @@ class Barriers:
         self._order_wait_ms_max = order_wait_ms_max
         self._timers = timers
         self._barriers: dict[int, RowKey] = {}
-        """The barriers of both heaps' buckets as they are now."""
-        self._unloaded: BarrierHeap = []
+        """The barriers of both heaps' buckets as they are now: other entries are stale."""
+        self._unloaded: list[tuple[RowKey, int]] = []
         """Buckets whose segments are known."""
-        self._holding_up: BarrierHeap = []
+        self._holding_up: list[tuple[RowKey, int]] = []
         """Those, and the ones that are being recovered; without those that are waived."""
         self._waived: dict[int, RowKey] = {}
         """The barriers that hold up nothing, by serial."""
@@ -83,10 +56,15 @@ class Barriers:
         if not bucket.holds_up:
             self.forget(bucket.serial)
             return
-        self._barriers[bucket.serial] = bucket.barrier
+        entry = (bucket.barrier, bucket.serial)
+        self._barriers[bucket.serial] = entry[0]
         self._waived.pop(bucket.serial, None)
-        for heap in (self._holding_up, self._unloaded) if bucket.has_unloaded else (self._holding_up,):
-            push(heap, self._barriers, bucket.serial)
+        heapq.heappush(self._holding_up, entry)
+        if bucket.has_unloaded:
+            if len(self._unloaded) > 2 * len(self._barriers) + STALE_ENTRIES_MAX:
+                self._unloaded = [one for one in self._unloaded if self._barriers.get(one[1]) == one[0]]
+                heapq.heapify(self._unloaded)
+            heapq.heappush(self._unloaded, entry)
         self._timers.wake(Why.ORDER_WAIT)
 
     def forget(self, serial: int) -> None:
@@ -109,42 +87,53 @@ class Barriers:
 
     def first_unloaded(self) -> Bucket | None:
         """Return the bucket with the lowest barrier, of those whose segments are known."""
-        serial = first(self._unloaded, self._barriers)
-        return None if serial is None else self._buckets[serial]
+        return self._first(self._unloaded)
 
     @property
     def barrier(self) -> RowKey:
         """The last row that may be handed out: an earlier one may be in a segment that is not loaded."""
         if self._recovery.withholds_all:
             return RowKey(-1, -1, -1)
-        serial = first(self._holding_up, self._barriers)
-        return last_key_at(NEVER) if serial is None else self._barriers[serial]
+        bucket = self._first(self._holding_up)
+        return last_key_at(NEVER) if bucket is None else self._barriers[bucket.serial]
 
     def waive(self, now_ms: int) -> None:
         """Let those hold up nothing that could not be read for long enough, and see when the next one has.
 
         Runtime complexity: O(log n), amortised.
         """
-        while (serial := first(self._holding_up, self._barriers)) is not None:
-            until_ms = self._waived_at_ms(self._buckets[serial])
+        while (bucket := self._first(self._holding_up)) is not None:
+            until_ms = self._waived_at_ms(bucket)
             if now_ms < until_ms:
                 self._timers.at(Why.ORDER_WAIT, until_ms)
                 return
-            self._waived[serial] = heapq.heappop(self._holding_up)[0]
+            barrier, serial = heapq.heappop(self._holding_up)
+            self._waived[serial] = barrier
 
     def _waived_at_ms(self, bucket: Bucket) -> int:
         if bucket.waited_for_since_ms is None or self._order_wait_ms_max == UNLIMITED:
             return NEVER
         return max(bucket.waited_for_since_ms, bucket.next_segment_deliver_at_ms) + self._order_wait_ms_max
 
+    def _first(self, heap: list[tuple[RowKey, int]]) -> Bucket | None:
+        while heap:
+            barrier, serial = heap[0]
+            if self._barriers.get(serial) == barrier:
+                return self._buckets[serial]
+            heapq.heappop(heap)
+        return None
+
     def check(self) -> None:
         """Assert that no bucket is missing, and that a timer is set for the first that is to be waived."""
         assert self._barriers == {serial: one.barrier for serial, one in self._buckets.items() if one.holds_up}
+        assert is_heap(self._unloaded)
+        assert is_heap(self._holding_up)
         assert self._waived.items() <= self._barriers.items()
-        holding_up = buckets_in(self._holding_up, self._barriers)
-        assert holding_up == self._barriers.keys() - self._waived.keys()
+        holding_up = {(barrier, serial) for serial, barrier in self._barriers.items() if serial not in self._waived}
+        assert {entry for entry in self._holding_up if self._barriers.get(entry[1]) == entry[0]} == holding_up
         if holding_up:
-            until_ms = self._waived_at_ms(self._buckets[min(holding_up, key=self._barriers.__getitem__)])
+            until_ms = self._waived_at_ms(self._buckets[min(holding_up)[1]])
             assert self._timers.when(Why.ORDER_WAIT) <= until_ms, "no timer is set for ORDER_WAIT"
-        unloaded = buckets_in(self._unloaded, self._barriers)
-        assert {serial for serial, bucket in self._buckets.items() if bucket.has_unloaded} <= unloaded
+        entries = set(self._unloaded)
+        for serial, bucket in self._buckets.items():
+            assert not bucket.has_unloaded or (bucket.barrier, serial) in entries

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tracker.columns.row_order import NEVER, RowKey, is_heap
-from tracker.core.attempts import NO_FAILURES
-from tracker.core.barriers import BarrierHeap, buckets_in, first, push
+from tracker.core.barriers import STALE_ENTRIES_MAX
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import CircuitBreaker
 from tracker.core.timers import Timers, Why
@@ -36,7 +35,8 @@ class LoadQueue:
 
     Args:
         buckets: All buckets, by serial.
-        barriers: Those of all buckets with unloaded segments as they are now, by serial.
+        barriers: Those of all buckets with unloaded segments as they are now, by serial: an entry of a heap with
+            another barrier is stale.
         breaker: When loads may start.
         timers: Is told when one may start that has only to wait for that time.
     """
@@ -48,12 +48,17 @@ class LoadQueue:
         self._breaker = breaker
         self._timers = timers
         self._barriers = barriers
-        self._upcoming: BarrierHeap = []
-        """By barrier, as the next two."""
+        self._upcoming: list[tuple[RowKey, int]] = []
+        """By barrier. As in the other heaps, entries of buckets that have gone on are left until they come up."""
         self._due: dict[int, Bucket] = {}
         """The buckets that are queued, ready, in flight, waiting, or unknown, by serial."""
-        self._queued: BarrierHeap = []
-        self._ready: BarrierHeap = []
+        self._queued: list[tuple[RowKey, int]] = []
+        """Freed of stale entries when it has too many: it is not looked at while there is no room for rows, and the
+        loads that block hand-out go on meanwhile."""
+        self._ready: list[tuple[RowKey, int]] = []
+        self._tries: list[tuple[int, RowKey, int]] = []
+        """The buckets that are queued or ready, by failures; looked at while loads seem to be down, and therefore freed
+        of stale entries when it has too many."""
         self._in_flight: dict[int, None] = {}
         self._waiting: list[tuple[int, int]] = []
         """By when it may be tried again."""
@@ -88,7 +93,7 @@ class LoadQueue:
         """Take a bucket as it is now; call whenever something of it was loaded, and when it is served from segments."""
         self.forget(bucket.serial)
         if bucket.has_unloaded:
-            push(self._upcoming, self._barriers, bucket.serial)
+            heapq.heappush(self._upcoming, (self._barriers[bucket.serial], bucket.serial))
             self._timers.wake(Why.LOADS)
 
     def forget(self, serial: int) -> None:
@@ -110,7 +115,7 @@ class LoadQueue:
         for _, serial in waiting:
             bucket = self._due.get(serial)
             if bucket is not None and bucket.load is None:
-                push(self._queued, self._barriers, bucket.serial)
+                self._queue(bucket)
 
     def note_started(self, bucket: Bucket) -> None:
         """Note that a load of a bucket is in flight."""
@@ -140,7 +145,19 @@ class LoadQueue:
         if bucket.load_attempts.failures:
             heapq.heappush(self._waiting, (bucket.load_attempts.at_ms, bucket.serial))
         else:
-            push(self._queued, self._barriers, bucket.serial)
+            self._queue(bucket)
+
+    def _queue(self, bucket: Bucket) -> None:
+        barrier = self._barriers[bucket.serial]
+        entries_max = 2 * len(self._due) + STALE_ENTRIES_MAX
+        if len(self._queued) > entries_max:
+            self._queued = [one for one in set(self._queued) if self._barriers.get(one[1]) == one[0]]
+            heapq.heapify(self._queued)
+        heapq.heappush(self._queued, (barrier, bucket.serial))
+        if len(self._tries) > entries_max:
+            self._tries = list({entry for entry in self._tries if self._is_next_try(entry)})
+            heapq.heapify(self._tries)
+        heapq.heappush(self._tries, (bucket.load_attempts.failures, barrier, bucket.serial))
 
     # Planning, in the order of a plan.
 
@@ -149,7 +166,7 @@ class LoadQueue:
         while self._waiting and self._waiting[0][0] <= now_ms:
             failed = self._due.get(heapq.heappop(self._waiting)[1])
             if failed is not None and failed.load is None:
-                push(self._queued, self._barriers, failed.serial)
+                self._queue(failed)
         if self._waiting:
             self._timers.at(Why.LOADS, self._waiting[0][0])
         while (bucket := self._first(self._upcoming, self._buckets)) is not None:
@@ -158,7 +175,7 @@ class LoadQueue:
                     self._timers.at(Why.LOADS, bucket.next_segment_deliver_at_ms - (through_ms - now_ms))
                     break
                 self._due[bucket.serial] = bucket
-                push(self._queued, self._barriers, bucket.serial)
+                self._queue(bucket)
             heapq.heappop(self._upcoming)
 
     def take_queued(self, room: int) -> Iterator[Bucket]:
@@ -174,14 +191,14 @@ class LoadQueue:
             self.unknown[bucket.serial] = bucket
             return
         self._reserve(bucket.serial, max(1, row_count))
-        push(self._ready, self._barriers, bucket.serial)
+        heapq.heappush(self._ready, (self._barriers[bucket.serial], bucket.serial))
 
     def next_ready(self, now_ms: int) -> Bucket | None:
         """Return the bucket whose load may start now and is to start first."""
         if self._breaker.is_full:
             return None
         if self._breaker.is_open:
-            bucket = self._next_try(now_ms)
+            bucket = self._next_try()
             return bucket if bucket is not None and self.may_start(bucket, now_ms) else None
         while (bucket := self._first(self._ready, self._due)) is not None:
             if bucket.serial in self._row_counts and bucket.load is None:
@@ -189,21 +206,21 @@ class LoadQueue:
             heapq.heappop(self._ready)
         return None
 
-    def _next_try(self, now_ms: int) -> Bucket | None:
-        """Return the bucket that has failed least, then the one that holds up hand-out first.
+    def _next_try(self) -> Bucket | None:
+        """Return the bucket that has failed least, then the one that holds up hand-out first."""
+        while self._tries:
+            _, _, serial = self._tries[0]
+            if self._is_next_try(self._tries[0]) and serial not in self.unknown:
+                return self._due[serial]
+            heapq.heappop(self._tries)
+        return None
 
-        Runtime complexity: O(1) while no call may start, then O(due buckets): one call at a time is let through.
-        """
-        earliest_ms = self._breaker.starts_at_ms(NO_FAILURES)
-        if now_ms < earliest_ms:
-            self._timers.at(Why.LOADS, earliest_ms)
-            return None
-        idle = [
-            (bucket.load_attempts.failures, self._barriers[serial], serial)
-            for serial, bucket in self._due.items()
-            if bucket.load is None and bucket.load_attempts.at_ms <= now_ms and serial not in self.unknown
-        ]
-        return self._due[min(idle)[2]] if idle else None
+    def _is_next_try(self, entry: tuple[int, RowKey, int]) -> bool:
+        """Whether an entry of the heap by failures says how its bucket is now."""
+        attempts, barrier, serial = entry
+        bucket = self._due.get(serial)
+        is_current = bucket is not None and bucket.load is None and bucket.load_attempts.failures == attempts
+        return is_current and self._barriers[serial] == barrier
 
     def may_start(self, bucket: Bucket, now_ms: int) -> bool:
         """Whether a load of a due bucket may start now, room or not; where it has only to wait, the timer is set."""
@@ -218,18 +235,24 @@ class LoadQueue:
             self._timers.at(Why.LOADS, starts_at_ms)
         return starts_at_ms <= now_ms
 
-    def _first(self, heap: BarrierHeap, buckets: Mapping[int, Bucket]) -> Bucket | None:
-        """Return the first bucket of a heap that is among these."""
-        while (serial := first(heap, self._barriers)) is not None:
-            if serial in buckets:
-                return buckets[serial]
+    def _first(self, heap: list[tuple[RowKey, int]], buckets: Mapping[int, Bucket]) -> Bucket | None:
+        """Return the first bucket of a heap that is among these and where the heap has it."""
+        while heap:
+            barrier, serial = heap[0]
+            bucket = buckets.get(serial)
+            if bucket is not None and self._barriers.get(serial) == barrier:
+                return bucket
             heapq.heappop(heap)
         return None
 
     def check(self) -> None:
         """Assert that no bucket is missing, and that what is due is loaded some time."""
-        heaps = (self._upcoming, self._queued, self._ready)
-        upcoming, queued, ready = (buckets_in(heap, self._barriers) for heap in heaps)
+        upcoming, idle = set(self._upcoming), {*self._queued, *self._ready}
+        tries = set(self._tries)
+        assert is_heap(self._upcoming)
+        assert is_heap(self._queued)
+        assert is_heap(self._ready)
+        assert is_heap(self._tries)
         assert is_heap(self._waiting)
         waiting = {serial for _, serial in self._waiting}
         assert self.row_count == sum(self._row_counts.values())
@@ -238,9 +261,11 @@ class LoadQueue:
             if not bucket.has_unloaded:
                 assert serial not in self._due
             elif serial not in self._due:
-                assert serial in upcoming
+                assert (bucket.barrier, serial) in upcoming
             elif serial not in self._in_flight:
-                assert serial in queued | ready | waiting | self.unknown.keys()
+                next_try = (bucket.load_attempts.failures, bucket.barrier, serial)
+                is_idle = (bucket.barrier, serial) in idle and next_try in tries
+                assert is_idle or serial in waiting or serial in self.unknown
             if bucket.load is not None:
                 assert serial in self._in_flight
                 assert self._row_counts[serial] == bucket.load.row_count
