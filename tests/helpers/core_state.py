@@ -24,6 +24,6 @@ def remembered_ledger_count(core: TrackerCore) -> int:
 def evict_positions(core: TrackerCore) -> None:
     """Let the core forget all cached positions at once, as if they had not been looked at for long."""
     state = state_of(core)
-    for bucket in state.buckets.values():
+    for bucket in list(state.cache.buckets.values()):
         if not state.cache.keeps_all and not bucket.needs_positions:
             drop_positions(state, bucket)

@@ -573,8 +573,8 @@ FOUND: Final = [
     Mutant(
         "timer-each-half-second",
         "tracker/core/transitions/caching.py",
-        " for bucket in cached) and not cache.keeps_all:\n",
-        " for bucket in cached):\n",
+        "    if cache.buckets and not cache.keeps_all:\n",
+        "    if cache.buckets:\n",
         "a shared index at rest sets a timer each half second",
     ),
     Mutant(

@@ -77,9 +77,9 @@ def _check_buckets(state: TrackerState) -> None:
 def _check_cached(state: TrackerState) -> None:
     """Assert that each part that knows which buckets are cached knows the same, and what holds of their positions."""
     sets = state.positions.cached.by_serial
+    assert sets.keys() == state.cache.buckets.keys()
     assert sets.keys() == {serial for serial, bucket in state.buckets.items() if bucket.is_cached}
     assert not any(bucket.is_cached for bucket in state.cleared)
-    assert state.cache.size_bytes == sum(state.buckets[serial].cached_bytes for serial in sets)
     for serial, known in sets.items():
         bucket = state.buckets[serial]
         assert bucket.unloaded_count <= known.count
@@ -150,7 +150,7 @@ def _check_timers(state: TrackerState) -> None:
         Why.CLEARED: bool(state.cleared),
         Why.EXHAUSTED: bool(state.rows.emptied) or _has_exhausted(state),
         Why.OVERLAPS: bool(state.overlaps_changed),
-        Why.EVICTION: any(one.is_cached for one in buckets) and not cache.keeps_all,
+        Why.EVICTION: bool(cache.buckets) and not cache.keeps_all,
         Why.MERGE: _has_merge_to_begin(state),
         Why.LOADS: _has_loads_to_start(state),
         Why.CACHE: not calls.reads.in_flight

@@ -13,6 +13,7 @@ the bucket that has failed least is tried first. So failing buckets cannot keep 
 
 import heapq
 from collections.abc import Iterator, Mapping
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -49,9 +50,6 @@ BUCKETS_PER_CALL: Final = 32
 two such calls in flight both come back together, and the process for snapshots waits for the tracker, then the tracker
 for it."""
 
-READS_IN_FLIGHT_MAX: Final = 4
-"""Each read of positions holds the whole metadata of a snapshot for a moment."""
-
 FIRST_TRY_WAIT_MS_MAX: Final = 7_500
 """A load that has not failed yet waits no longer while loads seem to be down: its messages may be such that come."""
 
@@ -60,10 +58,10 @@ class CircuitBreaker:
     """Counts calls of one kind in flight, and failures.
 
     Args:
-        config: How long to wait.
+        config: How many calls at once, and how long to wait.
         rng: For the jitter.
-        in_flight_max: How many calls at once.
         first_try_wait_ms_max: How long a call that has not failed yet waits at most while the breaker is open.
+        buckets_per_call: How many buckets the shell calls the storage for at once.
     """
 
     __slots__ = (
@@ -80,7 +78,7 @@ class CircuitBreaker:
     )
 
     def __init__(
-        self, config: TrackerConfig, rng: Random, in_flight_max: int, *, first_try_wait_ms_max: int = NEVER
+        self, config: TrackerConfig, rng: Random, first_try_wait_ms_max: int = NEVER, *, buckets_per_call: int = 1
     ) -> None:
         self._config = config
         self._rng = rng
@@ -92,7 +90,7 @@ class CircuitBreaker:
         """It was open, and no call that had failed has succeeded since."""
         self._wait_ms = 0
         self.in_flight = 0
-        self._in_flight_max = in_flight_max
+        self._in_flight_max = config.operations_in_flight_max * buckets_per_call
 
     @property
     def is_open(self) -> bool:
@@ -274,16 +272,14 @@ class Calls:
 
     def __init__(self, config: TrackerConfig, rng: Random, timers: Timers) -> None:
         self._timers = timers
-        calls_max = config.operations_in_flight_max
-        buckets_max = calls_max * BUCKETS_PER_CALL
-        self.loads = CircuitBreaker(config, rng, buckets_max, first_try_wait_ms_max=FIRST_TRY_WAIT_MS_MAX)
+        self.loads = CircuitBreaker(config, rng, FIRST_TRY_WAIT_MS_MAX, buckets_per_call=BUCKETS_PER_CALL)
         """Segments; the buckets that wait for them are in the `LoadQueue`."""
-        self.reads = CircuitBreaker(config, rng, min(READS_IN_FLIGHT_MAX, calls_max))
+        self.reads = CircuitBreaker(config, rng)
         """Positions, and the list of snapshots."""
-        self.creates = CallQueue(CircuitBreaker(config, rng, calls_max), timers, Why.CREATES)
+        of_many = partial(CircuitBreaker, config, rng, buckets_per_call=BUCKETS_PER_CALL)
+        self.creates = CallQueue(CircuitBreaker(config, rng), timers, Why.CREATES)
         self.metadata, self.deletes, self.properties = (
-            CallQueue(CircuitBreaker(config, rng, buckets_max), timers, why)
-            for why in (Why.METADATA, Why.DELETES, Why.PROPERTIES)
+            CallQueue(of_many(), timers, why) for why in (Why.METADATA, Why.DELETES, Why.PROPERTIES)
         )
         self.queues = (self.metadata, self.creates, self.deletes, self.properties)
 

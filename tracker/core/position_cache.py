@@ -34,12 +34,15 @@ CACHED_BYTES_MAX: Final = 16 * 1024 * 1024
 FULL_FOR_MS_MAX: Final = 2 * CACHED_FOR_MS_WHEN_FULL
 """A bucket that still waits after the cache was full for so long is read even without room."""
 
+READS_IN_FLIGHT_MAX: Final = 4
+"""Each holds the whole metadata of a snapshot for a moment."""
+
 EVICTION_STEP_MS: Final = 500
 
 READ_AHEAD_STEP_MS: Final = 1_000
 """So often a few buckets are read while no reader has announced a ledger."""
 
-READ_AHEAD_MAX: Final = 4
+READ_AHEAD_MAX: Final = READS_IN_FLIGHT_MAX
 """How many buckets these are. They are known for ten seconds, so all of some forty stay known."""
 
 _NO_SERIALS: Final[frozenset[int]] = frozenset()
@@ -62,16 +65,20 @@ class PositionCache:
         self._read_ahead_from = 0
         """The place among all buckets behind the one that was read last without being announced."""
         self._bytes_max = bytes_max
+        self.buckets: dict[int, Bucket] = {}
+        """Buckets whose positions are cached, by serial."""
         self._wanted: dict[int, Bucket] = {}
         """By serial, in the order in which they were wanted."""
         self._readable: dict[int, Bucket] = {}
-        """Those of them whose metadata was read."""
+        """Wanted buckets whose metadata was read, by serial; also some that are wanted no more, until the next look."""
+        self._in_flight: dict[int, Bucket] = {}
+        """Buckets whose positions are being read, by serial; also some that are wanted no more, until the next look."""
         self._admitted = _NO_SERIALS
         """Serials of buckets that are read although there is no room."""
         self._full_since_ms: int | None = None
         """Since when wanted buckets have waited for room, None while there is room."""
-        self.size_bytes = 0
-        """How much memory the cached bitmaps have taken at most."""
+        self._bytes_bound = 0
+        """No less than the cached bitmaps take; evicted positions may be in it."""
 
     def is_wanted(self, serial: int) -> bool:
         """Whether a bucket's positions are still to be read."""
@@ -94,7 +101,6 @@ class PositionCache:
     def forget(self, serial: int) -> None:
         """Want nothing of a bucket."""
         if self._wanted.pop(serial, None) is not None:
-            self._readable.pop(serial, None)
             self._timers.wake(Why.CACHE)
 
     def note_announced(self) -> None:
@@ -125,20 +131,20 @@ class PositionCache:
 
     def note_cached(self, bucket: Bucket) -> None:
         """Take care of a bucket whose positions have come into the cache."""
-        self.size_bytes += bucket.cached_bytes
+        self._bytes_bound += bucket.cached_bytes
         self.forget(bucket.serial)
+        self.buckets[bucket.serial] = bucket
         if self._timers.when(Why.EVICTION) == NEVER and not self.keeps_all:
             self._timers.wake(Why.EVICTION)
 
-    def note_evicted(self, bucket: Bucket) -> None:
+    def note_evicted(self, serial: int) -> None:
         """Let go of a bucket whose positions are not cached any more; another may wait for the room."""
-        self.size_bytes -= bucket.cached_bytes
-        if self._wanted:
+        if self.buckets.pop(serial, None) is not None and self._wanted:
             self._timers.wake(Why.CACHE)
 
     def clear(self) -> None:
-        """Want nothing."""
-        self._wanted, self._readable = {}, {}
+        """Want nothing, and hold nothing."""
+        self._wanted, self._readable, self._in_flight, self.buckets = {}, {}, {}, {}
 
     def forget_waits(self) -> None:
         """Look again at once: the clock was put back. Reads that wait go on with all other calls."""
@@ -147,17 +153,31 @@ class PositionCache:
             self._timers.wake(why)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether bitmaps of this size fit."""
-        return self.size_bytes + size_bytes <= self._bytes_max
+        """Whether bitmaps of this size fit; they are counted only when their sum may have got too large."""
+        if self._bytes_bound + size_bytes > self._bytes_max:
+            self._bytes_bound = sum(bucket.cached_bytes for bucket in self.buckets.values())
+        return self._bytes_bound + size_bytes <= self._bytes_max
 
     def startable(self, now_ms: int) -> Iterator[Bucket]:
         """Yield the buckets to read, in the order in which they were wanted, as long as they are started."""
         if self._admitted:
             self._admitted &= self._wanted.keys()
         self._note_room(now_ms)
-        for bucket in self._readable.values():
-            if bucket.read is None and self._is_admitted(bucket, now_ms):
+        self._in_flight = {serial: bucket for serial, bucket in self._in_flight.items() if bucket.read is not None}
+        unwanted: list[int] = []
+        for serial, bucket in self._readable.items():
+            if len(self._in_flight) >= READS_IN_FLIGHT_MAX:
+                break
+            if serial not in self._wanted:
+                unwanted.append(serial)
+            elif bucket.read is None and self._is_admitted(bucket, now_ms):
                 yield bucket
+        for serial in unwanted:
+            del self._readable[serial]
+
+    def note_started(self, bucket: Bucket) -> None:
+        """Note that a read of a bucket's positions is in flight."""
+        self._in_flight[bucket.serial] = bucket
 
     def _note_room(self, now_ms: int) -> None:
         """Look whether there is room for another one, and since when there is none."""
@@ -198,8 +218,8 @@ class PositionCache:
         return _overlap_with(bucket.ledgers for bucket in self._wanted.values())
 
     def check(self) -> None:
-        """Assert that nothing that is wanted and can be read is missing."""
-        assert self._readable.keys() <= self._wanted.keys()
+        """Assert that the bound of memory holds, and that nothing that is wanted and can be read is missing."""
+        assert self._bytes_bound >= sum(bucket.cached_bytes for bucket in self.buckets.values())
         for serial, bucket in self._wanted.items():
             assert not bucket.is_known
             assert bucket.state is not BucketState.SEALED or bucket.read is not None or serial in self._readable

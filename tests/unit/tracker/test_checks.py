@@ -123,7 +123,7 @@ SPOILS: dict[str, Callable[[SpoiledCore], object]] = {
     "rows of a load": lambda world: setattr(_loading(world), "load", _with_other_rows(_loading(world).load)),
     "unloaded": lambda world: setattr(world.state, "unloaded_count", world.state.unloaded_count + 1),
     "held rows": lambda world: setattr(world.state, "held_row_count", 5),
-    "size of the cache": lambda world: setattr(world.state.cache, "size_bytes", 1),
+    "cached buckets": lambda world: world.state.cache.buckets.clear(),
     "keys": lambda world: world.state.keys.clear(),
     "earliest timer": lambda world: setattr(world.state.timers, "earliest_ms", NEVER),
 }

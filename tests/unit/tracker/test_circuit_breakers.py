@@ -12,7 +12,6 @@ from tracker.core.circuit_breakers import FAILURES_BEFORE_OPENING, FIRST_TRY_WAI
 from tracker.core.transitions.table import put_off
 
 CONFIG = TrackerConfig()
-CALLS_MAX = CONFIG.operations_in_flight_max
 
 
 def _fail(breaker: CircuitBreaker, failing: list[Attempts], place: int, now_ms: int) -> None:
@@ -23,7 +22,7 @@ def _fail(breaker: CircuitBreaker, failing: list[Attempts], place: int, now_ms: 
 
 def breaker_of_what_is_down(failing: list[Attempts], *, calls: int, now_ms: int = 0) -> tuple[CircuitBreaker, int]:
     """Return a breaker of which every call failed, one after the other, and the time of the last one."""
-    breaker = CircuitBreaker(CONFIG, Random(1), CALLS_MAX, first_try_wait_ms_max=FIRST_TRY_WAIT_MS_MAX)
+    breaker = CircuitBreaker(CONFIG, Random(1), FIRST_TRY_WAIT_MS_MAX)
     for _ in range(calls):
         starts = [breaker.starts_at_ms(attempts) for attempts in failing]
         now_ms = max(now_ms, min(starts))
@@ -84,7 +83,7 @@ def test_who_has_failed_least_is_tried_first() -> None:
 
 def test_what_fails_while_others_succeed_waits_by_itself() -> None:
     """It says nothing of the others, however often it fails."""
-    breaker = CircuitBreaker(CONFIG, Random(1), CALLS_MAX)
+    breaker = CircuitBreaker(CONFIG, Random(1))
     failing = [Attempts() for _ in range(FAILURES_BEFORE_OPENING - 1)]
     now_ms = 0
     for _ in range(50):
@@ -105,7 +104,7 @@ def test_what_fails_while_others_succeed_waits_by_itself() -> None:
 
 def test_calls_that_fail_together_say_little_more_than_one() -> None:
     """Half a minute of patience for a blink would be too much."""
-    breaker = CircuitBreaker(CONFIG, Random(1), CALLS_MAX)
+    breaker = CircuitBreaker(CONFIG, Random(1))
     for _ in range(CONFIG.operations_in_flight_max):
         breaker.started()
     for _ in range(CONFIG.operations_in_flight_max):

@@ -32,8 +32,7 @@ from tracker.core.actions import (
     ReadMetadata,
     ReadPositions,
 )
-from tracker.core.circuit_breakers import READS_IN_FLIGHT_MAX
-from tracker.core.position_cache import CACHED_BYTES_MAX, CACHED_FOR_MS
+from tracker.core.position_cache import CACHED_BYTES_MAX, CACHED_FOR_MS, READS_IN_FLIGHT_MAX
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, StorageWork

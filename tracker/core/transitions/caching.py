@@ -10,7 +10,7 @@ from tracker.core.bucket import Bucket
 from tracker.core.position_cache import EVICTION_STEP_MS, READ_AHEAD_STEP_MS
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
-from tracker.core.transitions.life import drop_positions, drop_read, set_unloaded_count
+from tracker.core.transitions.life import drop_positions, drop_read, keep_positions, set_unloaded_count
 from tracker.core.transitions.losing import give_up, report_range
 from tracker.core.transitions.overlapping import note_overlap
 
@@ -41,11 +41,7 @@ def read_ahead(state: TrackerState, now_ms: int) -> None:
 
 def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet, size_bytes: int) -> None:
     """Know a bucket's unloaded positions from now on, which take so much memory."""
-    assert not bucket.is_cached
-    bucket.is_cached = True
-    bucket.cached_bytes = size_bytes
-    state.positions.cached.put(bucket.serial, positions)
-    state.cache.note_cached(bucket)
+    keep_positions(state, bucket, positions, size_bytes)
     set_unloaded_count(state, bucket, positions.count)
     bucket.was_cached = True
     bucket.is_cache_used = True
@@ -75,6 +71,7 @@ def start_reads(state: TrackerState, now_ms: int) -> Iterator[ReadPositions]:
         first_segment = bucket.table.segments_before(bucket.loaded_spans) + 1
         bucket.read = ReadPositions(bucket.serial, bucket.bucket_id, first_segment)
         breaker.started()
+        state.cache.note_started(bucket)
         yield bucket.read
 
 
@@ -128,9 +125,8 @@ def evict(state: TrackerState, now_ms: int) -> None:
     """Forget positions that have not been looked at for a while."""
     cache = state.cache
     is_needed = cache.needed()
-    cached = [bucket for bucket in state.buckets.values() if bucket.is_cached]
     has_evicted = False
-    for bucket in cached:
+    for bucket in list(cache.buckets.values()):
         # A reader of a ledger needs all buckets that have it.
         if bucket.is_cache_used or is_needed(bucket.ledgers):
             bucket.is_cache_used, bucket.cache_used_ms = False, now_ms
@@ -142,5 +138,5 @@ def evict(state: TrackerState, now_ms: int) -> None:
             has_evicted = True
     if has_evicted and cache.reads_ahead:
         state.timers.at(Why.READ_AHEAD, now_ms + READ_AHEAD_STEP_MS)
-    if any(bucket.is_cached for bucket in cached) and not cache.keeps_all:
+    if cache.buckets and not cache.keeps_all:
         state.timers.at(Why.EVICTION, now_ms + EVICTION_STEP_MS)

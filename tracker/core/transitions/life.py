@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Sequence
 
 from snapshot_storage.bucket_key import LedgerRange
+from tracker.columns.position_set import PositionSet
 from tracker.core.attempts import NO_FAILURES
 from tracker.core.bucket import NEXT_STATES, NOT_SERVED, Bucket, BucketState
 from tracker.core.position_cache import READ_AHEAD_STEP_MS
@@ -119,12 +120,19 @@ def forget_unloaded(state: TrackerState, bucket: Bucket) -> None:
     drop_read(bucket)
 
 
+def keep_positions(state: TrackerState, bucket: Bucket, positions: PositionSet, size_bytes: int) -> None:
+    """Know a bucket's unloaded positions from now on, which take so much memory in the cache."""
+    bucket.is_cached = True
+    bucket.cached_bytes = size_bytes
+    state.positions.cached.put(bucket.serial, positions)
+    state.cache.note_cached(bucket)
+
+
 def drop_positions(state: TrackerState, bucket: Bucket) -> None:
-    """Know a bucket's unloaded positions no longer, if they are known."""
-    if bucket.is_cached:
-        bucket.is_cached = False
-        state.positions.cached.forget(bucket.serial)
-        state.cache.note_evicted(bucket)
+    """Know a bucket's unloaded positions no longer."""
+    bucket.is_cached = False
+    state.positions.cached.forget(bucket.serial)
+    state.cache.note_evicted(bucket.serial)
 
 
 def set_unloaded_count(state: TrackerState, bucket: Bucket, count: int) -> None:

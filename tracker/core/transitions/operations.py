@@ -95,7 +95,8 @@ def _set_aside(state: TrackerState, bucket: Bucket) -> None:
     """Have it deleted some time later: there may be many, and no call for it is in flight that must be waited for."""
     del state.buckets[bucket.serial]
     set_unloaded_count(state, bucket, 0)
-    drop_positions(state, bucket)
+    if bucket.is_cached:
+        drop_positions(state, bucket)
     state.cleared.append(bucket)
 
 
