@@ -13,7 +13,7 @@ from broker.clients.requests import HANDLERS
 from broker.configuration.config import BrokerConfig
 from broker.network.listener import Accepted
 from broker.protocol.commands import frame
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.service.service import Service
 from managed_ledger.value_types import Clock
 from tests.helpers.parsed_frames import frames_in
@@ -122,6 +122,12 @@ class Peer:
                 if getattr(part, "request_id", None) == request_id:
                     return answer
         return None
+
+
+async def subscribe(peer: Peer, consumer_id: int = 1, **values: Any) -> BaseCommand:
+    """Subscribe to topic t, Key_Shared by default."""
+    fields = {"topic": "t", "subscription": "s", "subType": CommandSubscribe.Key_Shared, "consumer_id": consumer_id}
+    return await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **(fields | values))
 
 
 async def until(look: Callable[[], Any]) -> Any:

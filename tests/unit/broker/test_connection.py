@@ -29,7 +29,7 @@ from broker.topics.limits import ConnectionController, LimitsConfig
 from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
 from tests.helpers.send_frames import send_frame
 from tracker.config import TrackerConfig
 
@@ -469,12 +469,6 @@ def test_a_silent_client_is_pinged_once_and_then_let_go(tmp_path: Path) -> None:
         assert peer.transport.closed
 
     play(tmp_path, story)
-
-
-async def subscribe(peer: Peer, consumer_id: int = 1, **values: Any) -> BaseCommand:
-    """Subscribe to topic t, Key_Shared by default."""
-    fields = {"topic": "t", "subscription": "s", "subType": CommandSubscribe.Key_Shared, "consumer_id": consumer_id}
-    return await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **(fields | values))
 
 
 def test_a_client_that_reads_no_more_gives_up_its_consumers_at_once(tmp_path: Path) -> None:

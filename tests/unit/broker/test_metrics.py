@@ -18,7 +18,7 @@ from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.durations import DurationHistogram
 from managed_ledger.writing.append_stats import AppendStats
-from tests.helpers.fakes.service_fakes import Peer, open_service
+from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tracker.stats import BucketOperation, TrackerStats
 
@@ -467,15 +467,7 @@ def test_consumers_of_one_name_and_id_have_a_series_each(tmp_path: Path) -> None
         service = await open_service(tmp_path, has_consumer_metrics=True)
         for port in (6000, 6001):
             peer = Peer(service, port=port)
-            await peer.request(
-                BaseCommand.SUBSCRIBE,
-                "subscribe",
-                topic="t",
-                subscription="s",
-                subType=3,
-                consumer_id=0,
-                consumer_name="twin",
-            )
+            await subscribe(peer, 0, consumer_name="twin")
             peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 0, "messagePermits": port}))
         text = b"".join([chunk async for chunk in service.metrics()]).decode()
         await service.close()

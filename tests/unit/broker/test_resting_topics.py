@@ -28,7 +28,7 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
 from tests.helpers.fakes.memory_records import MemoryRecords
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
 from tests.helpers.send_frames import send_frame
 from tracker.stats import BucketOperation, TrackerCounters, summed
 from tracker.testing import FakeClock
@@ -387,16 +387,7 @@ def test_inactivity_counts_from_when_the_last_client_left(tmp_path: Path, mode: 
 
     async def come(peer: Peer) -> None:
         if client in ("reader", "unsubscribed"):
-            durable = client == "unsubscribed"
-            await peer.request(
-                BaseCommand.SUBSCRIBE,
-                "subscribe",
-                topic="t",
-                subscription="s",
-                subType=3,
-                consumer_id=1,
-                durable=durable,
-            )
+            await subscribe(peer, durable=client == "unsubscribed")
         else:
             await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
 

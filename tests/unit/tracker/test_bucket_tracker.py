@@ -638,6 +638,7 @@ def test_nothing_is_stored_any_more_when_a_cleared_index_is_closed() -> None:
 
     async def main() -> None:
         world, storage = BucketTrackerWorld(), OnceFailingStorage()
+        # It has faults of its own, and no wrapper that injects others.
         world.stored = world.storage = storage  # type: ignore[assignment]
         tracker = await world.tracker()
         add(tracker, 600_000, *range(1, 7))
