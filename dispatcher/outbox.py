@@ -143,8 +143,7 @@ class Outbox:
         )
         try:
             while self._items:
-                if not self.handle.is_writable:
-                    await self._until_writable()
+                await self._until_writable()
                 failure = await self._send_batch()
                 if failure is None:
                     failures.reset()

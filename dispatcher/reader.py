@@ -466,7 +466,7 @@ class Reader:
             if wanted == 0 and not self._intake.held_due:
                 return False
             is_available = self._look_at_tracker()
-            if self._intake.may_admit_held():
+            if self._intake.has_held_to_admit():
                 self._run_actions(self._intake.admit_held())
                 return True
             if wanted == 0 or not is_available:

@@ -291,7 +291,7 @@ class Intake(SubscriptionCore):
             return False
         return self.held_due.count_through(self._admitted_through()) > self.config.admit_entries_max
 
-    def may_admit_held(self) -> bool:
+    def has_held_to_admit(self) -> bool:
         """Return whether `admit_held` has something to admit."""
         first_ms = self.held_due.first_deliver_at_ms
         tracker_ms = self.tracker_deliver_at_ms

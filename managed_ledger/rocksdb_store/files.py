@@ -1,4 +1,4 @@
-"""The test whether something else stands in the place of a file, and the name of the file that marks a log.
+"""The names of files beside and of RocksDB's, and the test whether something else stands in the place of a file.
 
 It may be a folder, a pipe, a device or a link to nowhere. Opening a pipe waits for ever, and reading a device does not
 end. So a module asks here before it opens a file whose place another program may have taken.

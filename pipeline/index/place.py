@@ -193,16 +193,19 @@ def with_index(location: str, job: str, work: Callable[[BucketSnapshotStorage], 
 def with_indexes(locations: Sequence[str], job: str, work: Callable[..., Awaitable[Result]]) -> Result:
     """Do the same with several; one on S3 can be written to as well."""
 
-    async def main() -> Result:
-        return await work(*storages)
+    def once() -> Result:
+        storages = [_kept_open(location, job) for location in locations]
+
+        async def main() -> Result:
+            return await work(*storages)
+
+        return _runner().run(main())
 
     try:
-        storages = [_kept_open(location, job) for location in locations]
-        return _runner().run(main())
+        return once()
     except SnapshotStorageError:
         _kept_open.cache_clear()
-        storages = [_kept_open(location, job) for location in locations]
-        return _runner().run(main())
+        return once()
 
 
 # A worker process keeps its one event loop, and the storages open in it, from one task to the next.

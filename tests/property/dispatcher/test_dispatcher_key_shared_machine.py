@@ -301,7 +301,7 @@ class _Machine(RuleBasedStateMachine):
     def begin_taking_due(self) -> None:
         wanted = self.core.due_entries_wanted()
         self._look_at_tracker()
-        if self.core.may_admit_held():
+        if self.core.has_held_to_admit():
             self._admit_held()
             return
         due = sorted((at, position) for position, at in self.tracked.items() if at <= self.now_ms)[:wanted]
@@ -338,7 +338,7 @@ class _Machine(RuleBasedStateMachine):
     def _admit_all_held(self) -> None:
         # Nothing is read, and nothing held is admitted, before the headers of what was popped are there.
         self._look_at_tracker()
-        while self.popped is None and self.core.may_admit_held():
+        while self.popped is None and self.core.has_held_to_admit():
             self._admit_held()
         is_holding = self.core._is_holding_due()  # noqa: SLF001, the one other reason to hold entries
         self.stays_held = self.popped is not None or is_holding or not self.core.due_room()
