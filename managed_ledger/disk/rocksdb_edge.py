@@ -1,7 +1,5 @@
 """The log's settings for its RocksDB folder, and its errors for RocksDB's failures, each with advice."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from managed_ledger.disk.keys import Family
@@ -13,7 +11,7 @@ from managed_ledger.errors import (
     StoreLockedError,
     StoreUnavailableError,
 )
-from managed_ledger.rocksdb_store.failures import Cause, Failure, translated
+from managed_ledger.rocksdb_store.failures import Cause, Failure, Translated
 from managed_ledger.rocksdb_store.opening import Compression, StoreSettings
 
 BLOCK_CACHE_BYTES = 16 * 2**20
@@ -51,11 +49,9 @@ def damage_advice(path: Path, what: str) -> str:
     )
 
 
-@contextmanager
-def checked(path: Path, doing: str) -> Iterator[None]:
-    """Turn what the system refuses about files beside the store into our errors."""
-    with translated(_error_of, path, doing):
-        yield
+def checked(path: Path, doing: str) -> Translated:
+    """Turn what the system refuses about files beside the store into our errors, in a `with`."""
+    return Translated(_error_of, path, doing)
 
 
 def _error_of(failure: Failure) -> LedgerError:

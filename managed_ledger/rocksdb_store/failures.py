@@ -2,8 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -51,17 +50,32 @@ Errors = Callable[[Failure], Exception]
 """Returns the error of a room for a failure."""
 
 
-@contextmanager
-def translated(errors: Errors, path: Path, doing: str, *, is_shared: bool = False) -> Iterator[None]:
-    """Raise a room's error instead of what rocksdict raises; other exceptions pass."""
-    try:
-        yield
-    except Exception as error:
+class Translated:
+    """Raises a room's error instead of what rocksdict raises in a `with`; other exceptions pass.
+
+    A class: since Python 3.12, an error that a generator of `contextlib` raises for another keeps that one in a cycle,
+    with all that its traceback has. A living iterator among it keeps the folder locked.
+    """
+
+    __slots__ = ("_doing", "_errors", "_is_shared", "_path")
+
+    def __init__(self, errors: Errors, path: Path, doing: str, *, is_shared: bool = False) -> None:
+        self._errors = errors
+        self._path = path
+        self._doing = doing
+        self._is_shared = is_shared
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, Exception):
+            return
         cause = _cause_of(error)
         if cause is None:
-            raise
+            return
         is_system = isinstance(error, OSError)
-        raise errors(Failure(cause, doing, path, str(error), is_system, is_shared)) from error
+        raise self._errors(Failure(cause, self._doing, self._path, str(error), is_system, self._is_shared)) from error
 
 
 def _cause_of(error: Exception) -> Cause | None:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict
 
-from managed_ledger.rocksdb_store.failures import Cause, Errors, Failure, translated
+from managed_ledger.rocksdb_store.failures import Cause, Errors, Failure, Translated
 from managed_ledger.rocksdb_store.files import is_misplaced
 from managed_ledger.rocksdb_store.folder_view import FolderView
 from managed_ledger.rocksdb_store.log_format import recycled_fragment_in
@@ -113,7 +113,7 @@ class OpenFolder(NamedTuple):
 def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
     """Open a folder, or make it; raises what `settings.errors` returns."""
     doing = f"open {settings.noun}"
-    with translated(settings.errors, path, doing):
+    with Translated(settings.errors, path, doing):
         path.mkdir(parents=True, exist_ok=True)
         has_tables = any(path.glob("*.sst"))
     _check(path, settings, doing, _misplaced_of(settings), path, is_shared=False)
@@ -122,7 +122,7 @@ def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
         text = "its file CURRENT is missing, which says which tables count"
         raise settings.errors(Failure(Cause.DAMAGED, doing, path, text, is_system=True, is_shared=False))
     _check(path, settings, doing, recycled_fragment_in, path, is_shared=False)
-    with translated(settings.errors, path, doing):
+    with Translated(settings.errors, path, doing):
         database = Rdict(
             str(path),
             _options(settings, settings.write_buffer_bytes),
@@ -136,11 +136,11 @@ def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
     """Open a view of a folder as it is now; nothing in it changes, and it may be in use."""
     doing = f"read {settings.noun}"
     _check(path, settings, doing, _misplaced_of(settings), path, is_shared=True)
-    with translated(settings.errors, path, f"make a view to read {settings.noun}", is_shared=True):
+    with Translated(settings.errors, path, f"make a view to read {settings.noun}", is_shared=True):
         view = FolderView.of(path)
     try:
         _check(path, settings, doing, recycled_fragment_in, view.path, is_shared=True)
-        with translated(settings.errors, path, doing, is_shared=True):
+        with Translated(settings.errors, path, doing, is_shared=True):
             database = Rdict(
                 str(view.path),
                 _options(settings, _VIEW_BUFFER_BYTES),
@@ -195,7 +195,7 @@ def _check(
         folder: The folder that RocksDB is about to open: `path`, or a view of it.
         is_shared: Whether another process may change the folder meanwhile.
     """
-    with translated(settings.errors, path, doing, is_shared=is_shared):
+    with Translated(settings.errors, path, doing, is_shared=is_shared):
         damage = damage_in(folder)
     if damage is not None:
         raise settings.errors(Failure(Cause.DAMAGED, doing, path, damage, is_system=True, is_shared=is_shared))

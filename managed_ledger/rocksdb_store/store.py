@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from rocksdict import Checkpoint, ColumnFamily, Rdict, ReadOptions, WriteBatch
 
-from managed_ledger.rocksdb_store.failures import translated
+from managed_ledger.rocksdb_store.failures import Translated
 from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY, OpenFolder
 
 LISTED_AT_ONCE: Final = 256
@@ -97,7 +97,7 @@ class RocksDBStore:
             self._handles = {name: self._database.get_column_family_handle(name) for name in names}
 
     def _translated(self, doing: str) -> Any:
-        return translated(self._errors, self._path, f"{doing} {self._noun}", is_shared=self._is_shared)
+        return Translated(self._errors, self._path, f"{doing} {self._noun}", is_shared=self._is_shared)
 
     def _family(self, family: str) -> Rdict:
         return self._database if family == DEFAULT_FAMILY else self._families[family]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, Self, TypeVar
 
 from managed_ledger.rocksdb_store.disk_room import has_room_to_open
-from managed_ledger.rocksdb_store.failures import translated
+from managed_ledger.rocksdb_store.failures import Translated
 from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY
 from managed_ledger.rocksdb_store.store import LISTED_AT_ONCE, StoreBatch
 from snapshot_storage.errors import (
@@ -152,7 +152,7 @@ class RocksDBFolder:
         Raises:
             SnapshotStorageError: The system refuses to tell.
         """
-        with translated(error_of, self._path, "look at the folder of the snapshots"):
+        with Translated(error_of, self._path, "look at the folder of the snapshots"):
             is_in_place = self._opened.is_in_place()
         if not is_in_place and not self._is_gone:
             self._is_gone = True

@@ -40,7 +40,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from managed_ledger.rocksdb_store.failures import translated
+from managed_ledger.rocksdb_store.failures import Translated
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, ROCKSDB_NAMES
 from managed_ledger.rocksdb_store.opening import (
     DEFAULT_FAMILY,
@@ -163,7 +163,7 @@ def open_to_read(path: Path, *, memory: RocksDBMemory, pause: Callable[[float], 
 
 
 def _locked(path: Path) -> WriterLock:
-    with translated(error_of, path, "use the folder"):
+    with Translated(error_of, path, "use the folder"):
         is_something_else = os.path.lexists(path) and not path.is_dir()
         # The snapshots may be whole, on a disk that is not mounted yet.
         is_target_missing = path.is_symlink() and not path.exists()
@@ -179,7 +179,7 @@ def _locked(path: Path) -> WriterLock:
         raise StorageAccessError(f"{path} is a link to a folder that holds {foreign}: let it lead to an empty folder")
     if is_something_else:
         _put_aside(path, "it is no folder")
-    with translated(error_of, path, "use the folder"):
+    with Translated(error_of, path, "use the folder"):
         path.mkdir(parents=True, exist_ok=True)
         return WriterLock.take(path)
 
@@ -233,7 +233,7 @@ def _format_in(store: RocksDBStore, path: Path) -> bytes | None:
 def _put_aside(path: Path, damage: str) -> None:
     # RocksDB's own text of a damage may have several lines.
     damage = " ".join(damage.split())
-    with translated(error_of, path, f"put aside the snapshots, which cannot be used ({damage}),"):
+    with Translated(error_of, path, f"put aside the snapshots, which cannot be used ({damage}),"):
         aside = put_aside(path)
     logger.error(
         "the snapshots in %s cannot be used (%s): %s %s, and the index is read again from the log. No program reads "

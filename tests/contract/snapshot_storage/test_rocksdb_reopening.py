@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from managed_ledger.rocksdb_store.failures import translated
+from managed_ledger.rocksdb_store.failures import Translated
 from snapshot_storage.errors import StorageAccessError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.folder import RocksDBFolder
@@ -350,6 +350,6 @@ def test_what_the_system_refuses_is_our_error_with_the_path(tmp_path: Path) -> N
     ):
         advice = "mend that first" if expected is StorageAccessError else "make room, and it goes on"
         text = f"cannot open in {tmp_path}: .*{advice}"
-        with pytest.raises(expected, match=text) as raised, translated(error_of, tmp_path, "open"):
+        with pytest.raises(expected, match=text) as raised, Translated(error_of, tmp_path, "open"):
             raise error
         assert raised.value.__cause__ is error
