@@ -206,7 +206,7 @@ def spare_old_objects() -> None:
 
 
 def _free_ended_transports() -> None:
-    """Break the cycle of each connection at its end: asyncio's transport keeps a method of its own, which keeps it.
+    """Break the cycles of each connection at its end: asyncio's transport keeps methods of its own, which keep it.
 
     The attributes are asyncio's own, of the whole process, and there is no other way to them.
     """
@@ -217,8 +217,8 @@ def _free_ended_transports() -> None:
         try:
             end(transport, error)
         finally:
-            # Nothing is read any more: asyncio stops reading before it calls this.
-            transport._read_ready_cb = None
+            # asyncio reads and writes nothing any more when it calls this. The second is there since Python 3.12.
+            transport._read_ready_cb = transport._write_ready = None
 
     transports._call_connection_lost = end_and_forget
 
