@@ -144,10 +144,10 @@ asyncio.run(main())
 class Environment:
     """A virtual environment with no packages but those that the wheel installs."""
 
-    def __init__(self, folder: Path, wheel: Path | None = None) -> None:
+    def __init__(self, folder: Path, wheel: Path | None = None, python: str = sys.executable) -> None:
         self._wheel = wheel
         self.bin = folder / "bin"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
 
     def install(self, *requirements: str, is_constrained: bool = True) -> None:
         """Install what pip resolves, by default in the versions that the tests run with."""
@@ -316,6 +316,70 @@ def test_each_extra_alone_is_enough(extras: Sequence[str], wheel: Path, tmp_path
             assert result.returncode == 0, result.stderr
         if extra == "service":
             serve_and_stop(environment, tmp_path / "data")
+
+
+def newest_python() -> str | None:
+    """The newest interpreter of this machine that is later than the tests' own: on the path, or of pyenv."""
+    of_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for minor in range(sys.version_info.minor + 9, sys.version_info.minor, -1):
+        name = f"python3.{minor}"
+        for found in (shutil.which(name), *of_pyenv.glob(f"3.{minor}.*/bin/{name}")):
+            # On the path may be a file of pyenv that starts no interpreter.
+            if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+                return str(found)
+    return None
+
+
+def test_the_newest_python_does_the_main_job(wheel: Path, tmp_path: Path) -> None:
+    """Every module is imported there without a warning, and the demonstration, with its crash, is clean."""
+    python = newest_python()
+    if python is None:
+        pytest.skip("no later Python is installed")
+    environment = Environment(tmp_path / "extra", wheel, python)
+    environment.install_extra("demo")
+
+    check_imports(environment, "demo")
+    demo = environment.run("demo", "--json", "--folder", str(tmp_path / "demo"), program="postdate")
+    assert demo.returncode == 0, demo.stderr
+    environment.install("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+    options = ["-p", "no:cacheprovider", "-n", "0", "--rootdir", str(ROOT), "--confcutdir", str(ROOT / "tests")]
+    tests = environment.run(*options, str(ROOT / "tests/unit/broker/test_event_loop.py"), program="pytest")
+    assert tests.returncode == 0, tests.stdout
+    reopened = environment.run("-c", DAMAGE_AND_OPEN_AGAIN, str(tmp_path / "snapshots"))
+    assert reopened.returncode == 0, reopened.stderr
+
+
+DAMAGE_AND_OPEN_AGAIN: Final = """
+import functools, gc, os, pathlib, sys
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.opening import RocksDBMemory
+
+gc.disable()
+path, failures = pathlib.Path(sys.argv[1]), 0
+opened = functools.partial(RocksDBFolder.open, path, memory=RocksDBMemory(), is_read_only=False)
+folder = opened()
+ids = [
+    folder.create(b"m", [os.urandom(20_000)] * 2, bucket_key="k", topic_name="t", cursor_name="c") for _ in range(20)
+]
+folder.close()
+opened().close()
+table = max(path.glob("*.sst"), key=lambda file: file.stat().st_size)
+data = bytearray(table.read_bytes())
+data[len(data) // 2] ^= 1
+table.write_bytes(data)
+folder = opened()
+for bucket_id in ids:
+    try:
+        folder.read_segments(bucket_id, 1, 2)
+    except SnapshotStorageError:
+        failures += 1
+folder.close()
+assert failures
+opened().close()
+"""
+"""Objects go when nothing refers to them, and each Python has cycles of its own: one that keeps an iterator keeps the
+folder locked."""
 
 
 USED: Final[dict[str, Sequence[Sequence[str]]]] = {
