@@ -109,6 +109,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
                 manager.note_stopping()
             finally:
                 await listeners.aclose()
+                service.resting.stop_visits()
                 await housekeeping.close()
                 await web_server.close()
         finally:

@@ -13,6 +13,7 @@ import logging
 import pickle
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -69,6 +70,11 @@ class RestingTopics:
         """By full name, pickled: half of what objects take, and there may be thousands of them."""
         self._deleted: dict[str, DeletedTopics] = {}
         """By namespace."""
+        self._stopping = asyncio.Event()
+
+    def stop_visits(self) -> None:
+        """Begin no further visit, as the service stops: surveys and jobs would go on for minutes."""
+        self._stopping.set()
 
     def figures(self) -> Iterator[TopicSnapshot]:
         """Give the figures of each resting topic, as they were when it was closed; delayed until the last one is due.
@@ -149,7 +155,7 @@ class RestingTopics:
                 await self._visit(TopicName.parse(figures.name), ttl_ms=0, is_for_room=True)
 
     async def _visit(self, name: TopicName, *, ttl_ms: int, is_for_room: bool = False) -> None:
-        if name in self._service.topics:
+        if name in self._service.topics or self._stopping.is_set():
             return
         begin = time.monotonic()
         try:
@@ -163,7 +169,9 @@ class RestingTopics:
             # Otherwise nothing is trimmed: right after a start, subscribers may still be connecting.
             await topic.swept()
             await self._service.note_last_due_times(topic)
-            if not topic.is_used and not topic.was_asked_for and not self._is_to_be_deleted(topic):
+            # A service that stops closes its open topics, also one that is being visited.
+            is_left = topic.is_fenced or topic.is_used or topic.was_asked_for or self._is_to_be_deleted(topic)
+            if not is_left:
                 await self._rest(topic)
         except SnapshotsLeftError:
             # The topic stays open and is tried again later; the sweep has logged it once.
@@ -171,7 +179,9 @@ class RestingTopics:
         except (LedgerError, BrokerError) as error:
             # A damaged topic must not keep the others from being visited.
             logger.error("housekeeping of %s failed: %s", name, error)
-        await asyncio.sleep((time.monotonic() - begin) * (1 / VISIT_SHARE - 1))
+        with suppress(TimeoutError):
+            async with asyncio.timeout((time.monotonic() - begin) * (1 / VISIT_SHARE - 1)):
+                await self._stopping.wait()
 
     async def _rest(self, topic: Topic) -> None:
         figures = _at_rest(topic.metrics())

@@ -134,6 +134,11 @@ class Topic:
             or any(subscription.consumers for subscription in self.subscriptions.values())
         )
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the topic lets no client in any more, as it is being closed or deleted, or is closed."""
+        return self._is_closed
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise TopicClosedError(f"topic {self.name} is being closed")

@@ -281,6 +281,31 @@ def test_a_survey_tells_of_every_topic_and_leaves_none_open(tmp_path: Path) -> N
     play(tmp_path, after)
 
 
+def test_a_stop_during_a_survey_ends_it_and_closes_the_visited_topic_once(tmp_path: Path) -> None:
+    surveys: list[asyncio.Task[None]] = []
+
+    async def before(service: Service, clock: FakeClock) -> None:
+        for number in range(100):
+            topic = await service.topic(TopicName.parse(f"t-{number}"))
+            await topic.ledger.open_cursor("s")
+
+    async def during_a_visit(service: Service, clock: FakeClock) -> None:
+        surveys.append(service.spawn(service.survey_topics()))
+        await until(lambda: len(service.topics) > 0)
+        service.resting.stop_visits()
+
+    async def between_two(service: Service, clock: FakeClock) -> None:
+        surveys.append(service.spawn(service.survey_topics()))
+        await until(lambda: len(list(service.resting.figures())) > 0)
+        service.resting.stop_visits()
+        await surveys[-1]
+        assert len(list(service.resting.figures())) < 100
+
+    for story in (before, during_a_visit, between_two):
+        play(tmp_path, story)
+    assert [(survey.cancelled(), survey.exception()) for survey in surveys] == [(False, None)] * 2
+
+
 def test_a_survey_deletes_nothing_that_a_subscription_to_come_can_ask_for(tmp_path: Path) -> None:
     limits = ManagedLedgerConfig(entries_per_ledger_max=1)
 
