@@ -153,7 +153,9 @@ class Environment:
         """Install what pip resolves, by default in the versions that the tests run with."""
         constraints = ["--constraint", str(ROOT / "constraints.txt")] if is_constrained else []
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.bin / "python")]
-        subprocess.run([*command, "install", "--quiet", *constraints, *requirements], check=True, timeout=300)
+        words = [*command, "install", "--quiet", *constraints, *requirements]
+        # With the checkout on Python's path, pip would take the package for installed.
+        subprocess.run(words, env=clean_environment(), check=True, timeout=300)
 
     def install_extra(self, extra: str | None) -> None:
         """Install the wheel with an extra, or without any."""
