@@ -31,6 +31,7 @@ from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Json
+from tracker.columns.row_order import key_of
 
 _ENDS: Final = {"expired": 1, "acknowledged": 2}
 MESSAGES_MAX: Final = 100
@@ -104,7 +105,7 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
         rows = await schedule.page(wanted, MESSAGES_MAX)
         if not len(rows):
             break
-        wanted = replace(wanted, after=rows.place(len(rows) - 1))
+        wanted = replace(wanted, after=key_of(rows, -1))
         await take(await schedule.topic.ledger.read_headers_at(rows.ledger_ids, rows.entry_ids))
     search = _BacklogSearch(schedule)
     async for part in search.of_hash(sticky_hash(key)):

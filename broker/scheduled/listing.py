@@ -11,7 +11,7 @@ from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
 from broker.slices import Turns
 from broker.topics.topic import Topic
 from managed_ledger.value_types import Clock, Json
-from tracker.columns.row_order import RowKey
+from tracker.columns.row_order import RowKey, key_of
 
 CANDIDATES_MAX: Final = 200_000
 """The most entries that one page reads; with few matches the page ends early and names where to continue."""
@@ -38,7 +38,7 @@ async def list_messages(
             if not len(rows):
                 return messages, None
             # All messages of this page were trimmed meanwhile.
-            wanted = replace(wanted, after=rows.place(len(rows) - 1))
+            wanted = replace(wanted, after=key_of(rows, -1))
             continue
         headers = headers.take(slice(0, fitting(headers, max(1, PAGE_BYTES_MAX - bytes_read))))
         entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)

@@ -22,6 +22,7 @@ from managed_ledger.entries.messages import MessageFilter, StoredMessage, messag
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.value_types import Json, Mask
+from tracker.columns.row_order import key_of
 
 READ_ENTRIES: Final = 1_024
 """Entries whose metadata is read in one slice."""
@@ -130,7 +131,7 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searc
             if found is True:
                 is_meant[row] = True
             elif found:
-                deliver_at_ms, *position = rows.place(row)
+                deliver_at_ms, *position = key_of(rows, row)
                 chosen[Position(*position)] = ChosenOfBatch(deliver_at_ms, found)
             matched += bool(found)
             await turns.give_way()

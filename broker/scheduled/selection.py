@@ -46,10 +46,6 @@ class Rows:
     def __len__(self) -> int:
         return len(self.deliver_at_ms)
 
-    def place(self, row: int) -> RowKey:
-        """Return the place of a row."""
-        return RowKey(int(self.deliver_at_ms[row]), int(self.ledger_ids[row]), int(self.entry_ids[row]))
-
     def by_position(self) -> NDArray[np.intp]:
         """Return the rows in the order of the log."""
         return np.lexsort((self.entry_ids, self.ledger_ids))

@@ -24,6 +24,7 @@ from managed_ledger.errors import StoreCorruptedError, StoreLockedError, StoreUn
 from managed_ledger.repair.findings import Findings, LedgerFinding, covered
 from managed_ledger.repair.log_check import check_is_log
 from managed_ledger.repair.survey import EntryFormat, StoredBlock, Survey
+from managed_ledger.rocksdb_store.files import sync_folder
 from managed_ledger.rocksdb_store.store import StoreBatch
 
 _BATCH_BYTES = 4 * 2**20
@@ -118,11 +119,7 @@ def exchange(folder: Path, repaired: Path, kept: Path) -> None:
         # A crash between the two renames leaves both logs beside the place, and none in it.
         folder.rename(kept)
         repaired.rename(folder)
-    descriptor = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder.parent)
 
 
 def _swap(one: Path, other: Path) -> bool:

@@ -1,7 +1,9 @@
-"""The names of files beside and of RocksDB's, and the test whether something else stands in the place of a file.
+"""The names of RocksDB's files and of those beside them, and the test whether a file's place has something else in it.
 
 It may be a folder, a pipe, a device or a link to nowhere. Opening a pipe waits for ever, and reading a device does not
 end. So a module asks here before it opens a file whose place another program may have taken.
+
+And the sync of a folder, after which the names in it survive the loss of power.
 """
 
 import os
@@ -25,3 +27,16 @@ def is_misplaced(place: Path) -> bool:
         OSError: The system refuses to tell.
     """
     return not place.is_file() and os.path.lexists(place)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder survive the loss of power.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

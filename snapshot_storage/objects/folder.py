@@ -22,7 +22,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from managed_ledger.rocksdb_store.files import is_misplaced
+from managed_ledger.rocksdb_store.files import is_misplaced, sync_folder
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -166,7 +166,7 @@ class ObjectFolder:
             path = _file_of(self._path, bucket_id)
             with _mapped("delete a snapshot"), suppress(FileNotFoundError):
                 path.unlink()
-                _sync(path.parent)
+                sync_folder(path.parent)
 
     def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
         """List snapshots without the damaged ones, which are logged; `damage` names them."""
@@ -260,7 +260,7 @@ class FileWriting:
                 break
         self._made = path
         for folder in (path.parent, path.parent.parent, self._folder):
-            _sync(folder)
+            sync_folder(folder)
         return bucket_id
 
     def abort(self) -> None:
@@ -289,15 +289,6 @@ def _head_of(file: IO[bytes], size: int, bucket_id: int) -> ObjectHead:
     extent = object_extent(front, object_bytes=size, bucket_id=bucket_id)
     data = front + file.read(extent.head_end - len(front))
     return decode_object_head(data, object_bytes=size, bucket_id=bucket_id)
-
-
-def _sync(folder: Path) -> None:
-    """Make names in a folder survive the loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

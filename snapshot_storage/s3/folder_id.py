@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from managed_ledger.rocksdb_store.files import is_misplaced
+from managed_ledger.rocksdb_store.files import is_misplaced, sync_folder
 from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
 from snapshot_storage.s3.client import S3Client
 from snapshot_storage.s3.config import S3Config
@@ -103,9 +103,5 @@ def _make(folder: Path) -> str:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(folder / FOLDER_ID_FILE)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(folder)
     return folder_id

@@ -19,7 +19,7 @@ from broker.scheduled.selection import (
     times_of,
 )
 from managed_ledger.entries.headers import NOT_DELAYED, PACK_ROW, EntryHeaders, decode_rows
-from tracker.columns.row_order import RowKey
+from tracker.columns.row_order import RowKey, key_of
 
 TIMES = st.one_of(st.just(NOT_DELAYED), st.integers(0, 30))
 
@@ -110,7 +110,7 @@ def test_a_page_is_what_a_walk_over_all_entries_finds_first(ledgers, wanted, lim
             page.add(rows_of(schedule, acknowledged_of(entries), wanted, limit))
 
     rows = page.rows()
-    assert [rows.place(row) for row in range(len(rows))] == expected(ledgers, wanted)[:limit]
+    assert [key_of(rows, row) for row in range(len(rows))] == expected(ledgers, wanted)[:limit]
 
 
 @given(logs(), st.integers(1, 7))
@@ -124,7 +124,7 @@ def test_pages_one_after_the_other_give_every_row_once(ledgers, limit) -> None:
                 schedule = schedule_of(entries[0].ledger_id, entries, 3)
                 page.add(rows_of(schedule, acknowledged_of(entries), Wanted(after=after), limit))
         rows = page.rows()
-        found += [rows.place(row) for row in range(len(rows))]
+        found += [key_of(rows, row) for row in range(len(rows))]
         if len(rows) < limit:
             break
         after = found[-1]
