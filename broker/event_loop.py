@@ -8,8 +8,8 @@ counts, sleeping does not. A second histogram has the processor time of the loop
 work from waiting for a processor. When thousands of topics are opened, more callbacks are ready than a turn should
 take: it takes what came in and the timers that are due, and of the others only some (`ServiceEventLoop.call_soon`).
 
-Python's collector of cyclic garbage would be the longest by far: with 10,000 topics a full collection looks at over two
-million objects, for half a second. So objects that have survived one collection are exempt from later ones, and a
+Python's collector of cyclic garbage would make the longest turns: with 10,000 topics a full collection looks at over
+two million objects, for half a second. So objects that have survived one collection are exempt from later ones, and a
 collection comes between two turns (`spare_old_objects`). Old objects are freed by their reference counts, as most
 objects are; cycles among them are not found. asyncio makes one with every connection, which is broken at its end.
 """

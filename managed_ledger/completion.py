@@ -1,8 +1,8 @@
 """Calls that go on to their end when their caller is cancelled.
 
-A change is written first and made in memory then. A caller that is cancelled in between, such as a connection that
-was lost, must not leave the disk with a change that memory does not know. A call whose caller was cancelled may
-fail: that is no unhandled error.
+A change is first written and then made in memory. Its caller may be cancelled in between, as a connection is that was
+lost. The disk must not be left with a change that memory lacks, so the call goes on. It may still fail then: as no
+caller is left, that is no unhandled error.
 """
 
 import asyncio

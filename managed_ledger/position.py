@@ -1,4 +1,4 @@
-"""Where an entry is: the one name that every room knows.
+"""A position: the place of an entry in the log, and the one type that every room knows.
 
 A position is a ledger id and an entry id inside that ledger. Ledger ids grow, entry ids start at 0 and have no
 gaps, so the order of positions is the order in which entries were appended. This module imports nothing.

@@ -14,8 +14,8 @@ A tracker takes positions and times (`add_messages`), signals due messages (`Tra
 each position out once (`get_scheduled_messages`). It belongs to one event loop and to one cursor: a `MemoryCursor`, or
 an object with the interface `TrackedCursor`.
 
-All names are defined in other rooms; the names here stay when those rooms move. A core install is enough but for the
-storages on RocksDB and S3: these are imported at their first use, and an error names the missing extra.
+All names but `now_ms` are defined in other rooms; the names here stay when those rooms move. A core install is enough
+but for the storages on RocksDB and S3: these are imported at their first use, and an error names the missing extra.
 """
 
 from importlib import import_module

@@ -2,9 +2,8 @@
 
 RocksDB alone does not notice that its list of files or its newest write-ahead log is gone. A marker file beside it says
 that there must be a log, a marker key inside, and the sequence number that must at least have been reached. The
-committer has it renewed a second after a synced write at the latest (`mark_synced`). So what can vanish without a word
-is what was written in that second: a tail of the last log that is cut off looks like a crash. The other traps are in
-`rocksdb_store`.
+committer has it renewed a second after a synced write at the latest (`mark_synced`). So only writes of that second can
+vanish without a word: a last log whose tail is cut off looks like a crash. The other traps are in `rocksdb_store`.
 
 Any number of processes may read a folder that another one has open: `open_read_only` shows it as it is then.
 

@@ -4,7 +4,7 @@
               "counters"                        -> next ledger id, next owner id
               "format.copies"                   -> rows of meta have copies
               "m" name                          -> owner id of the managed ledger
-              "l" owner ledger                  -> `LedgerRecord`
+              "l" owner ledger                  -> `Ledger.record`
               "c" owner name                    -> owner id of the cursor
               "h" owner ledger                  -> entries that a repair found lost, portable Roaring
               "r" name                          -> a record of the store's user, bytes of its own

@@ -1,7 +1,7 @@
 """A second copy of every row of the family `meta`, in the family `cursors`: for `postdate ledger repair` alone.
 
-Names of topics and records of ledgers are a few KiB, mostly in one block of one table, and without them it is not known
-whose any entry is. Tables of another family are other files, so one damage never costs both. A commit that writes a row
+Names of topics and records of ledgers are a few KiB, mostly in one block of one table, and without them no entry has a
+known topic. Tables of another family are other files, so one damaged file never costs both. A commit that writes a row
 writes its copy in the same batch. Keys of cursors begin with an owner's number, which is never as large as the prefix.
 """
 

@@ -5,10 +5,9 @@ sequence number, the count of its changes, and those:
 
     kind u8 | family varint, if the kind says so | key, after its length | value, after its length, if there is one
 
-One wrong byte in a fragment is put right: a CRC32C tells which one it must have been, as it tells two such changes of
-32 KiB apart. A fragment with more damage is lost, and with it the changes that reach into it; those of the same write
-before it count, as each of them is read by itself. (RocksDB's `log_format.h` and
-`write_batch.cc`.)
+One wrong byte in a fragment is put right: in 32 KiB no two changes of one byte have the same CRC32C, so the checksum
+says which byte it was. A fragment with more damage is lost, and with it the changes that reach into it. Earlier changes
+of the same write count, as each of them is read by itself. (RocksDB's `log_format.h` and `write_batch.cc`.)
 """
 
 import struct

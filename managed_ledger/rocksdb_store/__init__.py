@@ -15,7 +15,7 @@ each of them met; `docs/rocksdict-reports.md` has those that are rocksdict's own
 * **Raw mode.** Databases and batches must agree on it, or keys are pickled. Both are made here, raw.
 * **Readers write.** Also a database that is opened to read writes a configuration and a diary beside the data. So
   readers open a view, a temporary folder of links (`folder_view`), in both rooms.
-* **Families.** What rocksdict opens by itself is what a file says that has no checksum. All families are named.
+* **Families.** By itself rocksdict opens the families that a file without a checksum lists. So all are named here.
 
 And those of RocksDB:
 

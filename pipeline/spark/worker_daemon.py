@@ -1,9 +1,9 @@
 """Spark's own daemon of Python workers, whose workers end without a word when Java has let go of them.
 
-An idle worker is ended by closing its socket: after a minute, and when a session stops. It then tries to tell Java so,
-which over a socket of the file system fails at once, and pyspark 4.3 prints a traceback of that in the middle of a
-command's output. No result is lost: results of a task were taken before its worker was idle, and Java sees a worker
-that dies in a task by itself. Named to Spark by `session`.
+Java ends an idle worker by closing its socket: after a minute, and when a session stops. The worker then tries to tell
+Java that it ends. Over a socket of the file system that fails at once, and pyspark 4.3 prints a traceback in the middle
+of a command's output. No result is lost: Java has taken the results of a task before its worker is idle, and notices
+by itself a worker that dies in a task. `session` tells Spark to use this daemon.
 """
 
 import os

@@ -5,7 +5,7 @@
                    └── waiting ◄─failed┘
 
 A bucket is queued when its next segment begins soon, ready when there is room in memory for the rows, and in flight
-when the storage may be called. It takes each of these steps once a load, so many buckets cost no more each than few.
+when the storage may be called. It takes each of these steps once for each load, however many buckets there are.
 While loads seem to be down, and one call at a time is sent, the bucket that has failed least goes first, room or not.
 
 Left out: the rows that a load brings (`transitions.loading`).

@@ -32,7 +32,7 @@ The subscriptions' acknowledgements filter what a view receives; the tracker its
 subscriptions have acknowledged. A lost snapshot's positions are read again by every view; the first puts them back.
 
 Left out: the work of a view for its dispatcher (`shared_view`); the set of subscriptions, and the life of the cursor
-(`broker.topic_index`).
+(`broker.topics.topic_index`).
 """
 
 from collections.abc import Iterator

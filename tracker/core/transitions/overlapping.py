@@ -1,6 +1,6 @@
 """Overlap: the buckets whose unloaded rows may be handed out from elsewhere, so that hand-outs have to be remembered.
 
-A row of a segment that is not loaded has no bit that could be cleared. Nearly always none is needed, since no other
+A row of a segment that is not loaded has no bit that could be cleared. Nearly always no bit is needed, since no other
 bucket has its position. Where another one may have it (ranges that overlap, a late message within a sealed range, a
 merge that is under way), positions that are handed out of the range are remembered, and their rows are dropped when
 they are loaded.

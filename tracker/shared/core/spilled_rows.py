@@ -5,13 +5,13 @@ times are not kept: the log has them. So a row costs two bytes or less instead o
 the log when the rows before it are gone.
 
     rows in memory │ window 1 │ window 2 │ window 3 │ ...
-    in order       │ in what order within, the log says
+    in order       │ the log has the order within a window
 
 Without them a subscription that takes nothing keeps every due row
-(`test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log`). Forgetting the positions too, and
-reading their range of ledgers again, is no way for these rows: of the range other rows are in memory, taken or indexed
-still, so the reader must know which to pass over; and rows behind a window wait until all of it is back, of which only
-its positions tell. Where neither matters, a range is read again: that of a lost snapshot.
+(`test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log`). The positions are kept for two reasons.
+Other rows of the same ledgers are in memory, taken or still indexed, and the reader must pass over them. And rows
+behind a window wait until the whole window is back, which only its positions tell. Where neither reason holds, as for a
+lost snapshot, a range of ledgers is read again without positions.
 
 Left out: when a window is read again (`view_rows`). Pure: no clock, no storage, no event loop.
 """
