@@ -33,7 +33,7 @@ from broker.page.routes import page_routes
 from broker.server.ports import listen_for_clients, open_tls, web_ports
 from broker.server.service_manager import ServiceManager
 from broker.service.scheduler import Housekeeping, Job
-from broker.service.service import Service
+from broker.service.service import TASKS_SHARE, Service
 from broker.service.snapshot_storages import tell_of_put_aside
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
             finally:
                 await listeners.aclose()
                 service.resting.stop_visits()
-                await housekeeping.close()
+                await housekeeping.close(TASKS_SHARE * service.close_timeout_s)
                 await web_server.close()
         finally:
             await listeners.aclose()

@@ -1,14 +1,15 @@
 """Periodic housekeeping on APScheduler: roll over, trim, expire, report.
 
 Deliveries do not depend on these jobs: they have timers of their own. A job that takes longer than its interval skips
-turns. A job that fails is logged and runs again at its next turn. Closing waits for running jobs. Jobs are not stored;
-the first turn is one interval after the start.
+turns. A job that fails is logged and runs again at its next turn. Closing waits for running jobs, for a while. Jobs are
+not stored; the first turn is one interval after the start.
 """
 
 import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
 
@@ -59,14 +60,15 @@ class Housekeeping:
             )
         self._scheduler.start()
 
-    async def close(self) -> None:
-        """End the schedule and wait for the jobs that run."""
+    async def close(self, timeout_s: float) -> None:
+        """End the schedule and wait for the jobs that run; those that take longer are cancelled."""
         if self._scheduler is None:
             return
         scheduler, self._scheduler = self._scheduler, None
+        # A storage may hang.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(turn.acquire() for turn in self._turns.values())), timeout_s)
         # APScheduler's shutdown cancels what runs, so it comes after the last job.
-        for turn in self._turns.values():
-            await turn.acquire()
         scheduler.shutdown()
         await asyncio.sleep(0)
 
@@ -80,6 +82,9 @@ class Housekeeping:
                 outcome = job.run()
                 if inspect.isawaitable(outcome):
                     await outcome
+            except asyncio.CancelledError:
+                # By `close`; APScheduler would show where it waited.
+                logger.warning("%s did not end in the time of the stop, and is cancelled", job.name)
             except Exception:
                 # The supervisor of the jobs: an exception of one must not stop the others, nor its own next turn.
                 logger.exception("%s failed; it is tried again in %g s", job.name, job.interval_s)

@@ -9,6 +9,7 @@ import pytest
 from broker.service.scheduler import Housekeeping, Job
 
 INTERVAL_S = 0.005
+CLOSE_TIMEOUT_S = 20
 
 
 def run_until_done(work: Callable[[], Awaitable[None]]) -> None:
@@ -40,7 +41,7 @@ def test_functions_and_coroutine_functions_have_their_turns_on_the_loop() -> Non
         )
         housekeeping.start()
         await enough.wait()
-        await housekeeping.close()
+        await housekeeping.close(CLOSE_TIMEOUT_S)
 
         turns_at_close = len(turns)
         await asyncio.sleep(5 * INTERVAL_S)
@@ -64,7 +65,7 @@ def test_a_job_that_fails_has_its_next_turn(caplog: pytest.LogCaptureFixture) ->
         housekeeping = Housekeeping([Job("trim", INTERVAL_S, fail)])
         housekeeping.start()
         await enough.wait()
-        await housekeeping.close()
+        await housekeeping.close(CLOSE_TIMEOUT_S)
 
     run_until_done(scenario)
 
@@ -98,7 +99,7 @@ def test_a_slow_job_leaves_out_turns_instead_of_piling_up(caplog: pytest.LogCapt
         housekeeping.start()
         await enough.wait()
         assert slow_turns == 1
-        await housekeeping.close()
+        await housekeeping.close(CLOSE_TIMEOUT_S)
 
     run_until_done(scenario)
 
@@ -119,7 +120,7 @@ def test_closing_waits_for_the_job_that_runs(caplog: pytest.LogCaptureFixture) -
         housekeeping = Housekeeping([Job("work", INTERVAL_S, work)])
         housekeeping.start()
         await begun.wait()
-        closing = asyncio.create_task(housekeeping.close())
+        closing = asyncio.create_task(housekeeping.close(CLOSE_TIMEOUT_S))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not closing.done()
@@ -148,7 +149,7 @@ def test_a_job_without_an_interval_has_no_turn() -> None:
         housekeeping = Housekeeping([*off, Job("on", INTERVAL_S, on)])
         housekeeping.start()
         await enough.wait()
-        await housekeeping.close()
+        await housekeeping.close(CLOSE_TIMEOUT_S)
 
         assert set(turns) == {"on"}
 
@@ -159,10 +160,10 @@ def test_closing_without_a_start_and_closing_twice_leave_nothing_that_runs() -> 
     async def scenario() -> None:
         turns: list[str] = []
         housekeeping = Housekeeping([Job("counted", INTERVAL_S, lambda: turns.append("a turn"))])
-        await housekeeping.close()
+        await housekeeping.close(CLOSE_TIMEOUT_S)
         housekeeping.start()
-        await housekeeping.close()
-        await housekeeping.close()
+        await housekeeping.close(CLOSE_TIMEOUT_S)
+        await housekeeping.close(CLOSE_TIMEOUT_S)
         turns_at_close = len(turns)
 
         await asyncio.sleep(5 * INTERVAL_S)
@@ -171,3 +172,31 @@ def test_closing_without_a_start_and_closing_twice_leave_nothing_that_runs() -> 
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_until_done(scenario)
+
+
+def test_a_job_that_hangs_is_cancelled_when_the_time_limit_of_the_stop_has_passed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        is_cancelled = asyncio.Event()
+        hangs = asyncio.Event()
+
+        async def hang() -> None:
+            hangs.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                is_cancelled.set()
+                raise
+
+        housekeeping = Housekeeping([Job("other", INTERVAL_S, lambda: None), Job("trim", INTERVAL_S, hang)])
+        housekeeping.start()
+        await hangs.wait()
+        await housekeeping.close(0.01)
+        await is_cancelled.wait()
+
+    run_until_done(scenario)
+
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "trim did not end in the time of the stop, and is cancelled"
+    ]
