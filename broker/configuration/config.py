@@ -31,6 +31,8 @@ from tracker.config import FACTORY_CLASS_NAMES, TrackerConfig
 __all__ = ["BrokerConfig", "ConfigError", "Setting", "load_config", "settings"]
 
 _INT64_MAX: Final = 2**63 - 1
+_INT32: Final = (-(2**31), 2**31 - 1)
+"""Pulsar's range of intervals. The next turn of a job with a much longer one is beyond the last date there is."""
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?0*([0-9]+)")
 _DIGITS_MAX: Final = 19
 _WORD: Final = re.compile(r"\w+")
@@ -106,7 +108,7 @@ class BrokerConfig:
     )
     """The largest message in bytes, metadata included; a larger one closes its connection. Default 5,242,880."""
 
-    keep_alive_interval_s: int = field(default=30, metadata={"key": "keepAliveIntervalSeconds"})
+    keep_alive_interval_s: int = field(default=30, metadata={"key": "keepAliveIntervalSeconds", "range": _INT32})
     """A client silent for this long is asked for a sign of life, and disconnected after as long again.
 
     Smaller finds dead clients sooner; 0 or less never asks. Default 30.
@@ -126,17 +128,24 @@ class BrokerConfig:
     """A message is acknowledged by itself this long after it was published; 0 is never. Default 0."""
 
     expiry_check_interval_s: int = field(
-        default=5 * 60, metadata={"key": "messageExpiryCheckIntervalInMinutes", "factor": 60}
+        default=5 * 60,
+        metadata={
+            "key": "messageExpiryCheckIntervalInMinutes",
+            "factor": 60,
+            "range": (60 * _INT32[0], 60 * _INT32[1]),
+        },
     )
     """How often messages beyond their time to live are looked for; 0 or less switches it off. Default 5 minutes."""
 
-    retention_check_interval_s: int = field(default=120, metadata={"key": "retentionCheckIntervalInSeconds"})
+    retention_check_interval_s: int = field(
+        default=120, metadata={"key": "retentionCheckIntervalInSeconds", "range": _INT32}
+    )
     """How often ledgers are closed by age, and those that every subscription has finished are deleted.
 
     Larger keeps finished ledgers on the disk for longer; 0 or less switches both off. Default 120.
     """
 
-    stats_interval_s: int = field(default=60, metadata={"key": "statsUpdateFrequencyInSecs"})
+    stats_interval_s: int = field(default=60, metadata={"key": "statsUpdateFrequencyInSecs", "range": _INT32})
     """How often rates are computed and a line of statistics is logged; 0 or less is never. Default 60."""
 
     is_unsupported_ignored: bool = field(default=False, metadata={"key": "unsupportedConfigIgnored"})

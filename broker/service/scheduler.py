@@ -44,11 +44,11 @@ class Housekeeping:
     def start(self) -> None:
         """Begin; the first turn of each job is one interval from now."""
         # UTC, because the machine's own time zone may be unknown, and intervals do not need it.
-        self._scheduler = AsyncIOScheduler(timezone=UTC)
+        scheduler = AsyncIOScheduler(timezone=UTC)
         for job in self._turns:
             # A late turn is taken; several missed ones are taken as one. A second instance is allowed, and finds that
             # the first still runs: APScheduler itself would warn of each turn that is left out.
-            self._scheduler.add_job(
+            scheduler.add_job(
                 self._take_turn,
                 "interval",
                 args=(job,),
@@ -58,7 +58,9 @@ class Housekeeping:
                 max_instances=2,
                 misfire_grace_time=None,
             )
-        self._scheduler.start()
+        scheduler.start()
+        # Last: one that did not start refuses to be shut down, and its own error is the one to be told.
+        self._scheduler = scheduler
 
     async def close(self, timeout_s: float) -> None:
         """End the schedule and wait for the jobs that run; those that take longer are cancelled."""

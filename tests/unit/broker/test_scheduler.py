@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from broker.configuration.config import load_config
 from broker.service.scheduler import Housekeeping, Job
 
 INTERVAL_S = 0.005
@@ -46,6 +47,33 @@ def test_functions_and_coroutine_functions_have_their_turns_on_the_loop() -> Non
         turns_at_close = len(turns)
         await asyncio.sleep(5 * INTERVAL_S)
         assert len(turns) == turns_at_close
+
+    run_until_done(scenario)
+
+
+def test_the_longest_intervals_can_be_waited_for() -> None:
+    longest = {
+        "keepAliveIntervalSeconds": "keep_alive_interval_s",
+        "messageExpiryCheckIntervalInMinutes": "expiry_check_interval_s",
+        "retentionCheckIntervalInSeconds": "retention_check_interval_s",
+        "statsUpdateFrequencyInSecs": "stats_interval_s",
+    }
+    config = load_config(None, environment={}, overrides=[f"{key}={2**31 - 1}" for key in longest])
+
+    async def scenario() -> None:
+        housekeeping = Housekeeping([Job(name, getattr(config, name), lambda: None) for name in longest.values()])
+        housekeeping.start()
+        await housekeeping.close()
+
+    run_until_done(scenario)
+
+
+def test_what_could_not_start_is_closed_in_silence() -> None:
+    async def scenario() -> None:
+        housekeeping = Housekeeping([Job("never", 2.0**40, lambda: None)])
+        with pytest.raises(OverflowError):
+            housekeeping.start()
+        await housekeeping.close()
 
     run_until_done(scenario)
 
