@@ -199,6 +199,9 @@ class DelayedDeliveryTracker(ABC):
         """Forget messages that were acknowledged before they were handed out; those that are not tracked are ignored.
 
         Without it they count until their ledger is passed or their time comes, and are handed out then.
+
+        Raises:
+            ValueError: The entry ids are no bitmap of pyroaring; nothing has changed then.
         """
 
     @abstractmethod

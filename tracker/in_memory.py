@@ -12,7 +12,7 @@ from pyroaring import BitMap
 from managed_ledger.position import Position
 from managed_ledger.value_types import Clock, Int64Array
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.offers import check_offer, check_tick_time, columns_of
+from tracker.columns.offers import check_acknowledged, check_offer, check_tick_time, columns_of
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import bitmap_of, ledger_groups
 from tracker.columns.refused_positions import RefusedPositions
@@ -194,6 +194,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return max(0, self._members.count - due)
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+        check_acknowledged(entry_ids)
         self._refuse(ledger_id, entry_ids)
 
     def should_pause_all_deliveries(self) -> bool:

@@ -1,4 +1,4 @@
-"""The check of messages that are offered to a tracker, of either kind: positions and times must be integers, in range.
+"""The check of what is given to a tracker, of either kind: positions and times must be integers, in range.
 
 No value is rounded, wrapped or cut to fit. A time below 0 stands for a message without a delay.
 """
@@ -8,6 +8,7 @@ from operator import index
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pyroaring import AbstractBitMap
 
 from managed_ledger.value_types import Int64Array
 from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX
@@ -47,6 +48,16 @@ def columns_of(
     if len(ledgers):
         _check_positions(ledgers, entries)
     return ledgers, entries, delivery
+
+
+def check_acknowledged(entry_ids: object) -> None:
+    """Check that acknowledged entries are a bitmap: a program that embeds a tracker may give a list or a set.
+
+    Raises:
+        ValueError: They are none.
+    """
+    if not isinstance(entry_ids, AbstractBitMap):
+        raise ValueError(f"acknowledged entries are a pyroaring.BitMap, not {type(entry_ids).__name__}: {entry_ids!r}")
 
 
 def check_tick_time(tick_time_ms: int) -> None:

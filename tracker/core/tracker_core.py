@@ -20,7 +20,7 @@ from pyroaring import BitMap
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_properties import BucketProperties
-from tracker.columns.offers import check_tick_time, columns_of
+from tracker.columns.offers import check_acknowledged, check_tick_time, columns_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, Event
 from tracker.core.checks import check
@@ -129,7 +129,12 @@ class TrackerCore(Questions):
         return handing_out.hand_out(self._whole(), now_ms, limit)
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """Forget messages that were acknowledged without being handed out."""
+        """Forget messages that were acknowledged without being handed out.
+
+        Raises:
+            ValueError: The entry ids are no bitmap; nothing has changed.
+        """
+        check_acknowledged(entry_ids)
         operations.acknowledge(self._whole(), ledger_id, entry_ids)
 
     # Life.

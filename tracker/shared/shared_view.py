@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from managed_ledger.value_types import Int64Array, Mask
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.offers import check_offer, columns_of
+from tracker.columns.offers import check_acknowledged, check_offer, columns_of
 from tracker.columns.positions import is_in_bitmap, ledger_bitmaps, ledger_groups
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
@@ -239,6 +239,8 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Forget nothing: other subscriptions may want them, and counting asks this one's cursor."""
+        del ledger_id
+        check_acknowledged(entry_ids)
 
     def _indexed_count(self) -> int:
         """Return how many of the index's messages this subscription has neither acknowledged nor taken."""

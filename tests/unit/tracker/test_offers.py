@@ -105,6 +105,20 @@ def test_a_column_is_no_single_offer(run: Run, entry_id: Any, deliver_at: Any, r
     run(test)
 
 
+@pytest.mark.parametrize("entry_ids", [[1], {1}, range(1, 2), 1, None])
+def test_acknowledgements_that_are_no_bitmap_are_refused_before_anything_changes(run: Run, entry_ids: Any) -> None:
+    """And do not stop the tracker, as a defect of its own does."""
+
+    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
+        assert tracker.add_messages([1, 1], [0, 1], [LATER_MS, LATER_MS]).all()
+        with pytest.raises(ValueError, match=r"a pyroaring\.BitMap, not "):
+            tracker.note_acknowledged(1, entry_ids)
+        clock.now_ms = LATER_MS
+        assert len(tracker.get_scheduled_messages(10)) == 2
+
+    run(test)
+
+
 def test_columns_that_do_not_belong_together_are_refused(run: Run) -> None:
     """Of different lengths, of no length, or of times that no signed integer holds."""
 
