@@ -135,7 +135,8 @@ class Scheduler:
                 raise TypeError(f"properties are texts by texts, not {name!r}: {value!r}")
         when: dict[str, Any]
         if at is not None:
-            when = {"deliver_at": _schedulable("deliverAtMs", time_ms(at), TIME_MS_MAX)}
+            # The client knows no time before 1970.
+            when = {"deliver_at": max(0, _schedulable("deliverAtMs", time_ms(at), TIME_MS_MAX))}
         else:
             after_ms = _span(after)
             if after_ms < 0:

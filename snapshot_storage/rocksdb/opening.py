@@ -236,8 +236,8 @@ def _put_aside(path: Path, damage: str) -> None:
     with Translated(error_of, path, f"put aside the snapshots, which cannot be used ({damage}),"):
         aside = put_aside(path)
     logger.error(
-        "the snapshots in %s cannot be used (%s): %s %s, and the index is read again from the log. No program reads "
-        "that folder any more: it can be removed",
+        "the snapshots in %s cannot be used (%s): %s %s, and the index is read again from the log. Postdate reads them "
+        "no more: if nothing else is with them, they can be removed",
         path,
         damage,
         "its files were put aside in" if is_inside(aside) else "the folder was put aside as",
