@@ -119,7 +119,8 @@ class Subscription:
         self.name = name
         self.cursor = cursor
         self.dispatcher: Dispatcher | None = None
-        self.consumers: list[Consumer] = []
+        self.consumers: dict[Consumer, None] = {}
+        """In the order in which they came; a look-up for each FLOW and ACK may not search a list of a thousand."""
         self._ledger = ledger
         self._consumers_max = consumers_max
         self._spawn = spawn
@@ -185,7 +186,7 @@ class Subscription:
                 if not await self._remove_dead(self._holders(refusal), consumer.link):
                     raise
                 self.dispatcher.add_consumer(consumer)
-            self.consumers.append(consumer)
+            self.consumers[consumer] = None
             # The first consumer may have brought another policy.
             self._restore_parts(parts_of(self.cursor.properties))
             has_others = subscription_type is SubscriptionType.KEY_SHARED and len(self.consumers) > 1
@@ -548,7 +549,7 @@ class Subscription:
         if stats is not None:
             self._messages_out_before += stats.msg_out_counter
             self._bytes_out_before += stats.bytes_out_counter
-        self.consumers.remove(consumer)
+        del self.consumers[consumer]
         self._consumer_left_ms = self._now_ms()
         self.dispatcher.remove_consumer(consumer)
 
@@ -577,7 +578,7 @@ class Subscription:
             MetadataError: Other consumers are attached.
         """
         async with self._lock:
-            if self.consumers != [consumer]:
+            if list(self.consumers) != [consumer]:
                 raise MetadataError("Unconnected or shared consumer attempting to unsubscribe")
             self.remove_consumer(consumer)
             await self._drop_dispatcher()

@@ -485,7 +485,7 @@ def test_a_client_that_reads_no_more_gives_up_its_consumers_at_once(tmp_path: Pa
             hung.connection.check_alive()
         await until(lambda: len(subscription.consumers) == 1)
 
-        assert subscription.consumers[0].link is healthy.connection
+        assert next(iter(subscription.consumers)).link is healthy.connection
         assert hung.connection in service.connections
 
     play(tmp_path, story)
@@ -645,7 +645,7 @@ def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path
         subscription = service.topics[TopicName.parse("t")].subscriptions["s"]
 
         def unacked() -> int:
-            return subscription.permits_and_unacked_of(subscription.consumers[0])[1]
+            return subscription.permits_and_unacked_of(next(iter(subscription.consumers)))[1]
 
         await until(lambda: unacked() == 10)
         acknowledged = [{"ledgerId": 1, "entryId": 4}]
@@ -654,7 +654,7 @@ def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path
         subscription.dispatcher.stop_for_defect(KeyError(0))
 
         await until(lambda: [one for one in peer.answers() if one.type == BaseCommand.CLOSE_CONSUMER])
-        assert subscription.consumers == []
+        assert not subscription.consumers
         assert (await subscribe(peer, 2)).type == BaseCommand.SUCCESS
         peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 2, "messagePermits": 100}))
         await until(lambda: unacked() == 9)

@@ -134,7 +134,7 @@ def test_a_dispatcher_that_a_defect_has_stopped_is_told(tmp_path: Path) -> None:
         subscription = service.topics[_TOPIC].subscriptions["s"]
         assert subscription.dispatcher is not None
         subscription.dispatcher.core.next_read = defect  # type: ignore[method-assign]
-        subscription.dispatcher.consumer_flow(subscription.consumers[0], 1)
+        subscription.dispatcher.consumer_flow(next(iter(subscription.consumers)), 1)
         (problem,) = await until(service.problems)
         assert problem == f"{_TOPIC}: subscription s has stopped by a defect: AssertionError('seeded')"
 
