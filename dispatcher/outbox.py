@@ -18,7 +18,7 @@ from typing import Any, Final
 from dispatcher.config import DispatcherConfig
 from dispatcher.consumer import ConsumerHandle, Delivery
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import BYTES, ENTRY, LEDGER, Item, Key, key_of, key_of_item
+from dispatcher.core.items import BYTES, COUNT, ENTRY, LEDGER, Item, Key, key_of, key_of_item
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log
 from snapshot_storage.backoff import Backoff
@@ -196,11 +196,12 @@ class Outbox:
         assert isinstance(self._items, deque)
         for _ in batch:
             self._items.popleft()
-        deliveries = self._deliveries(batch, payloads)
-        if deliveries:
+        sent, deliveries = self._deliveries(batch, payloads)
+        if sent:
+            self.consumer.messages_out += sum([item[COUNT] for item in sent])
             self.consumer.bytes_out += sum([len(delivery[3]) for delivery in deliveries])
             self.handle.send_messages(deliveries)
-            self._on_sent(batch)
+            self._on_sent(sent)
 
     def _next_batch(self) -> tuple[list[Item], int]:
         """Take what fits into one read, at least one entry; return its bytes too."""
@@ -210,7 +211,8 @@ class Outbox:
             size -= batch.pop()[BYTES]
         return batch, size
 
-    def _deliveries(self, batch: list[Item], payloads: list[bytes | None]) -> list[Delivery]:
+    def _deliveries(self, batch: list[Item], payloads: list[bytes | None]) -> tuple[list[Item], list[Delivery]]:
+        """Return the entries that are still the consumer's own and in the log, and the deliveries of them."""
         core, positions = self._core, list(map(key_of_item, batch))
         counts = map(core.redelivery_counts.get, positions, repeat(0)) if core.redelivery_counts else repeat(0)
         ack_sets = map(core.ack_sets.get, positions, repeat(())) if core.ack_sets else repeat(())
@@ -219,7 +221,7 @@ class Outbox:
         deliveries = list(map(_new_delivery, zip(ledger_ids, entry_ids, counts, payloads, ack_sets, strict=False)))
         are_pending = core.are_pending(self.consumer, positions)
         if all(are_pending) and None not in payloads:
-            return deliveries
+            return batch, deliveries
         is_sent = [is_own and payload is not None for is_own, payload in zip(are_pending, payloads, strict=True)]
         self._on_refused(self.consumer, [item for item, is_one in zip(batch, is_sent, strict=True) if not is_one])
         missing = [
@@ -229,4 +231,4 @@ class Outbox:
         ]
         if missing:
             self._on_missing(missing)
-        return list(compress(deliveries, is_sent))
+        return list(compress(batch, is_sent)), list(compress(deliveries, is_sent))

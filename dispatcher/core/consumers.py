@@ -36,6 +36,7 @@ class ConsumerState:
     """Heap of the heads of its slots that may be sent. Some are out of date: compare with the slot's head."""
 
     messages_out: int = 0
+    """Messages that were written to its connection, like `bytes_out`; an entry may be given and never written."""
     bytes_out: int = 0
     messages_acked: int = 0
     messages_redelivered: int = 0
@@ -77,7 +78,6 @@ class ConsumerState:
     def note_given(self, messages: int, entries: int, now_ms: int) -> None:
         """Note that it was given this many messages in so many entries; they take its permits."""
         self.permits -= messages
-        self.messages_out += messages
         average = messages / entries
         before = self.messages_per_entry
         self.messages_per_entry = _OLD_SHARE * before + (1 - _OLD_SHARE) * average if before else average

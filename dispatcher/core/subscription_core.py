@@ -159,9 +159,7 @@ class SubscriptionCore(ABC):
 
     def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:
         """Give permits back for entries that were given to a consumer and not sent; `on_timer` may then be due."""
-        messages = sum(item[COUNT] for item in items)
-        consumer.permits += messages
-        consumer.messages_out -= messages
+        consumer.permits += sum(item[COUNT] for item in items)
 
     # Acknowledgements.
 

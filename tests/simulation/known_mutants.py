@@ -86,8 +86,8 @@ DISPATCHER: Final = [
     Mutant(
         "refund-forgotten",
         "dispatcher/core/subscription_core.py",
-        "        consumer.permits += messages\n        consumer.messages_out -= messages",
-        "        consumer.messages_out -= messages",
+        "        consumer.permits += sum(item[COUNT] for item in items)\n",
+        "        pass\n",
         "permits of what was not sent do not come back",
     ),
     Mutant(

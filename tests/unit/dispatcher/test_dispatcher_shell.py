@@ -490,6 +490,34 @@ def test_a_connection_that_is_not_writable_gets_nothing_until_it_is() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("kind", SubscriptionType)
+def test_a_message_counts_as_sent_when_it_is_written_and_not_when_it_is_given(kind: SubscriptionType) -> None:
+    """A given entry may go back unsent: a counter of given ones would fall."""
+
+    async def scenario() -> None:
+        world = ShellWorld(kind)
+        consumer = FakeConsumer("c")
+        consumer.is_writable = False
+        world.dispatcher.add_consumer(consumer)
+        world.dispatcher.consumer_flow(consumer, 100)
+        world.publish(5)
+        await settle(1)
+        (stats,) = world.dispatcher.stats().consumers
+        assert (stats.unsent_entries, stats.msg_out_counter, stats.bytes_out_counter) == (5, 0, 0)
+
+        world.dispatcher.redeliver_unacknowledged_messages(consumer)
+        consumer.is_writable = True
+        world.dispatcher.consumer_writable(consumer)
+        await settle(1)
+        (stats,) = world.dispatcher.stats().consumers
+        assert len(consumer.payloads) == 5
+        assert (stats.unsent_entries, stats.msg_out_counter, stats.available_permits) == (0, 5, 95)
+        assert stats.bytes_out_counter > 0
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED])
 @pytest.mark.parametrize("event", ["expired", "acknowledged by another"])
 def test_permits_of_what_is_not_sent_any_more_serve_what_waits(kind: SubscriptionType, event: str) -> None:
