@@ -278,7 +278,7 @@ class Operations:
             if given_up:
                 count = sum(copies[position].message_count for position in given_up)
                 withdrawn.append(_Withdrawn(subscription, by_ledger(given_up), count))
-                subscription.withdraw(withdrawn[-1].entries, count)
+                subscription.withdraw(withdrawn[-1].entries)
         moved = _MovedPortion(
             messages,
             sum(copies[position].message_count for position in kept),
@@ -293,8 +293,10 @@ class Operations:
             await asyncio.shield(replacement.durable)
         except BaseException:
             for one in withdrawn:
-                one.subscription.give_back(one.entries, one.message_count)
+                one.subscription.give_back(one.entries)
             raise
+        for one in withdrawn:
+            one.subscription.rescheduled_total += one.message_count
         return moved
 
     def _who_gives_up(

@@ -481,17 +481,15 @@ class Subscription:
         await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
         return new
 
-    def withdraw(self, entries: Mapping[int, BitMap], message_count: int) -> None:
-        """Take entries with so many messages, which the cursor withholds, out of the dispatcher."""
+    def withdraw(self, entries: Mapping[int, BitMap]) -> None:
+        """Take entries, which the cursor withholds, out of the dispatcher."""
         if self.dispatcher is not None:
             self.dispatcher.withdraw(entries)
-        self.rescheduled_total += message_count
 
-    def give_back(self, entries: Mapping[int, BitMap], message_count: int) -> None:
+    def give_back(self, entries: Mapping[int, BitMap]) -> None:
         """Deliver withdrawn entries after all."""
         if self.dispatcher is not None:
             self.dispatcher.give_back(entries)
-        self.rescheduled_total -= message_count
 
     def in_hand(self, positions: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
         """Return which of these entries are pending at a consumer."""
