@@ -413,8 +413,7 @@ class Dispatcher:
         return subscription_stats(
             self.core,
             self.subscription_type,
-            consumer_ids={index: outbox.handle.consumer_id for index, outbox in self._outboxes.items()},
-            unsent={index: len(outbox) for index, outbox in self._outboxes.items()},
+            consumers=[(one.consumer, one.handle.consumer_id, len(one)) for one in self._outboxes.values()],
             messages_delayed=self.tracker.number_of_future_messages() if self.tracker is not None else 0,
             reads=self._reader.under_way(),
         )
@@ -435,7 +434,7 @@ class Dispatcher:
 
     def newcomer_stats(self) -> NewcomerStats | None:
         """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
-        return newcomer_stats(self.core) if isinstance(self.core, KeySharedCore) else None
+        return newcomer_stats(self.core, self._outboxes) if isinstance(self.core, KeySharedCore) else None
 
     def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
         """Return the place of an entry that is not acknowledged, and the reason why it waits there."""

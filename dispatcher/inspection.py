@@ -1,5 +1,7 @@
 """Stats of a dispatcher, and why a key is where it is; reads a core and changes nothing."""
 
+from collections.abc import Collection, Iterable
+
 import numpy as np
 
 from dispatcher.config import SubscriptionType
@@ -31,8 +33,7 @@ def subscription_stats(
     core: SubscriptionCore,
     subscription_type: SubscriptionType,
     *,
-    consumer_ids: dict[int, int],
-    unsent: dict[int, int],
+    consumers: Iterable[tuple[ConsumerState, int, int]],
     messages_delayed: int,
     reads: ReadsUnderWay,
 ) -> SubscriptionStats:
@@ -41,20 +42,18 @@ def subscription_stats(
     Args:
         core: Its core.
         subscription_type: Its type.
-        consumer_ids: The clients' ids of the consumers, by index.
-        unsent: How many entries are on their way to each consumer, by index.
+        consumers: Each that is connected, with its client's id of it and how many entries are on their way to it. After
+            a defect the core has others, too.
         messages_delayed: How many messages wait for their time.
         reads: The reads under way.
     """
-    consumers = [
-        consumer_stats(core, consumer, consumer_ids[index], unsent[index]) for index, consumer in core.consumers.items()
-    ]
+    shown = [consumer_stats(core, *one) for one in consumers]
     many = core if isinstance(core, MultipleConsumersCore) else None
     policy = core.policy if isinstance(core, KeySharedCore) else None
     active = core.active if isinstance(core, SingleActiveCore) else None
     return SubscriptionStats(
         type=subscription_type.value,
-        consumers=consumers,
+        consumers=shown,
         active_consumer_name=active.name if active is not None else None,
         msg_in_replay=len(many.waiting) + many.held_count if many is not None else 0,
         msg_delayed=messages_delayed,
@@ -62,9 +61,9 @@ def subscription_stats(
         blocked_subscription_on_unacked_msgs=many.is_blocked if many is not None else False,
         key_shared_mode=policy.mode.value if policy is not None else None,
         allow_out_of_order_delivery=policy.allow_out_of_order_delivery if policy is not None else False,
-        draining_hashes_count=sum(stats.draining_hashes_count for stats in consumers),
-        draining_hashes_cleared_total=sum(stats.draining_hashes_cleared_total for stats in consumers),
-        draining_hashes_unacked_messages=sum(stats.draining_hashes_unacked_messages for stats in consumers),
+        draining_hashes_count=sum(stats.draining_hashes_count for stats in shown),
+        draining_hashes_cleared_total=sum(stats.draining_hashes_cleared_total for stats in shown),
+        draining_hashes_unacked_messages=sum(stats.draining_hashes_unacked_messages for stats in shown),
         read_position=core.plan.next_immediate if core.plan is not None else None,
         is_reading=reads.of_log or reads.waits_for_entries,
         is_reading_replay=reads.of_due,
@@ -121,8 +120,8 @@ def _draining_hashes(draining: DrainingHashesTracker, consumer: ConsumerState) -
     ]
 
 
-def newcomer_stats(core: KeySharedCore) -> NewcomerStats | None:
-    """Return what the ordering modes before PIP-379 show, None in the others."""
+def newcomer_stats(core: KeySharedCore, indices: Collection[int]) -> NewcomerStats | None:
+    """Return what the ordering modes before PIP-379 show of the consumers with these indices, None in the others."""
     fence = core.fence
     if not isinstance(fence, RecentlyJoinedFence):
         return None
@@ -139,8 +138,8 @@ def newcomer_stats(core: KeySharedCore) -> NewcomerStats | None:
                 for first, last in zip(ids[begins].tolist(), ids[ends].tolist(), strict=True)
             ]
     return NewcomerStats(
-        position_when_joining=[fence.position_when_joining(index) for index in core.consumers],
-        is_waiting=[index in fence.bounds for index in core.consumers],
+        position_when_joining=[fence.position_when_joining(index) for index in indices],
+        is_waiting=[index in fence.bounds for index in indices],
         last_sent_position=last_sent,
         individually_sent_positions=ranges,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.admin.topic_stats import subscription_stats
 from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX, Connection
 from broker.clients.requests import HANDLERS
 from broker.clients.writability import READ_BYTES_MAX
@@ -633,8 +634,12 @@ def test_a_consumer_without_a_point_on_the_ring_is_told_of_in_the_log(
     assert f"consumer {second} of persistent://public/default/t / s gets no key" in caplog.text
 
 
-def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path: Path) -> None:
-    """They are disconnected; their acknowledged messages stay acknowledged, and the rest comes again."""
+@pytest.mark.parametrize("is_classic", [False, True])
+def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path: Path, *, is_classic: bool) -> None:
+    """They are disconnected; their acknowledged messages stay acknowledged, and the rest comes again.
+
+    Stats and metrics show none of them meanwhile.
+    """
 
     async def story(service: Service) -> None:
         peer = Peer(service)
@@ -655,6 +660,8 @@ def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path
 
         await until(lambda: [one for one in peer.answers() if one.type == BaseCommand.CLOSE_CONSUMER])
         assert not subscription.consumers
+        shown = await subscription_stats(service.topics[TopicName.parse("t")], subscription)
+        assert (shown["consumers"], shown["type"]) == ([], "Key_Shared")
         assert (await subscribe(peer, 2)).type == BaseCommand.SUCCESS
         peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 2, "messagePermits": 100}))
         await until(lambda: unacked() == 9)
@@ -664,7 +671,7 @@ def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path
         answer = await subscribe(peer, 3)
         assert answer.error.error == ServerError.ServiceNotReady
 
-    play(tmp_path, story)
+    play(tmp_path, story, dispatcher=DispatcherConfig(use_classic_implementation=is_classic))
 
 
 @pytest.mark.parametrize(
