@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from broker.admin.figures import DISPATCHER_FIGURES, SUBSCRIPTION_FIGURES, TOPIC_FIGURES, Metric
+from broker.admin.figures import SUBSCRIPTION_COUNTERS, TOPIC_FIGURES, Metric
 from broker.topics.figures import TopicSnapshot
 from dispatcher.lateness import LatenessHistogram
 from tracker.stats import TrackerCounters, summed
@@ -22,7 +22,7 @@ class DeletedTopics:
 
     Attributes:
         namespace: `tenant/namespace`.
-        totals: By name, the counters of topics, subscriptions and dispatchers.
+        totals: By name, the counters of topics and subscriptions.
         lateness: How late messages were.
         index_counters: Of the delayed indexes, None if there was none.
     """
@@ -42,12 +42,11 @@ def with_deleted(before: DeletedTopics | None, topic: TopicSnapshot) -> DeletedT
         lateness.add(before.lateness)
         indexes.append(before.index_counters)
     _count(totals, TOPIC_FIGURES, topic)
+    _count(totals, SUBSCRIPTION_COUNTERS, topic.deleted_counters)
     if topic.lateness is not None:
         lateness.add(topic.lateness)
     for one in topic.subscriptions:
-        _count(totals, SUBSCRIPTION_FIGURES, one)
-        if one.dispatcher is not None:
-            _count(totals, DISPATCHER_FIGURES, one.dispatcher)
+        _count(totals, SUBSCRIPTION_COUNTERS, one.counters)
         indexes += [one.tracker, one.index_counters_before]
     return DeletedTopics(topic.namespace, totals, lateness, summed(*indexes))
 

@@ -10,7 +10,7 @@ from math import nan
 from typing import Final, Generic, TypeVar
 
 from broker.admin.exposition import Labels
-from broker.topics.figures import SubscriptionSnapshot, TopicSnapshot
+from broker.topics.figures import SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.durations import DurationHistogram
 from managed_ledger.writing.append_stats import AppendWindow
@@ -174,13 +174,6 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
     ),
     Metric("pulsar_subscription_delayed", "Entries that wait for their time.", lambda one: one.delayed),
     Metric("pulsar_subscription_consumers_count", "Connected consumers.", lambda one: len(_consumers(one)), False),
-    Metric("pulsar_out_messages_total", "Messages sent.", lambda one: one.messages_out_total),
-    Metric("pulsar_out_bytes_total", "Bytes sent.", lambda one: one.bytes_out_total),
-    Metric(
-        "postdate_dispatcher_rebuilds_total",
-        "Dispatchers that stopped for a defect and were rebuilt from the log; report each.",
-        lambda one: one.rebuilds_total,
-    ),
     Metric("pulsar_subscription_msg_rate_out", "Messages sent a second.", lambda one: one.rates.messages_out, False),
     Metric("pulsar_subscription_msg_throughput_out", "Bytes sent a second.", lambda one: one.rates.bytes_out, False),
     Metric(
@@ -196,7 +189,6 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
         has_sum=False,
     ),
     Metric("pulsar_subscription_msg_rate_expired", "Entries expired a second.", lambda one: one.expired_rate, False),
-    Metric("pulsar_subscription_total_msg_expired", "Entries that expired.", lambda one: one.expired_total, False),
     Metric(
         "pulsar_subscription_last_expire_timestamp",
         "When expiry was last looked for, in milliseconds since the epoch.",
@@ -221,17 +213,39 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
         "topics without clients it is a lower bound, until the last one is due.",
         lambda one: one.overdue,
     ),
+)
+
+SUBSCRIPTION_COUNTERS: Final[tuple[Metric[SubscriptionCounters], ...]] = (
+    Metric("pulsar_out_messages_total", "Messages sent.", lambda one: one.messages_out),
+    Metric("pulsar_out_bytes_total", "Bytes sent.", lambda one: one.bytes_out),
+    Metric(
+        "postdate_dispatcher_rebuilds_total",
+        "Dispatchers that stopped for a defect and were rebuilt from the log; report each.",
+        lambda one: one.rebuilds,
+    ),
+    Metric("pulsar_subscription_total_msg_expired", "Entries that expired.", lambda one: one.expired, False),
     Metric(
         "postdate_scheduled_cancelled_total",
         "Scheduled messages that were cancelled since the start.",
-        lambda one: one.cancelled_total,
+        lambda one: one.cancelled,
     ),
     Metric(
         "postdate_scheduled_rescheduled_total",
         "Scheduled messages that were moved or delivered early since the start.",
-        lambda one: one.rescheduled_total,
+        lambda one: one.rescheduled,
+    ),
+    Metric(
+        "postdate_delayed_reread_at_recovery_total",
+        "Delayed messages that a dispatcher had to read again when it began, because no snapshot held them.",
+        lambda one: one.delayed_reread,
+    ),
+    Metric(
+        "postdate_entries_read_total",
+        "Headers read from the log since the start; at first, what recovery had to read again.",
+        lambda one: one.entries_read,
     ),
 )
+"""A subscription's own series end with it, as in Pulsar; the sums of its namespace go on."""
 
 DISPATCHER_FIGURES: Final[tuple[Metric[SubscriptionStats], ...]] = (
     Metric("pulsar_subscription_in_replay", "Entries that wait for a consumer.", lambda one: one.msg_in_replay),
@@ -279,16 +293,6 @@ DISPATCHER_FIGURES: Final[tuple[Metric[SubscriptionStats], ...]] = (
         "postdate_subscription_draining_hashes_cleared",
         "Hashes that have drained, of the consumers that are connected (PIP-379).",
         lambda one: one.draining_hashes_cleared_total,
-    ),
-    Metric(
-        "postdate_delayed_reread_at_recovery_total",
-        "Delayed messages that the last start had to read again, because no snapshot held them.",
-        lambda one: one.delayed_reread_at_recovery_total,
-    ),
-    Metric(
-        "postdate_entries_read_total",
-        "Headers read from the log since the dispatcher was made; after a start, what recovery had to read again.",
-        lambda one: one.entries_read_total,
     ),
 )
 

@@ -23,6 +23,7 @@ from broker.admin.figures import (
     INDEX_COUNTERS,
     INDEX_GAUGES,
     LABELS_OF_SUMS,
+    SUBSCRIPTION_COUNTERS,
     SUBSCRIPTION_FIGURES,
     TOPIC_FIGURES,
     WINDOW_FIGURES,
@@ -90,6 +91,7 @@ class MetricsPage:
         self._windows = _Table(WINDOW_FIGURES, is_summed=not is_by_topic)
         self._lateness: dict[str, tuple[Labels, list[int], int]] = {}
         self._subscriptions = _Table(SUBSCRIPTION_FIGURES, is_summed=not is_by_topic)
+        self._subscription_counters = _Table(SUBSCRIPTION_COUNTERS, is_summed=not is_by_topic)
         self._dispatchers = _Table(DISPATCHER_FIGURES, is_summed=not is_by_topic)
         self._consumers = _Table(CONSUMER_FIGURES, is_summed=False)
         self._consumers_out = {"pulsar_out_messages_total": Samples(), "pulsar_out_bytes_total": Samples()}
@@ -112,19 +114,22 @@ class MetricsPage:
         for one in topic.subscriptions:
             at = {**labels, "subscription": one.name} if self._is_by_topic else labels
             self._subscriptions.add(at, one)
+            self._subscription_counters.add(at, one.counters)
             if one.dispatcher is not None:
                 self._dispatchers.add(at, one.dispatcher)
                 if self._is_by_consumer:
                     for consumer, address in zip(one.dispatcher.consumers, one.consumer_addresses, strict=True):
                         self._add_consumer(at, consumer, address)
             self._add_index(at, one.tracker, summed(one.tracker, one.index_counters_before))
+        if not self._is_by_topic:
+            self._subscription_counters.add(labels, topic.deleted_counters)
         self._add_index(labels, topic.shared_index, summed(topic.shared_index, topic.index_counters_before))
 
     def add_deleted(self, deleted: DeletedTopics) -> None:
         """Add what the deleted topics of a namespace have counted to its sums."""
         labels = {**self._cluster, "namespace": deleted.namespace}
         if not self._is_by_topic:
-            for table in (self._topics, self._subscriptions, self._dispatchers):
+            for table in (self._topics, self._subscription_counters):
                 table.add_totals(labels, deleted.totals)
             if any(deleted.lateness.counts):
                 self._add_lateness(labels, deleted.lateness)
@@ -201,7 +206,8 @@ class MetricsPage:
         yield from self._topics.families()
         yield from self._windows.families()
         yield from self._lateness_lines()
-        yield from self._subscriptions.families(more=self._consumers_out if self._is_by_consumer else {})
+        yield from self._subscriptions.families()
+        yield from self._subscription_counters.families(more=self._consumers_out if self._is_by_consumer else {})
         yield from self._dispatchers.families()
         if self._is_by_consumer:
             yield from self._consumers.families()

@@ -72,8 +72,8 @@ async def subscription_stats(topic: Topic, subscription: Subscription, delayed: 
     if delayed is None:
         delayed = totals.delayed
     shown: Json = _rates([consumer.meter.rates for consumer in subscription.consumers]) | {
-        "bytesOutCounter": totals.bytes_out_total,
-        "msgOutCounter": totals.messages_out_total,
+        "bytesOutCounter": totals.counters.bytes_out,
+        "msgOutCounter": totals.counters.messages_out,
         "msgBacklog": cursor.backlog,
         "msgBacklogNoDelayed": max(0, cursor.backlog - delayed),
         "msgDelayed": delayed,
@@ -86,7 +86,7 @@ async def subscription_stats(topic: Topic, subscription: Subscription, delayed: 
         "nonContiguousDeletedMessagesRanges": sum(len(begins) for _, begins, _ in _acknowledged_runs(topic, cursor)),
         "lastMarkDeleteAdvancedTimestamp": subscription.mark_delete_advanced_ms,
         "msgRateExpired": subscription.expiry.meter.rates[0],
-        "totalMsgExpired": subscription.expiry.messages_total,
+        "totalMsgExpired": subscription.counters.expired,
         "lastExpireTimestamp": subscription.expiry.last_ms,
     }
     dispatcher, stats = subscription.dispatcher, subscription.stats()

@@ -22,6 +22,7 @@ from broker.scheduled.portions import Portion, portions
 from broker.scheduled.selection import Rows, Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.slices import Turns
+from broker.topics.figures import SubscriptionCounters
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from dispatcher.core.acknowledgements.ack_sets import unacknowledged
@@ -296,7 +297,7 @@ class Operations:
                 one.subscription.give_back(one.entries)
             raise
         for one in withdrawn:
-            one.subscription.rescheduled_total += one.message_count
+            one.subscription.count(SubscriptionCounters(rescheduled=one.message_count))
         return moved
 
     def _who_gives_up(

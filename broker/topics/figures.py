@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from operator import add
+from typing import Final, NamedTuple
 
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
@@ -13,6 +14,36 @@ from tracker.stats import TrackerCounters, TrackerStats
 NO_RATES: Final = ConsumerCounters()
 
 
+class SubscriptionCounters(NamedTuple):
+    """The counts of one subscription, or of several, since the start of the service; a count never falls."""
+
+    messages_out: int = 0
+    """Messages sent to consumers."""
+    bytes_out: int = 0
+    expired: int = 0
+    """Entries that expired."""
+    cancelled: int = 0
+    rescheduled: int = 0
+    """Scheduled messages that were moved or delivered early."""
+    rebuilds: int = 0
+    """How often its dispatcher stopped for a defect."""
+    entries_read: int = 0
+    """Headers that its dispatchers have read from the log."""
+    delayed_reread: int = 0
+    """Of these, headers of delayed messages that were in the log when a dispatcher began and in no snapshot."""
+
+    def plus(self, more: "SubscriptionCounters") -> "SubscriptionCounters":
+        """Return the sums.
+
+        >>> SubscriptionCounters(expired=1).plus(SubscriptionCounters(expired=2, cancelled=3))[2:4]
+        (3, 3)
+        """
+        return SubscriptionCounters(*map(add, self, more))
+
+
+NOTHING_COUNTED: Final = SubscriptionCounters()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionSnapshot:
     """One subscription.
@@ -21,29 +52,24 @@ class SubscriptionSnapshot:
         name: Its name.
         backlog: Entries that are not acknowledged.
         delayed: Entries that wait for their time.
-        messages_out_total: Messages sent to consumers since the start.
-        bytes_out_total: Bytes sent to them.
+        counters: Its counts since the start.
         dispatcher: The dispatcher's figures, None while there is no dispatcher.
         consumer_addresses: The client's address and port of each consumer in them.
         tracker: The figures of its delayed index, None without a bucket tracker.
         index_counters_before: The counters of its closed trackers, None if there was none.
-        rebuilds_total: How often its dispatcher was rebuilt after a defect.
     """
 
     name: str
     backlog: int
-    messages_out_total: int
-    bytes_out_total: int
+    counters: SubscriptionCounters = NOTHING_COUNTED
     delayed: int = 0
     dispatcher: SubscriptionStats | None = None
     consumer_addresses: Sequence[str] = ()
     tracker: TrackerStats | None = None
     index_counters_before: TrackerCounters | None = None
-    rebuilds_total: int = 0
     rates: ConsumerCounters = NO_RATES
     """Per second, of its consumers, in the last whole window."""
     expired_rate: float = 0.0
-    expired_total: int = 0
     last_expired_ms: int = 0
     mark_delete_advanced_ms: int = 0
     backlog_bytes: int = 0
@@ -55,8 +81,6 @@ class SubscriptionSnapshot:
     """Due entries that no consumer has and no pause holds."""
     next_deliver_at_ms: int | None = None
     """The first delivery time at the last count in the log, None where there was none."""
-    cancelled_total: int = 0
-    rescheduled_total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +96,7 @@ class TopicSnapshot:
         storage_size_bytes: Bytes of its log.
         subscriptions: Its subscriptions.
         shared_index: The figures of the delayed index that they share, None where each has its own.
+        deleted_counters: The counts of its deleted subscriptions.
         index_counters_before: The counters of deleted subscriptions' trackers and of closed shared indexes; None if
             there was none.
     """
@@ -83,6 +108,7 @@ class TopicSnapshot:
     bytes_in_total: int
     storage_size_bytes: int
     subscriptions: Sequence[SubscriptionSnapshot] = ()
+    deleted_counters: SubscriptionCounters = NOTHING_COUNTED
     shared_index: TrackerStats | None = None
     index_counters_before: TrackerCounters | None = None
     rate_in: float = 0.0

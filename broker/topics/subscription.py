@@ -22,7 +22,7 @@ from broker.errors import MetadataError
 from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, has_index, parts_of, to_property, without
 from broker.topics.consumer import Consumer
 from broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
-from broker.topics.figures import SubscriptionSnapshot
+from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot
 from broker.topics.link import ClientLink
 from broker.topics.pause import PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
@@ -72,7 +72,6 @@ class Expiry:
     """Messages that expired without being acknowledged."""
 
     meter: RateMeter
-    messages_total: int = 0
     last_ms: int = 0
     """The time of the last check."""
 
@@ -129,9 +128,8 @@ class Subscription:
         self._lock = asyncio.Lock()
         self._parts_lock = asyncio.Lock()
         self._consumer_left_ms = 0
-        # Counters of consumers that have left; those of present consumers are in the dispatcher.
-        self._messages_out_before = 0
-        self._bytes_out_before = 0
+        self.counters = NOTHING_COUNTED
+        """Without those of the dispatcher and of its consumers, which are counted in when they go."""
         self.index_counters_before: TrackerCounters | None = None
         """The counters of its own closed trackers, None if there was none."""
         self.expiry = Expiry(RateMeter(now_ms(), (0,)))
@@ -142,12 +140,6 @@ class Subscription:
         """Of all its dispatchers, one after the other."""
         self.lateness: LatenessHistogram | None = None
         """The histogram of lateness; None without one that outlives a dispatcher."""
-        self.cancelled_total = 0
-        """Messages that were cancelled since the start."""
-        self.rescheduled_total = 0
-        """Messages that were rescheduled since the start, or delivered early."""
-        self.rebuilds_total = 0
-        """How often a dispatcher stopped for a defect."""
         self._rebuild_waits = Backoff(min_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
         self._last_defect_ms = 0
         self._rebuild_from_ms = 0
@@ -226,22 +218,18 @@ class Subscription:
     def metrics(self) -> SubscriptionSnapshot:
         """Give the figures for `/metrics`."""
         stats = self.stats()
-        consumers = stats.consumers if stats is not None else []
         waiting, is_paused = self._waiting(stats), self.pause.is_paused
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
             delayed=self.delayed(stats),
-            messages_out_total=self._messages_out_before + sum(one.msg_out_counter for one in consumers),
-            bytes_out_total=self._bytes_out_before + sum(one.bytes_out_counter for one in consumers),
+            counters=self.counters if stats is None else self.counters.plus(_counted_by(stats)),
             dispatcher=stats,
             consumer_addresses=self._consumer_addresses(),
             tracker=self.index_stats(),
             index_counters_before=self.index_counters_before,
-            rebuilds_total=self.rebuilds_total,
             rates=ConsumerCounters(*map(sum, zip(*(one.meter.rates for one in self.consumers), strict=True))),
             expired_rate=self.expiry.meter.rates[0],
-            expired_total=self.expiry.messages_total,
             last_expired_ms=self.expiry.last_ms,
             mark_delete_advanced_ms=self.mark_delete_advanced_ms,
             backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
@@ -249,8 +237,6 @@ class Subscription:
             held_by_pause=waiting if is_paused else 0,
             overdue=0 if is_paused else waiting,
             next_deliver_at_ms=next(iter(self.delayed_in_log.some_deliver_at_ms), None),
-            cancelled_total=self.cancelled_total,
-            rescheduled_total=self.rescheduled_total,
         )
 
     def _consumer_addresses(self) -> list[str]:
@@ -260,14 +246,13 @@ class Subscription:
 
     def continue_counters(self, before: SubscriptionSnapshot) -> None:
         """Count on from the figures of the subscription when its topic was closed."""
-        self._messages_out_before += before.messages_out_total
-        self._bytes_out_before += before.bytes_out_total
+        self.count(before.counters)
         self.index_counters_before = summed(self.index_counters_before, before.index_counters_before)
-        self.cancelled_total += before.cancelled_total
-        self.rescheduled_total += before.rescheduled_total
-        self.rebuilds_total += before.rebuilds_total
-        total = self.expiry.messages_total + before.expired_total
-        self.expiry = Expiry(RateMeter(self._now_ms(), (total,)), total, before.last_expired_ms)
+        self.expiry = Expiry(RateMeter(self._now_ms(), (self.counters.expired,)), before.last_expired_ms)
+
+    def count(self, more: SubscriptionCounters) -> None:
+        """Add these counts."""
+        self.counters = self.counters.plus(more)
 
     def _waiting(self, stats: SubscriptionStats | None) -> int:
         """Return how many due entries no consumer has, by the dispatcher's figures or the last count in the log.
@@ -285,7 +270,7 @@ class Subscription:
 
     def end_rate_window(self, now_ms: int) -> None:
         """End a window of rates: they are those of the time since the last call."""
-        self.expiry.meter.end_window((self.expiry.messages_total,), now_ms)
+        self.expiry.meter.end_window((self.counters.expired,), now_ms)
         for consumer in self.consumers:
             counters = self._counters_of(consumer)
             if counters is not None:
@@ -301,7 +286,7 @@ class Subscription:
 
     def expired(self, entries: Entries) -> None:
         """Count entries that have expired, and let the dispatcher know."""
-        self.expiry.messages_total += sum(map(len, entries.values()))
+        self.count(SubscriptionCounters(expired=sum(map(len, entries.values()))))
         self.expiry.last_ms = self._now_ms()
         for ledger_id, entry_ids in entries.items():
             self._newly_expired[ledger_id] = self._newly_expired.get(ledger_id, BitMap()) | entry_ids
@@ -413,7 +398,7 @@ class Subscription:
             self.dispatcher.acknowledge(None, positions)
         else:
             self.cursor.acknowledge(*zip(*positions, strict=True))
-        self.cancelled_total += len(positions) if message_count is None else message_count
+        self.count(SubscriptionCounters(cancelled=len(positions) if message_count is None else message_count))
 
     def has_part(self, position: tuple[int, int], index: int) -> bool:
         """Whether a message of a batch is not acknowledged."""
@@ -475,7 +460,7 @@ class Subscription:
         if self.dispatcher is not None:
             self._restore_parts(stored)
         self.cancel(whole, 0)
-        self.cancelled_total += len(new)
+        self.count(SubscriptionCounters(cancelled=len(new)))
         if not new:
             return new
         await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
@@ -545,8 +530,7 @@ class Subscription:
         assert self.dispatcher is not None
         stats = self._stats_of(consumer)
         if stats is not None:
-            self._messages_out_before += stats.msg_out_counter
-            self._bytes_out_before += stats.bytes_out_counter
+            self.count(SubscriptionCounters(messages_out=stats.msg_out_counter, bytes_out=stats.bytes_out_counter))
         del self.consumers[consumer]
         self._consumer_left_ms = self._now_ms()
         self.dispatcher.remove_consumer(consumer)
@@ -645,8 +629,8 @@ class Subscription:
 
     def _on_dispatcher_failure(self) -> None:
         now_ms = self._now_ms()
-        self.rebuilds_total += 1
-        if self.rebuilds_total == 1 or now_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
+        self.count(SubscriptionCounters(rebuilds=1))
+        if self.counters.rebuilds == 1 or now_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
             self._rebuild_waits.reset()
         else:
             self._rebuild_from_ms = now_ms + round(1_000 * self._rebuild_waits.next_seconds())
@@ -676,6 +660,12 @@ class Subscription:
             await self.dispatcher.close()
             if tracker is not None:
                 self.index_counters_before = summed(self.index_counters_before, tracker.stats())
+            core = self.dispatcher.core
+            self.count(
+                SubscriptionCounters(
+                    entries_read=core.entries_read_total, delayed_reread=core.delayed_reread_at_recovery_total
+                )
+            )
             self.dispatcher = None
             self._type = None
 
@@ -683,6 +673,16 @@ class Subscription:
         for consumer in list(self.consumers):
             self.remove_consumer(consumer)
             consumer.disconnect()
+
+
+def _counted_by(stats: SubscriptionStats) -> SubscriptionCounters:
+    """Return the counts of a dispatcher and its present consumers."""
+    return SubscriptionCounters(
+        messages_out=sum(one.msg_out_counter for one in stats.consumers),
+        bytes_out=sum(one.bytes_out_counter for one in stats.consumers),
+        entries_read=stats.entries_read_total,
+        delayed_reread=stats.delayed_reread_at_recovery_total,
+    )
 
 
 def delays_through(cursor: Cursor, policies: DelayedDeliveryPolicies) -> Position:

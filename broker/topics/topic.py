@@ -18,7 +18,7 @@ from broker.errors import (
     TopicClosedError,
 )
 from broker.topics.consumer import Consumer
-from broker.topics.figures import TopicSnapshot
+from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, TopicSnapshot
 from broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
 from broker.topics.limits import LimitsConfig
 from broker.topics.policies import DelayedDeliveryPolicies
@@ -112,7 +112,8 @@ class Topic:
         # Consumers whose subscribe is under way; they count, or two at once would take the last place.
         self._joining: dict[Consumer, None] = {}
         self._index = index
-        # Counters of deleted subscriptions' indexes; the topic's counters must not decrease with them.
+        # Of deleted subscriptions and their indexes; the sums of the topic and of its namespace must not decrease.
+        self._deleted_counters = NOTHING_COUNTED
         self._index_counters_before: TrackerCounters | None = None
         self._sweep = SnapshotSweep(
             ledger, residual, has_tracker=self._has_tracker, on_lost=self._note_lost, spawn=spawn
@@ -478,10 +479,18 @@ class Topic:
         self._index_counters_before = summed(self._index_counters_before, before.index_counters_before)
         if before.lateness is not None:
             self.lateness.add(before.lateness)
+        self._count_deleted(before.deleted_counters, None)
         for one in before.subscriptions:
             subscription = self.subscriptions.get(one.name)
             if subscription is not None:
                 subscription.continue_counters(one)
+            else:
+                # A reader's subscription, which ended with the topic.
+                self._count_deleted(one.counters, one.index_counters_before)
+
+    def _count_deleted(self, counters: SubscriptionCounters, of_index: TrackerCounters | None) -> None:
+        self._deleted_counters = self._deleted_counters.plus(counters)
+        self._index_counters_before = summed(self._index_counters_before, of_index)
 
     def problems(self) -> list[str]:
         """Return the present failures of the topic; empty when all is well."""
@@ -508,6 +517,7 @@ class Topic:
             last_deliver_at_ms=self.last_deliver_at_ms,
             lateness=self.lateness,
             subscriptions=[subscription.metrics() for subscription in self.subscriptions.values()],
+            deleted_counters=self._deleted_counters,
             shared_index=None if self._index is None else self._index.stats(),
             index_counters_before=summed(
                 self._index_counters_before, None if self._index is None else self._index.counters_before
@@ -599,7 +609,7 @@ class Topic:
         has_index = subscription.index_counters_before is not None or names_buckets(subscription.cursor.properties)
         del self.subscriptions[subscription.name]
         subscription.let_go()
-        self._index_counters_before = summed(self._index_counters_before, subscription.index_counters_before)
+        self._count_deleted(subscription.counters, subscription.index_counters_before)
         await self.ledger.delete_cursor(subscription.cursor.name)
         if self._index is not None and not self.subscriptions:
             has_index = True

@@ -665,7 +665,7 @@ def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path
         assert (await subscribe(peer, 2)).type == BaseCommand.SUCCESS
         peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 2, "messagePermits": 100}))
         await until(lambda: unacked() == 9)
-        assert (subscription.metrics().rebuilds_total, subscription.problems()) == (1, [])
+        assert (subscription.counters.rebuilds, subscription.problems()) == (1, [])
 
         subscription.dispatcher.stop_for_defect(KeyError(0))
         answer = await subscribe(peer, 3)

@@ -14,7 +14,7 @@ from broker.authorization.grants import Action, GrantBook
 from broker.errors import NotAllowedError, TopicClosedError
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.service.service import Service
-from broker.topics.figures import TopicSnapshot
+from broker.topics.figures import SubscriptionCounters, TopicSnapshot
 from broker.topics.inactive import (
     DELETE_WHEN_NO_SUBSCRIPTIONS,
     DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP,
@@ -87,7 +87,7 @@ async def _deliver_one_delayed(service: Service, clock: FakeClock) -> None:
     clock.now_ms += 61_000
     # Permits make the dispatcher look again: its own timer runs on the real clock.
     peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 10}))
-    await until(lambda: subscription.metrics().messages_out_total == 1)
+    await until(lambda: subscription.metrics().counters.messages_out == 1)
     await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
     await _leave(peer)
 
@@ -179,11 +179,7 @@ def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_
         return (
             figures.messages_in_total,
             figures.bytes_in_total,
-            one.messages_out_total,
-            one.bytes_out_total,
-            one.cancelled_total,
-            one.rescheduled_total,
-            one.expired_total,
+            *one.counters,
             index.buckets_lost,
             sum(figures.lateness.counts),
             figures.lateness.sum_ms,
@@ -193,8 +189,7 @@ def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_
         await _deliver_one_delayed(service, clock)
         topic = service.topics[NAME]
         subscription = topic.subscriptions["s"]
-        subscription.cancelled_total, subscription.rescheduled_total = 3, 4
-        subscription.expiry.messages_total = 5
+        subscription.count(SubscriptionCounters(expired=5, cancelled=3, rescheduled=4, rebuilds=2, delayed_reread=1))
         subscription.index_counters_before = TrackerCounters(buckets_lost=2)
         before = counters(topic.metrics())
         assert all(before)
@@ -237,7 +232,7 @@ def test_no_sum_of_a_namespace_decreases_when_a_topic_is_deleted_while_it_has_ot
         topic = service.topics[NAME]
         subscription = topic.subscriptions["s"]
         subscription.cursor.acknowledge_cumulative(topic.ledger.last_position)
-        subscription.cancelled_total = 3
+        subscription.count(SubscriptionCounters(cancelled=3))
         subscription.index_counters_before = TrackerCounters(buckets_lost=2)
         subscription.index_counters_before.operations[BucketOperation.CREATE].all = 1
         before = await sums(service)

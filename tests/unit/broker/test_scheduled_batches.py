@@ -116,12 +116,12 @@ def test_a_message_that_a_subscription_lacked_already_is_not_counted_as_cancelle
         alone = TopicSchedule(topic, service.catalog, [one], service.now_ms)
         operations = Operations(alone, now_ms=service.now_ms, early_ms=0, progress=Progress())
         first = await operations.cancel(await operations.find(Selector(message_ids=[MessageId(position, 1)])))
-        counts = [(one.cancelled_total, other.cancelled_total)]
+        counts = [(one.counters.cancelled, other.counters.cancelled)]
 
         part, _ = await cancel(service, topic, MessageId(position, 1), MessageId(position, 2))
-        counts.append((one.cancelled_total, other.cancelled_total))
+        counts.append((one.counters.cancelled, other.counters.cancelled))
         rest, _ = await cancel(service, topic, MessageId(position))
-        counts.append((one.cancelled_total, other.cancelled_total))
+        counts.append((one.counters.cancelled, other.counters.cancelled))
 
         assert (first, part, rest) == (1, 2, 1)
         assert counts == [(1, 0), (2, 2), (3, 3)]
@@ -142,7 +142,7 @@ def test_a_batch_counts_by_subscription_as_what_is_left_of_it_there(tmp_path: Pa
         done, _ = await cancel(service, topic, MessageId(position))
 
         assert done == 3
-        assert (one.cancelled_total, other.cancelled_total) == (3, 3)
+        assert (one.counters.cancelled, other.counters.cancelled) == (3, 3)
         await service.close()
 
     asyncio.run(story())

@@ -39,7 +39,7 @@ def test_a_reschedule_that_cannot_be_stored_leaves_the_old_messages_to_be_delive
         counted = {0}
         while not moving.done():
             await asyncio.sleep(0.0002)
-            counted.add(subscription.rescheduled_total)
+            counted.add(subscription.counters.rescheduled)
         with pytest.raises(LedgerWriteError):
             await moving
         await asyncio.sleep(5)
@@ -53,7 +53,7 @@ def test_a_reschedule_that_cannot_be_stored_leaves_the_old_messages_to_be_delive
         came = Counter(payload for payload, _ in world.came)
 
         assert counted == {0}
-        assert subscription.rescheduled_total == MESSAGES // 4
+        assert subscription.counters.rescheduled == MESSAGES // 4
         assert before == after == (MESSAGES, MESSAGES)
         assert moved == MESSAGES // 4
         assert first == Counter(str(number) for number in range(MESSAGES) if number % 4 != 2)
