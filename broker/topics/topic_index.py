@@ -47,7 +47,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         self._factory = factory
         self._index: SharedDelayedIndex | None = None
         self.counters_before: TrackerCounters | None = None
-        """The counters of deleted indexes' trackers, None if there was none."""
+        """The counters of the trackers of indexes that are gone, None if there was none."""
 
     async def prepare(self) -> None:
         """Make the cursor where it is missing; call before the first view.
@@ -65,8 +65,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         """
         if self._index is not None and self._index.tracker.failure is not None:
             # The index has stopped for a defect, and with it every dispatcher that had a view on it.
-            self.counters_before = summed(self.counters_before, self._index.tracker.stats())
-            self._index = None
+            self._given_up()
         if self._index is None:
             own = self._ledger.cursors.get(INDEX_CURSOR_NAME)
             if own is None:
@@ -104,17 +103,23 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
 
     async def abandon(self) -> None:
         """Release everything and seal nothing: the index is being deleted."""
-        index, self._index = self._index, None
+        index = self._given_up()
         if index is not None:
-            self.counters_before = summed(self.counters_before, index.tracker.stats())
             index.tracker.abandon()
             await index.close()
 
     async def close(self) -> None:
         """Release everything; a large enough index is sealed."""
-        index, self._index = self._index, None
+        index = self._given_up()
         if index is not None:
             await index.close()
+
+    def _given_up(self) -> SharedDelayedIndex | None:
+        """Give up the index, and keep its counts: a scrape that has begun asks for them after the topic is closed."""
+        index, self._index = self._index, None
+        if index is not None:
+            self.counters_before = summed(self.counters_before, index.tracker.stats())
+        return index
 
 
 def subscription_cursors(ledger: ManagedLedger) -> Mapping[str, Cursor]:

@@ -16,6 +16,7 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.operations import Operations, Progress, Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.service.service import Service
+from broker.topics.figures import TopicSnapshot
 from broker.topics.inactive import DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, REST_AFTER_MS, InactiveTopicsConfig
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
@@ -25,6 +26,7 @@ from managed_ledger.config import ManagedLedgerConfig
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
 from tests.helpers.send_frames import send_frame
 from tracker.config import TrackerConfig
+from tracker.stats import BucketOperation, TrackerCounters, summed
 from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
@@ -234,34 +236,71 @@ COUNTED_IN_THE_END = (
 )
 
 
-@pytest.mark.parametrize("is_index_shared", [False, True], ids=["own indexes", "shared index"])
+async def start(folder: Path, clock: FakeClock, *, is_index_shared: bool, **values: Any) -> CountedLife:
+    """Open a service that seals buckets of two messages, and has another topic in the namespace."""
+    service = await open_service(
+        folder,
+        clock,
+        tracker=TrackerConfig(
+            index_count_per_bucket_min=2, index_count_at_close_min=1, is_index_shared=is_index_shared
+        ),
+        managed_ledger=ManagedLedgerConfig(entries_per_ledger_max=3),
+        inactive_topics=InactiveTopicsConfig(
+            is_deleted=True, mode=DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, inactive_s_max=HOUR_MS // 1_000
+        ),
+        **values,
+    )
+    other = Peer(service)
+    await other.request(BaseCommand.PRODUCER, "producer", topic="other", producer_id=1, producer_name="p")
+    return CountedLife(service, clock)
+
+
+INDEXES = pytest.mark.parametrize("is_index_shared", [False, True], ids=["own indexes", "shared index"])
+
+
+@INDEXES
 @pytest.mark.parametrize("has_topic_metrics", [False, True], ids=["by namespace", "by topic"])
 def test_no_sum_of_a_namespace_or_of_the_service_ever_falls(
     tmp_path: Path, *, has_topic_metrics: bool, is_index_shared: bool
 ) -> None:
     async def story() -> None:
         clock = FakeClock(1_800_000_000_000)
-        service = await open_service(
-            tmp_path,
-            clock,
-            has_topic_metrics=has_topic_metrics,
-            tracker=TrackerConfig(
-                index_count_per_bucket_min=2, index_count_at_close_min=1, is_index_shared=is_index_shared
-            ),
-            managed_ledger=ManagedLedgerConfig(entries_per_ledger_max=3),
-            inactive_topics=InactiveTopicsConfig(
-                is_deleted=True, mode=DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, inactive_s_max=HOUR_MS // 1_000
-            ),
-        )
-        other = Peer(service)
-        await other.request(BaseCommand.PRODUCER, "producer", topic="other", producer_id=1, producer_name="p")
-        life = CountedLife(service, clock)
+        life = await start(tmp_path, clock, is_index_shared=is_index_shared, has_topic_metrics=has_topic_metrics)
         for event in EVENTS:
             await event(life)
             await life.look()
         counted = {name.split()[0] for name, value in life.sums.items() if value}
         assert "pulsar_delayed_message_index_bucket_op_count" in counted
         assert has_topic_metrics or counted.issuperset(COUNTED_IN_THE_END)
-        await service.close()
+        await life.service.close()
+
+    asyncio.run(story())
+
+
+@INDEXES
+def test_a_topic_that_is_closed_after_a_scrape_has_begun_still_has_its_counts(
+    tmp_path: Path, *, is_index_shared: bool
+) -> None:
+    """A scrape takes the list of topics first, and the figures of each in its turn."""
+
+    async def story() -> None:
+        life = await start(tmp_path, FakeClock(1_800_000_000_000), is_index_shared=is_index_shared)
+        await delayed_messages_come(life)
+        topic = life.topic
+        await until(lambda: all(counts(topic.metrics())))
+        before = counts(topic.metrics())
+        await life.service.take_away(topic)
+
+        assert counts(topic.metrics()) == before
+        await life.service.close()
+
+    def counts(figures: TopicSnapshot) -> tuple[int, ...]:
+        (one,) = figures.subscriptions
+        index = (
+            summed(figures.shared_index, figures.index_counters_before, one.tracker, one.index_counters_before)
+            or TrackerCounters()
+        )
+        create = index.operations[BucketOperation.CREATE]
+        return figures.messages_in_total, one.counters.messages_out, one.counters.entries_read, min(create.succeed, 1)
 
     asyncio.run(story())
