@@ -170,8 +170,8 @@ class RestingTopics:
             await topic.swept()
             await self._service.note_last_due_times(topic)
             # A service that stops closes its open topics, also one that is being visited.
-            is_left = topic.is_fenced or topic.is_used or topic.was_asked_for or self._is_to_be_deleted(topic)
-            if not is_left:
+            is_left = self._stopping.is_set() or topic.is_fenced
+            if not (is_left or topic.is_used or topic.was_asked_for or self._is_to_be_deleted(topic)):
                 await self._rest(topic)
         except SnapshotsLeftError:
             # The topic stays open and is tried again later; the sweep has logged it once.

@@ -63,7 +63,7 @@ def test_the_longest_intervals_can_be_waited_for() -> None:
     async def scenario() -> None:
         housekeeping = Housekeeping([Job(name, getattr(config, name), lambda: None) for name in longest.values()])
         housekeeping.start()
-        await housekeeping.close()
+        await housekeeping.close(CLOSE_TIMEOUT_S)
 
     run_until_done(scenario)
 
@@ -73,7 +73,7 @@ def test_what_could_not_start_is_closed_in_silence() -> None:
         housekeeping = Housekeeping([Job("never", 2.0**40, lambda: None)])
         with pytest.raises(OverflowError):
             housekeeping.start()
-        await housekeeping.close()
+        await housekeeping.close(CLOSE_TIMEOUT_S)
 
     run_until_done(scenario)
 

@@ -165,7 +165,7 @@ def test_architecture_tells_the_states_that_events_lead_to_in_many_lives(monkeyp
 
     told = _told()
     assert {pair: states - _named(told[pair]) for pair, states in seen.items() if states - _named(told[pair])} == {}
-    assert len(seen) >= _PAIRS_MET_MIN, sorted(seen)
+    assert len(seen) >= _PAIRS_MET_MIN, sorted(map(str, seen))
 
 
 def test_the_table_of_operations_says_of_each_in_each_state_what_a_bucket_does_or_why_nothing() -> None:
