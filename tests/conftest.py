@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,22 +27,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--durations-file", type=Path, help="Write here how long each folder, file and test took.")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """Let tests of one file, one Java process, or one group by mark, run in one worker, with their fixtures."""
-    groups = {item: _group_of(item) for item in items}
-    # The longest group decides when a run ends, so it must not begin last.
-    items.sort(key=lambda item: groups[item] not in TOGETHER)
-    for item, group in groups.items():
+    groups = [_group_of(item) for item in items]
+    for item, group in zip(items, groups, strict=True):
         # With two marks a test would be in a third group, whose name is both.
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
+    yield
+    # Pytest has put tests of one parameter of a session next to each other, so the order of groups comes last.
+    ranks = _ranks(list(dict.fromkeys(_group_of(item) for item in items)))
+    items.sort(key=lambda item: ranks[_group_of(item)])
 
 
 def pytest_collection_finish() -> None:
     """Leave what collecting made out of every later search for cycles: thousands of tests stay until the end."""
     gc.collect()
     gc.freeze()
+
+
+def _ranks(groups: list[str]) -> dict[str, float]:
+    """Return where each group begins: 0 is the begin of a run, and 1 is its end.
+
+    The longest groups decide when a run ends, so they begin first. The kinds of tests take turns, in equal shares all
+    the time: what waits for services and what computes uses the processors better side by side than one after the
+    other. The last files of a kind begin first, as those of the tracker and of the whole service take longest.
+    """
+    kinds: dict[str, list[str]] = {}
+    for group in reversed(groups):
+        path = Path(group)
+        kinds.setdefault(path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else "", []).append(group)
+    ranks = {group: number / len(kind) for kind in kinds.values() for number, group in enumerate(kind)}
+    return ranks | dict.fromkeys(TOGETHER, -1.0)
 
 
 def _group_of(item: pytest.Item) -> str:
