@@ -6,7 +6,9 @@ import re
 import tokenize
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -43,7 +45,7 @@ def test_every_test_that_a_docstring_or_a_comment_names_exists() -> None:
     named: set[str] = set()
     missing: dict[str, set[str]] = {}
     for path in _python_files():
-        for text in _docstrings_and_comments(path.read_text()):
+        for text in (*_contents(path).strings, *_comments(path.read_text())):
             of_tests = set(re.findall(r"(?<![\w.*/])test_\w+", text))
             of_files = set(re.findall(r"\btests/[\w/]+\.py", text))
             named |= of_tests | of_files
@@ -108,8 +110,7 @@ def test_no_module_imports_from_a_test_and_no_helper_from_the_simulation() -> No
     imports = {
         (str(path.relative_to(ROOT)), name)
         for path in (ROOT / "tests").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        for name in _imported(node)
+        for name in _contents(path).imports
     }
     helpers = {(path, name) for path, name in imports if path.startswith("tests/helpers/")}
 
@@ -132,9 +133,8 @@ def test_no_two_classes_have_one_name() -> None:
     """The name of a class means one class, in every room, in the benchmarks and in the tests."""
     places: dict[str, list[str]] = {}
     for path in _python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+        for name in _contents(path).classes:
+            places.setdefault(name, []).append(str(path.relative_to(ROOT)))
 
     assert len(places) > 500
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
@@ -170,14 +170,10 @@ def test_the_delivery_time_has_one_name() -> None:
     others |= {"head_ms", "next_segment_ms"}
     found: dict[str, set[str]] = {}
     for path in _python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            for attribute in ("id", "arg", "attr"):
-                name = getattr(node, attribute, None)
-                # `at_ms` is the time of an alarm or of another try, of which the schedule of messages has none.
-                if name in others or (
-                    name == "at_ms" and {"scheduled", "scheduling"} & {*path.relative_to(ROOT).parts}
-                ):
-                    found.setdefault(str(path.relative_to(ROOT)), set()).add(name)
+        # `at_ms` is the time of an alarm or of another try, of which the schedule of messages has none.
+        is_of_messages = bool({"scheduled", "scheduling"} & {*path.relative_to(ROOT).parts})
+        if wrong := _contents(path).used & (others | {"at_ms"} if is_of_messages else others):
+            found[str(path.relative_to(ROOT))] = wrong
 
     assert found == {}
 
@@ -190,13 +186,38 @@ def test_a_clock_in_milliseconds_has_one_type() -> None:
     assert [str(path) for path in _python_files() if spelled_out.search(path.read_text())] == []
 
 
-def _docstrings_and_comments(source: str) -> Iterator[str]:
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
-    for node in ast.walk(ast.parse(source)):
+class FileContents(NamedTuple):
+    """What the tests here look for in a file, each of which is parsed once."""
+
+    imports: list[str]
+    classes: list[str]
+    used: set[str]
+    """Names of variables, arguments and attributes."""
+    strings: list[str]
+    """Docstrings, of attributes as well."""
+
+
+@cache
+def _contents(path: Path) -> FileContents:
+    contents = FileContents([], [], set(), [])
+    for node in ast.walk(ast.parse(path.read_text())):
+        contents.imports.extend(_imported(node))
+        if isinstance(node, ast.ClassDef):
+            contents.classes.append(node.name)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
+            contents.strings.append(node.value.value)
+        contents.used.update(
+            name for name in (getattr(node, attribute, None) for attribute in ("id", "arg", "attr")) if name
+        )
+    return contents
+
+
+def _comments(source: str) -> Iterator[str]:
+    """Yield the comments of a source where one can name a test; to find comments for sure takes long."""
+    if re.search(r"#.*\btests?[_/]", source):
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.string
 
 
 def _python_files(*, of_rooms_alone: bool = False) -> Iterator[Path]:

@@ -24,7 +24,7 @@ from tracker.core.actions import (
 from tracker.core.tracker_core import TrackerCore
 from tracker.testing import FakeCursor
 
-SEGMENTS = 3_000
+SEGMENTS = 1_500
 
 
 WAITING_ROWS = 10
