@@ -24,10 +24,13 @@ help: ## Show this help
 
 setup: $(STAMP) ## Create .venv with Postdate and everything it can use
 
+# Pip compiles modules in one process, which takes 20 seconds; here each core does. Some packages have files for other
+# versions of Python, which do not compile.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Postdate needs Python 3.11 or later: make PYTHON=python3.12 setup")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt $(EDITABLE) '.[demo,s3,charts,dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt $(EDITABLE) '.[demo,s3,charts,dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib $(ROOMS) || true
 	@touch $@
 
 run: setup ## Set up, then start the service on embedded defaults (RocksDB in ./data)
