@@ -187,7 +187,7 @@ def test_a_clock_in_milliseconds_has_one_type() -> None:
 
 
 class FileContents(NamedTuple):
-    """What the tests here look for in a file. A file is parsed once."""
+    """The parts of a file that the tests here look at, of one parsing."""
 
     imports: list[str]
     classes: list[str]
