@@ -156,7 +156,7 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
 
 @given(
     seed=st.integers(0, 2**32),
-    row_counts=st.lists(st.integers(1, 3).map(lambda blocks: 64 * blocks), min_size=1, max_size=3),
+    row_counts=st.lists(st.integers(1, 5).map(lambda blocks: 64 * blocks), min_size=1, max_size=3),
     surplus=st.integers(-1, 1),
     spread=st.sampled_from([1, 20, 2**20]),
     limit=st.sampled_from([1, 63, 64, 1_000]),
