@@ -321,7 +321,7 @@ class Simulation:
 
     def _attached(self, sub: SubscriptionModel) -> list[SimulatedConsumer]:
         found = self.subscription(sub)
-        return [] if found is None else found.consumers  # type: ignore[return-value]  # no other client subscribes
+        return [] if found is None else list(found.consumers)  # type: ignore[arg-type]  # no other client subscribes
 
     def _rate_of(self, sub: SubscriptionModel) -> float | None:
         dispatcher = self.dispatcher(sub)
