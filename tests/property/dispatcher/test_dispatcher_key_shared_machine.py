@@ -714,7 +714,8 @@ class SharedMachine(_Machine):
         self.core = SharedCore(_CONFIG, has_delays=True)
         self._start(recovering, published)
 
-        self.begun: dict[int, _Client] = {}
+        self.begun: dict[int, tuple[_Client, list[Key]]] = {}
+        """Who was given chunks of a message, and which; without its last one."""
 
     def _note_given(self, client: _Client, item: Item) -> None:
         """One consumer gets the chunks of a message, from its first one to the last."""
@@ -723,19 +724,18 @@ class SharedMachine(_Machine):
         if not entry.flags & CHUNK:
             return
         message = entry.flags >> MESSAGE_SHIFT
-        owner = self.begun.get(message)
-        if owner is not None and owner is not client and self._has_chunk(owner, message):
+        owner, chunks = self.begun.get(message, (client, []))
+        # What it was given by now: later actions of the same decision may give it the next message of this number.
+        if (
+            owner is not client
+            and owner in self.clients
+            and any(chunk in owner.state.pending.items for chunk in chunks)
+        ):
             raise AssertionError(f"{key_of(item)} is of a message that another consumer has begun")
         if entry.flags & LAST_CHUNK:
             self.begun.pop(message, None)
         else:
-            self.begun[message] = client
-
-    def _has_chunk(self, client: _Client, message: int) -> bool:
-        entries = map(self._entry, client.state.pending.items)
-        return client in self.clients and any(
-            entry.flags & CHUNK and entry.flags >> MESSAGE_SHIFT == message for entry in entries
-        )
+            self.begun[message] = (client, [*(chunks if owner is client else ()), key_of(item)])
 
 
 def _positions(headers: EntryHeaders) -> list[Key]:
