@@ -715,7 +715,7 @@ class SharedMachine(_Machine):
         self._start(recovering, published)
 
         self.begun: dict[int, tuple[_Client, list[Key]]] = {}
-        """Who was given chunks of a message, and which; without its last one."""
+        """The consumer that was given chunks of a message, and these chunks, until its last one."""
 
     def _note_given(self, client: _Client, item: Item) -> None:
         """One consumer gets the chunks of a message, from its first one to the last."""
@@ -725,7 +725,7 @@ class SharedMachine(_Machine):
             return
         message = entry.flags >> MESSAGE_SHIFT
         owner, chunks = self.begun.get(message, (client, []))
-        # What it was given by now: later actions of the same decision may give it the next message of this number.
+        # Chunks that it was given by now count: later actions of the same decision may give it the next message of this number.
         if (
             owner is not client
             and owner in self.clients
