@@ -725,7 +725,7 @@ class SharedMachine(_Machine):
             return
         message = entry.flags >> MESSAGE_SHIFT
         owner, chunks = self.begun.get(message, (client, []))
-        # Chunks that it was given by now count: later actions of the same decision may give it the next message of this number.
+        # Chunks given by now count: later actions may give it the next message of this number.
         if (
             owner is not client
             and owner in self.clients
