@@ -476,10 +476,9 @@ class Topic:
         self.messages_in_total += before.messages_in_total
         self.bytes_in_total += before.bytes_in_total
         self.meter = RateMeter(self._now_ms(), (self.messages_in_total, self.bytes_in_total))
-        self._index_counters_before = summed(self._index_counters_before, before.index_counters_before)
         if before.lateness is not None:
             self.lateness.add(before.lateness)
-        self._count_deleted(before.deleted_counters, None)
+        self._count_deleted(before.deleted_counters, before.index_counters_before)
         for one in before.subscriptions:
             subscription = self.subscriptions.get(one.name)
             if subscription is not None:

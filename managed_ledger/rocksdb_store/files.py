@@ -3,7 +3,7 @@
 It may be a folder, a pipe, a device or a link to nowhere. Opening a pipe waits for ever, and reading a device does not
 end. So a module asks here before it opens a file whose place another program may have taken.
 
-And the sync of a folder, after which the names in it survive the loss of power.
+`sync_folder` makes the names in a folder survive the loss of power.
 """
 
 import os

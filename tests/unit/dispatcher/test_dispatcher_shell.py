@@ -468,13 +468,19 @@ def test_a_closed_dispatcher_takes_nobody() -> None:
     run(scenario())
 
 
+def _unwritable(world: ShellWorld, *, permits: int) -> FakeConsumer:
+    """Return a consumer with permits whose connection takes nothing."""
+    consumer = FakeConsumer("c")
+    consumer.is_writable = False
+    world.dispatcher.add_consumer(consumer)
+    world.dispatcher.consumer_flow(consumer, permits)
+    return consumer
+
+
 def test_a_connection_that_is_not_writable_gets_nothing_until_it_is() -> None:
     async def scenario() -> None:
         world = ShellWorld()
-        consumer = FakeConsumer("c")
-        consumer.is_writable = False
-        world.dispatcher.add_consumer(consumer)
-        world.dispatcher.consumer_flow(consumer, 100)
+        consumer = _unwritable(world, permits=100)
         world.publish(5)
         await settle(1)
         assert consumer.payloads == []
@@ -496,10 +502,7 @@ def test_a_message_counts_as_sent_when_it_is_written_and_not_when_it_is_given(ki
 
     async def scenario() -> None:
         world = ShellWorld(kind)
-        consumer = FakeConsumer("c")
-        consumer.is_writable = False
-        world.dispatcher.add_consumer(consumer)
-        world.dispatcher.consumer_flow(consumer, 100)
+        consumer = _unwritable(world, permits=100)
         world.publish(5)
         await settle(1)
         (stats,) = world.dispatcher.stats().consumers
@@ -525,10 +528,7 @@ def test_permits_of_what_is_not_sent_any_more_serve_what_waits(kind: Subscriptio
 
     async def scenario() -> None:
         world = ShellWorld(kind)
-        consumer = FakeConsumer("c")
-        consumer.is_writable = False
-        world.dispatcher.add_consumer(consumer)
-        world.dispatcher.consumer_flow(consumer, 5)
+        consumer = _unwritable(world, permits=5)
         world.publish(10, keys=1)
         await settle()
         assert world.dispatcher.stats().consumers[0].unsent_entries == 5
