@@ -12,7 +12,7 @@ from pyroaring import BitMap
 from managed_ledger.position import Position
 from managed_ledger.value_types import Clock, Int64Array
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.offers import check_acknowledged, check_offer, check_tick_time, columns_of
+from tracker.columns.offers import check_acknowledged, check_integers, check_offer, check_tick_time, columns_of
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import bitmap_of, ledger_groups
 from tracker.columns.refused_positions import RefusedPositions
@@ -175,6 +175,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """Return due messages; the time of a message is that of its window."""
+        self._next_turn.check_loop()
+        check_integers(max_messages)
         rows = self._windows.pop(self._due_through_ms(), max_messages, self._members)
         if not self._members.count:
             self._forget_delays()
@@ -194,7 +196,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return max(0, self._members.count - due)
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
-        check_acknowledged(entry_ids)
+        self._next_turn.check_loop()
+        check_acknowledged(ledger_id, entry_ids)
         self._refuse(ledger_id, entry_ids)
 
     def should_pause_all_deliveries(self) -> bool:
@@ -213,6 +216,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """Take a new tick; with a smaller one, windows that were rounded down are due when their last message is."""
+        self._next_turn.check_loop()
         check_tick_time(tick_time_ms)
         bits, self._bits = self._bits, precision_bits(tick_time_ms)
         self._tick_time_ms = tick_time_ms
@@ -221,6 +225,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
 
     def _on_mark_delete_moved(self, mark_delete: Position) -> None:
+        self._next_turn.check_loop()
         tracked = self._members.bitmaps.get(mark_delete.ledger_id)
         if tracked and tracked.min() <= mark_delete.entry_id:
             self._refuse(mark_delete.ledger_id, BitMap(range(mark_delete.entry_id + 1)))
@@ -236,6 +241,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._turn_soon()
 
     def _check_open(self) -> None:
+        self._next_turn.check_loop()
         if self._is_closed:
             raise TrackerClosedError("add a message")
 
@@ -244,6 +250,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._have_fixed_delays = True
 
     async def clear(self) -> None:
+        self._next_turn.check_loop()
         self._members = PositionSet()
         self._windows.clear()
         self._refused.clear()
@@ -251,6 +258,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
 
     async def close(self) -> None:
+        self._next_turn.check_loop()
         if self._is_closed:
             return
         self._is_closed = True

@@ -10,6 +10,7 @@ from typing import Final
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from tracker.columns.offers import check_integers
 
 NOTHING_ACKNOWLEDGED: Final = Position(-1, -1)
 
@@ -46,6 +47,7 @@ class MemoryCursor:
 
     @mark_delete_position.setter
     def mark_delete_position(self, position: Position) -> None:
+        check_integers(*position)
         self._mark_delete_position = position
         for listener in tuple(self._listeners):
             listener(position)

@@ -20,10 +20,19 @@ def check_offer(ledger_id: int, entry_id: int, deliver_at_ms: int) -> tuple[int,
     Raises:
         ValueError: The position is not one that can be tracked, or the time is no integer.
     """
-    ledger_id, entry_id, deliver_at_ms = (_integer(value) for value in (ledger_id, entry_id, deliver_at_ms))
+    ledger_id, entry_id, deliver_at_ms = check_integers(ledger_id, entry_id, deliver_at_ms)
     if not (0 <= entry_id <= ENTRY_ID_MAX and 0 <= ledger_id <= LEDGER_ID_MAX):
         raise _position_error(ledger_id, entry_id)
     return ledger_id, entry_id, deliver_at_ms
+
+
+def check_integers(*values: object) -> list[int]:
+    """Check that values are integers, and return them as Python's; numpy's may be given.
+
+    Raises:
+        ValueError: One is none.
+    """
+    return [_integer(value) for value in values]
 
 
 def _integer(value: object) -> int:
@@ -31,7 +40,7 @@ def _integer(value: object) -> int:
     if not isinstance(value, np.ndarray):
         with suppress(TypeError):
             return index(value)  # type: ignore[arg-type]  # That is the question.
-    raise ValueError(f"positions and times are integers, not {type(value).__name__}: {value}")
+    raise ValueError(f"positions, times and counts are integers, not {type(value).__name__}: {value}")
 
 
 def columns_of(
@@ -50,12 +59,13 @@ def columns_of(
     return ledgers, entries, delivery
 
 
-def check_acknowledged(entry_ids: object) -> None:
+def check_acknowledged(ledger_id: object, entry_ids: object) -> None:
     """Check that acknowledged entries are a bitmap: a program that embeds a tracker may give a list or a set.
 
     Raises:
-        ValueError: They are none.
+        ValueError: They are none, or the ledger id is no integer.
     """
+    check_integers(ledger_id)
     if not isinstance(entry_ids, AbstractBitMap):
         raise ValueError(f"acknowledged entries are a pyroaring.BitMap, not {type(entry_ids).__name__}: {entry_ids!r}")
 
@@ -64,8 +74,9 @@ def check_tick_time(tick_time_ms: int) -> None:
     """Check how early messages may be.
 
     Raises:
-        ValueError: It is below 0.
+        ValueError: It is below 0, or no integer.
     """
+    check_integers(tick_time_ms)
     if tick_time_ms < 0:
         raise ValueError(f"tick_time_ms must be at least 0, but is {tick_time_ms}")
 

@@ -134,7 +134,7 @@ class TrackerCore(Questions):
         Raises:
             ValueError: The entry ids are no bitmap; nothing has changed.
         """
-        check_acknowledged(entry_ids)
+        check_acknowledged(ledger_id, entry_ids)
         operations.acknowledge(self._whole(), ledger_id, entry_ids)
 
     # Life.

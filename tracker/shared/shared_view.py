@@ -239,8 +239,7 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Forget nothing: other subscriptions may want them, and counting asks this one's cursor."""
-        del ledger_id
-        check_acknowledged(entry_ids)
+        check_acknowledged(ledger_id, entry_ids)
 
     def _indexed_count(self) -> int:
         """Return how many of the index's messages this subscription has neither acknowledged nor taken."""

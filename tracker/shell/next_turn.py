@@ -3,25 +3,45 @@
 import asyncio
 from collections.abc import Callable
 
+from tracker.errors import TrackerError
+
 
 class NextTurn:
-    """A call that is made once, soon, after it was asked for.
+    """A call that is made once, soon, after it was asked for; it belongs to the loop that runs when it is made.
 
     Args:
         call: The call.
+
+    Raises:
+        TrackerError: No loop runs in this thread.
     """
 
-    __slots__ = ("_call", "_handle", "_is_closed")
+    __slots__ = ("_call", "_handle", "_is_closed", "_loop")
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._handle: asyncio.Handle | None = None
         self._is_closed = False
+        self._loop = _running_loop()
 
     def want(self) -> None:
-        """Make the call in the next turn of the running loop, unless that is asked for already, or this is closed."""
+        """Make the call in the next turn of the loop, unless that is asked for already, or this is closed.
+
+        Raises:
+            TrackerError: The loop does not run in this thread.
+        """
         if self._handle is None and not self._is_closed:
-            self._handle = asyncio.get_running_loop().call_soon(self.run)
+            self.check_loop()
+            self._handle = self._loop.call_soon(self.run)
+
+    def check_loop(self) -> None:
+        """Check that the loop runs in this thread; after `close`, nothing is to be disturbed any more.
+
+        Raises:
+            TrackerError: It does not.
+        """
+        if not self._is_closed and _running_loop() is not self._loop:
+            raise _wrong_loop()
 
     def run(self) -> None:
         """Make the call now, instead of in the next turn."""
@@ -36,6 +56,17 @@ class NextTurn:
         self._call = _nothing
         if self._handle is not None:
             self._handle.cancel()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise _wrong_loop() from None
+
+
+def _wrong_loop() -> TrackerError:
+    return TrackerError("a tracker is called on its own event loop alone: threads use its call_soon_threadsafe")
 
 
 def _nothing() -> None:
