@@ -45,6 +45,7 @@ from snapshot_storage.rocksdb.layout import (
     indexed_id,
     unfinished_key,
 )
+from snapshot_storage.rocksdb.lock import LOCK_FILE
 from snapshot_storage.rocksdb.opening import OpenDatabase, open_to_read, open_to_write
 from snapshot_storage.rocksdb.writing import SnapshotWriting
 from snapshot_storage.storage import (
@@ -389,6 +390,9 @@ class RocksDBFolder:
         except OSError as error:
             raise StorageUnavailableError(f"cannot make a checkpoint in {path}: {error}") from error
         self._store.checkpoint(path)
+        # Where it is damaged later, it is known to be a folder of snapshots by this.
+        with Translated(error_of, path, "make a checkpoint"):
+            (path / LOCK_FILE).touch()
 
 
 def answer_of(call: Callable[P, _Result], *args: P.args, **kwargs: P.kwargs) -> _Result | SnapshotStorageError:

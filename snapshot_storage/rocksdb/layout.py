@@ -27,7 +27,9 @@ from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo
 
 FORMAT_KEY = b"format"
-FORMAT = b"postdate snapshots 4"
+MARK = b"postdate snapshots "
+"""The formats of all versions begin so."""
+FORMAT = MARK + b"4"
 NEXT_ID_KEY = b"next"
 HEADERS = b"h", b"i"
 """Between these keys all headers are, the second one excluded."""

@@ -6,8 +6,9 @@ again from the log what cursor properties name and the folder no longer has. So 
 link to nowhere stands where RocksDB has a file, and a file or a pipe in the place of the folder: no further try helps.
 One line of the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it
 is, and the opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk
-fails, the target of a link is not there, or the folder has a log. A folder that cannot be renamed, as a mount point, is
-emptied into a folder in it (`put_aside`).
+fails, the target of a link is not there, or the folder has a log or another program's database: no writer of ours has
+left its lock there, and our mark cannot be read from it. A folder that cannot be renamed, as a mount point, is emptied
+into a folder in it (`put_aside`).
 
 A folder that is removed or replaced under its writer is opened again at the next write, with its files of then.
 
@@ -59,7 +60,7 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.failures import error_of
-from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, NEXT_ID_KEY, UNFINISHED
+from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, MARK, NEXT_ID_KEY, UNFINISHED
 from snapshot_storage.rocksdb.lock import LOCK_FILE, WriterLock
 from snapshot_storage.rocksdb.put_aside import INSIDE, is_inside, put_aside
 
@@ -103,10 +104,11 @@ def open_to_write(path: Path, *, memory: RocksDBMemory, damage: str | None = Non
 
     Raises:
         StorageLockedError: It is in use by another writer.
-        StorageAccessError: It cannot be written, is a link to nowhere or to files of others, or has a log.
+        StorageAccessError: It cannot be written, is a link to nowhere or to files of others, or has a log or a database
+            of others.
         StorageUnavailableError: The disk refuses.
     """
-    lock = _locked(path)
+    lock = _locked(path, memory)
     try:
         if damage is None:
             try:
@@ -120,7 +122,7 @@ def open_to_write(path: Path, *, memory: RocksDBMemory, damage: str | None = Non
         lock.release()
         raise
     lock.release()
-    lock = _locked(path)
+    lock = _locked(path, memory)
     try:
         return _opened(path, memory, lock)
     except BaseException:
@@ -162,7 +164,7 @@ def open_to_read(path: Path, *, memory: RocksDBMemory, pause: Callable[[float], 
     return looked_at_again(open_once, is_worth_it, pause=pause)
 
 
-def _locked(path: Path) -> WriterLock:
+def _locked(path: Path, memory: RocksDBMemory) -> WriterLock:
     with Translated(error_of, path, "use the folder"):
         is_something_else = os.path.lexists(path) and not path.is_dir()
         # The snapshots may be whole, on a disk that is not mounted yet.
@@ -179,6 +181,11 @@ def _locked(path: Path) -> WriterLock:
         raise StorageAccessError(f"{path} is a link to a folder that holds {foreign}: let it lead to an empty folder")
     if is_something_else:
         _put_aside(path, "it is no folder")
+    if _has_other_database(path, memory):
+        # Nor is another program's database derived. A start that went on would write to it, or put it aside.
+        raise StorageAccessError(
+            f"{path} holds a RocksDB database that is not known as Postdate's: name an empty folder, or move it away"
+        )
     with Translated(error_of, path, "use the folder"):
         path.mkdir(parents=True, exist_ok=True)
         return WriterLock.take(path)
@@ -191,6 +198,28 @@ def _has_log(path: Path) -> bool:
         or any(path.glob(f"*/{LOG_MARKER_FILE}"))
         or (path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()))
     )
+
+
+def _has_other_database(path: Path, memory: RocksDBMemory) -> bool:
+    """Whether there is a database in a folder in which no writer of ours has been, and which is no copy of one of ours.
+
+    Raises:
+        SnapshotStorageError: The system refuses.
+    """
+    with Translated(error_of, path, "look at the folder"):
+        has_database = any(any(path.glob(name)) for name in ("CURRENT", "MANIFEST-*", "*.sst"))
+        if os.path.lexists(path / LOCK_FILE) or not has_database:
+            return False
+    try:
+        store = RocksDBStore(open_store_to_read(path, _settings(memory)))
+    except (StorageCorruptedError, StorageUnavailableError):
+        # Another order of keys, or damage: a missing file is an outage to a reader.
+        return True
+    try:
+        found = store.get(DEFAULT_FAMILY, FORMAT_KEY)
+    finally:
+        store.release()
+    return found is None or not found.startswith(MARK)
 
 
 def _first_foreign(path: Path) -> str | None:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from os import mkfifo, mknod
 from pathlib import Path
@@ -503,6 +503,73 @@ def test_a_folder_of_another_layout_is_put_aside(
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "layout" in error
     assert str(aside) in error
+
+
+def _make_database(path: Path, *, families: Mapping[str, Options] = {}) -> None:
+    options = Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    Rdict(str(path), options, column_families=dict(families)).close()
+
+
+def _make_database_with_a_row(path: Path) -> None:
+    _make_database(path)
+    database = Rdict(str(path), Options(raw_mode=True))
+    database[b"format"] = b"of the other program"
+    database.close()
+
+
+def _make_database_of_pickles(path: Path) -> None:
+    database = Rdict(str(path))
+    database["key"] = 1
+    database.close()
+
+
+def _make_damaged_database(path: Path) -> None:
+    _make_database_with_a_row(path)
+    (path / "CURRENT").unlink()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        _make_database,
+        lambda path: _make_database(path, families={"other": Options(raw_mode=True)}),
+        _make_database_with_a_row,
+        _make_database_of_pickles,
+        _make_damaged_database,
+    ],
+    ids=["empty", "families", "row", "pickles", "damaged"],
+)
+def test_the_database_of_another_program_is_refused_and_not_touched(
+    tmp_path: Path, make: Callable[[Path], None], is_link: bool
+) -> None:
+    path, target = tmp_path / "snapshots", tmp_path / ("other" if is_link else "snapshots")
+    make(target)
+    if is_link:
+        path.symlink_to(target)
+    files = {file.name: file.read_bytes() for file in target.iterdir()}
+    with pytest.raises(StorageAccessError, match="not known as Postdate's"):
+        _opened(path)
+    assert {file.name: file.read_bytes() for file in target.iterdir()} == files
+    assert not _aside(path)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_checkpoint_is_known_to_be_ours(tmp_path: Path, is_damaged: bool) -> None:
+    folder = _opened(tmp_path / "snapshots")
+    written = _fill(folder, 3)
+    folder.checkpoint(tmp_path / "backup")
+    folder.close()
+    if is_damaged:
+        (tmp_path / "backup" / "CURRENT").unlink()
+    else:
+        # As in a copy by a tool of files that leaves out what is empty.
+        (tmp_path / "backup" / "WRITER").unlink()
+    backup = _opened(tmp_path / "backup")
+    assert len(_read_all(backup, written)) == (len(written) if is_damaged else 0)
+    backup.close()
+    assert len(_aside(tmp_path / "backup")) == is_damaged
 
 
 def test_a_folder_in_use_is_not_put_aside(tmp_path: Path) -> None:
