@@ -4,8 +4,9 @@
 file's unit is another one, `metadata["scale"]` is what one unit of the file is in ours.
 """
 
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, fields
+from operator import index
+from typing import Final, SupportsIndex
 
 BUCKET_FACTORY: Final = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
 IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
@@ -157,6 +158,12 @@ class TrackerConfig:
             self.tracker_factory_class_name,
             "one of the two of Pulsar",
         )
+        for number in fields(self):
+            if number.type is int:
+                value = getattr(self, number.name)
+                # Times and row numbers are added to others of 64 bits.
+                is_met = isinstance(value, SupportsIndex) and -(2**63) <= index(value) < 2**63
+                _require(is_met, number.name, value, "an integer from -2**63 to 2**63 - 1")
         for name in _NON_NEGATIVE:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in _POSITIVE:

@@ -12,6 +12,7 @@ from pyroaring import AbstractBitMap
 
 from managed_ledger.value_types import Int64Array
 from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX
+from tracker.columns.row_order import NEVER
 
 
 def check_offer(ledger_id: int, entry_id: int, deliver_at_ms: int) -> tuple[int, int, int]:
@@ -74,11 +75,11 @@ def check_tick_time(tick_time_ms: int) -> None:
     """Check how early messages may be.
 
     Raises:
-        ValueError: It is below 0, or no integer.
+        ValueError: It is no integer of 64 bits that is at least 0.
     """
     check_integers(tick_time_ms)
-    if tick_time_ms < 0:
-        raise ValueError(f"tick_time_ms must be at least 0, but is {tick_time_ms}")
+    if not 0 <= tick_time_ms <= NEVER:
+        raise ValueError(f"tick_time_ms must be from 0 to 2**63 - 1, but is {tick_time_ms}")
 
 
 def _column(values: ArrayLike) -> Int64Array:

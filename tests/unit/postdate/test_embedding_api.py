@@ -5,7 +5,9 @@ import asyncio
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,6 +166,16 @@ def test_the_configuration_names_the_factory(spelling: str) -> None:
 def test_an_unknown_factory_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must be one of the two of Pulsar, but is mine\.Factory"):
         postdate.TrackerConfig(tracker_factory_class_name="mine.Factory")
+
+
+_INTEGERS = sorted(one.name for one in fields(postdate.TrackerConfig) if one.type is int)
+
+
+@pytest.mark.parametrize("value", [2**63, 2**70, -(2**63) - 1, 1.5, "1", None])
+@pytest.mark.parametrize("name", _INTEGERS)
+def test_a_number_of_the_configuration_is_an_integer_of_64_bits(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} must be an integer from"):
+        postdate.TrackerConfig(**{name: value})
 
 
 def test_without_a_storage_only_the_in_memory_tracker_is_made() -> None:

@@ -59,7 +59,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
     "call",
     [
         *(lambda one, _, n=number: one.get_scheduled_messages(n) for number in (None, "x", 1.5)),
-        *(lambda one, _, tick=tick: one.reset_tick_time(tick) for tick in (None, "x", 1.5, -1)),
+        *(lambda one, _, tick=tick: one.reset_tick_time(tick) for tick in (None, "x", 1.5, -1, 2**63)),
         *(lambda one, _, ledger=ledger: one.note_acknowledged(ledger, BitMap([0])) for ledger in (None, "x", 7.0)),
         lambda one, _: one.note_acknowledged(7, [0]),
         lambda one, _: one.contains_message([7], 0),
