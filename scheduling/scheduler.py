@@ -253,12 +253,13 @@ class Scheduler:
 
         Raises:
             ValueError: The limit is below zero.
+            TypeError: The conditions are no `Matching`.
             ScheduleRequestError: The service refuses.
             ServiceUnavailableError: It does not answer.
         """
         if limit is not None and limit < 0:
             raise ValueError(f"limit is {limit}, which is below zero")
-        return islice(self._listed(matching or Matching(), limit, has_payload), limit)
+        return islice(self._listed(self._query_of(matching), limit, has_payload), limit)
 
     def count(self, matching: Matching | None = None) -> int:
         """Return how many messages are scheduled. By key or property, the service has to look for them.
@@ -269,16 +270,20 @@ class Scheduler:
         1
 
         Raises:
+            TypeError: The conditions are no `Matching`.
             ScheduleRequestError: The service refuses.
             ServiceUnavailableError: It does not answer.
         """
-        matching = matching or Matching()
-        query = [*matching.to_query(), *self._of_subscription(), ("buckets", "1")]
+        query = [*self._query_of(matching), ("buckets", "1")]
         total: int = self._api.get(f"{self._path}/scheduled/histogram", query)["total"]
         return total
 
-    def _listed(self, matching: Matching, limit: int | None, has_payload: bool) -> Iterator[ScheduledMessage]:
-        query = [*matching.to_query(), *self._of_subscription()]
+    def _query_of(self, matching: Matching | None) -> list[tuple[str, str]]:
+        if not isinstance(matching, Matching | None):
+            raise TypeError(f"{matching!r} is no Matching, which has the conditions")
+        return [*(matching or Matching()).to_query(), *self._of_subscription()]
+
+    def _listed(self, query: list[tuple[str, str]], limit: int | None, has_payload: bool) -> Iterator[ScheduledMessage]:
         if has_payload:
             query.append(("payload", "true"))
         for page in self._api.pages(f"{self._path}/scheduled", query, limit=limit):
@@ -343,7 +348,7 @@ def _selections(which: Which) -> Iterator[Json]:
 
     Raises:
         ValueError: The selection has no condition, which must not mean all messages.
-        TypeError: The selection is None.
+        TypeError: A handle is no text.
     """
     if isinstance(which, Everything):
         yield {"all": True}
@@ -354,9 +359,11 @@ def _selections(which: Which) -> Iterator[Json]:
             raise ValueError("a Matching without a condition means nothing: give EVERYTHING for all messages")
         yield selection
         return
-    if which is None:
-        raise TypeError("None selects nothing: give a handle, several, a Matching, or EVERYTHING")
-    handles = [which] if isinstance(which, str) else list(which)
+    # Bytes are iterable, too: each byte would be a handle.
+    handles: list[object] = [which] if isinstance(which, str | bytes) or which is None else list(which)
+    for handle in handles:
+        if not isinstance(handle, str):
+            raise TypeError(f"{handle!r} selects nothing: give a handle (text), several, a Matching, or EVERYTHING")
     for first in range(0, len(handles), HANDLES_PER_REQUEST):
         yield {"messageIds": handles[first : first + HANDLES_PER_REQUEST]}
 

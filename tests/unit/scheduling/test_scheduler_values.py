@@ -127,13 +127,17 @@ def test_a_shift_without_an_answer_names_the_operation_to_repeat() -> None:
         (lambda one: one.schedule(b"x", after=timedelta(-1)), ValueError),
         (lambda one: one.schedule(b"x", after=timedelta(1), properties={"a": 1}), TypeError),
         (lambda one: one.schedule(b"x", after=-5), TypeError),
-        (lambda one: one.cancel(None), TypeError),
+        *((lambda one, which=which: one.cancel(which), TypeError) for which in (None, b"1:2", [b"1:2"], ["1:2", 3])),
+        (lambda one: one.upcoming("anna"), TypeError),
+        (lambda one: one.count("anna"), TypeError),
         (lambda one: one.upcoming(limit=-1), ValueError),
     ],
 )
 def test_wrong_arguments_are_refused_by_name_before_anything_is_sent(call, error: type[Exception]) -> None:
     with (
         Scheduler("pulsar://127.0.0.1:1", "http://127.0.0.1:1", "t") as scheduler,
-        pytest.raises(error, match=r"below zero|properties|None selects|no timedelta"),
+        pytest.raises(
+            error, match=r"below zero|properties|^(None|b'1:2'|3) selects|no timedelta|'anna' is no Matching"
+        ),
     ):
         call(scheduler)
