@@ -20,7 +20,7 @@ from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
-from dispatcher.core.items import Key, key_of
+from dispatcher.core.items import Key, position_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import ReadRequest
@@ -83,7 +83,7 @@ def _assigned(actions: list[Action]) -> dict[int, list[Key]]:
     assigned: dict[int, list[Key]] = {}
     for action in actions:
         if isinstance(action, Deliver):
-            assigned.setdefault(action.consumer.index, []).extend([key_of(item) for item in action.items])
+            assigned.setdefault(action.consumer.index, []).extend([position_of(item) for item in action.items])
     return assigned
 
 

@@ -25,7 +25,7 @@ from dispatcher.core.acknowledgements.ack_sets import AckSet
 from dispatcher.core.actions import Action, Deliver, DropUnsent, ForgetDelayed, NotifyActive, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
-from dispatcher.core.items import Item, Key, key_of
+from dispatcher.core.items import Item, Key, position_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
@@ -510,7 +510,7 @@ class Dispatcher:
         """Send none of the entries on their way; its permits go back."""
         unsent = outbox.drop()
         self.core.refund(outbox.consumer, unsent)
-        return {key_of(item) for item in unsent}
+        return {position_of(item) for item in unsent}
 
     def _on_refused(self, consumer: ConsumerState, items: list[Item]) -> None:
         def refund(core: SubscriptionCore) -> list[Action]:

@@ -8,7 +8,7 @@ from dispatcher.config import SubscriptionType
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fences.recently_joined import LastSentPositionFence, RecentlyJoinedFence
-from dispatcher.core.items import SLOT, key_of
+from dispatcher.core.items import SLOT, position_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.selectors.assignment import NO_OWNER
@@ -169,7 +169,7 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
     """Return where an entry is that is not acknowledged."""
     holder = next((one for one in core.consumers.values() if position in one.pending), None)
     items = core.waiting.items() if isinstance(core, MultipleConsumersCore) else ()
-    waiting = next((item for item in items if key_of(item) == position), None)
+    waiting = next((item for item in items if position_of(item) == position), None)
     slot, owner, draining_at, reason = None, None, None, ""
     if isinstance(core, KeySharedCore):
         slot = core.selector.hash_range.slot(sticky_hash)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from dispatcher.config import DispatcherConfig
 from dispatcher.consumer import ConsumerHandle, Delivery
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import BYTES, COUNT, ENTRY, LEDGER, Item, Key, key_of, key_of_item
+from dispatcher.core.items import BYTES, COUNT, ENTRY, LEDGER, Item, Key, position_of, position_of_item
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log
 from snapshot_storage.backoff import Backoff
@@ -110,7 +110,7 @@ class Outbox:
 
     def positions(self) -> set[Key]:
         """Return the entries that are not sent yet."""
-        return {key_of(item) for item in self._items}
+        return {position_of(item) for item in self._items}
 
     def drop(self) -> list[Item]:
         """Send none of these entries; return it."""
@@ -213,7 +213,7 @@ class Outbox:
 
     def _deliveries(self, batch: list[Item], payloads: list[bytes | None]) -> tuple[list[Item], list[Delivery]]:
         """Return the entries that are still the consumer's own and in the log, and the deliveries of them."""
-        core, positions = self._core, list(map(key_of_item, batch))
+        core, positions = self._core, list(map(position_of_item, batch))
         counts = map(core.redelivery_counts.get, positions, repeat(0)) if core.redelivery_counts else repeat(0)
         ack_sets = map(core.ack_sets.get, positions, repeat(())) if core.ack_sets else repeat(())
         ledger_ids, entry_ids = zip(*positions, strict=True)

@@ -6,7 +6,7 @@ producers must batch by key or not at all.
 """
 
 from dispatcher.slots import sticky_hash
-from managed_ledger.entries.message_metadata import key_of
+from managed_ledger.entries.message_metadata import message_key
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 
@@ -18,7 +18,7 @@ def sticky_key(metadata: MessageMetadata) -> bytes:
     >>> sticky_key(MessageMetadata(producer_name="p", sequence_id=7))
     b'p-7'
     """
-    key = key_of(metadata)
+    key = message_key(metadata)
     return f"{metadata.producer_name}-{metadata.sequence_id}".encode() if key is None else key
 
 

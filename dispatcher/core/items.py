@@ -41,13 +41,13 @@ Key = tuple[int, int]
 """Ledger id and entry id; a `Position` equals and hashes like its plain tuple."""
 
 
-key_of_item: Final[Callable[[Item], Key]] = itemgetter(LEDGER, ENTRY)
-"""As `key_of`, for `map`, which calls it in C."""
+position_of_item: Final[Callable[[Item], Key]] = itemgetter(LEDGER, ENTRY)
+"""As `position_of`, for `map`, which calls it in C."""
 
 slot_of_item: Final[Callable[[Item], int]] = itemgetter(SLOT)
 
 
-def key_of(item: Item) -> Key:
+def position_of(item: Item) -> Key:
     """Return the position of an item."""
     return (item[LEDGER], item[ENTRY])
 

@@ -16,7 +16,7 @@ from dispatcher.core.actions import Action, Deliver, ForgetDelayed
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.earlier import earlier
 from dispatcher.core.intake import Intake
-from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
+from dispatcher.core.items import COUNT, SLOT, Item, Key, position_of
 from managed_ledger.position import Position
 
 
@@ -114,7 +114,7 @@ class MultipleConsumersCore(Intake):
 
     def _unacked_of(self, item: Item) -> int:
         """Return how many messages of an entry are not acknowledged."""
-        left = self.ack_sets.get(key_of(item)) if self.ack_sets else None
+        left = self.ack_sets.get(position_of(item)) if self.ack_sets else None
         # A client can name more messages than the batch has.
         return item[COUNT] if left is None else min(item[COUNT], unacknowledged(left))
 
@@ -197,7 +197,7 @@ class MultipleConsumersCore(Intake):
 
     def _in_hand(self, positions: set[Key]) -> set[Key]:
         in_hand = {position for position in positions if self._holder_of(position) is not None}
-        return in_hand.union(position for item in self.waiting.items() if (position := key_of(item)) in positions)
+        return in_hand.union(position for item in self.waiting.items() if (position := position_of(item)) in positions)
 
     def _acknowledge_part(self, owner: ConsumerState | None, position: Key, theirs: AckSet) -> bool:
         """Take an acknowledgement of some messages of a batch; return whether others are left."""
@@ -346,4 +346,4 @@ class MultipleConsumersCore(Intake):
                 holders[position] = consumer.index
         self.waiting.check()
         for item in self.waiting.items():
-            assert key_of(item) not in holders, f"{key_of(item)} waits and is pending"
+            assert position_of(item) not in holders, f"{position_of(item)} waits and is pending"

@@ -20,7 +20,7 @@ from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of, make_items
+from dispatcher.core.items import COUNT, SLOT, Item, Key, make_items, position_of
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.slots import SLOT_NOT_SET
 from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, EntryHeaders
@@ -139,7 +139,7 @@ class SharedCore(MultipleConsumersCore):
 
     def _note_chunk(self, consumer: ConsumerState, item: Item) -> None:
         """Note that a chunk is a consumer's own: so are the next ones, until the last."""
-        if key_of(item) in self.last_chunks:
+        if position_of(item) in self.last_chunks:
             self.begun.pop(item[SLOT], None)
         else:
             self.begun[item[SLOT]] = consumer.index

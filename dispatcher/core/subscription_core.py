@@ -17,7 +17,7 @@ from dispatcher.core.acknowledgements.ack_sets import AckSet
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
-from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, key_of
+from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, position_of
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
@@ -125,7 +125,7 @@ class SubscriptionCore(ABC):
             if not unsent:
                 del self.unsent_delayed[ledger_id]
             late_ms += [
-                now_ms - (item[ORDER] or known.pop(key_of(item), now_ms))
+                now_ms - (item[ORDER] or known.pop(position_of(item), now_ms))
                 for item in by_ledger[ledger_id]
                 if item[ENTRY] in sent
             ]

@@ -114,12 +114,12 @@ def header_flags(metadata: MessageMetadata) -> int:
     return CHUNK | (LAST_CHUNK if chunk.is_last else 0) | (zlib.crc32(message_id) & 0xFFFF) << MESSAGE_SHIFT
 
 
-def key_of(metadata: MessageMetadata | SingleMessageMetadata) -> bytes | None:
+def message_key(metadata: MessageMetadata | SingleMessageMetadata) -> bytes | None:
     """Return the key that a producer gave: the ordering key, else the partition key, None without either.
 
-    >>> key_of(MessageMetadata(ordering_key=b"o", partition_key=b"k"))
+    >>> message_key(MessageMetadata(ordering_key=b"o", partition_key=b"k"))
     b'o'
-    >>> key_of(MessageMetadata(partition_key=b"k"))
+    >>> message_key(MessageMetadata(partition_key=b"k"))
     b'k'
     """
     if metadata.HasField("ordering_key"):

@@ -14,7 +14,7 @@ from typing import Final
 
 from managed_ledger.entries.message_metadata import (
     MessageMetadataError,
-    key_of,
+    message_key,
     metadata_bytes,
     metadata_end,
     parse_metadata,
@@ -69,7 +69,7 @@ class MessageFilter:
             if not self._may_match(entry):
                 return False
             metadata = parse_metadata(metadata_bytes(entry))
-            if self.keys and key_of(metadata) not in self.keys:
+            if self.keys and message_key(metadata) not in self.keys:
                 return False
             if metadata.HasField("num_messages_in_batch"):
                 return self._chosen_of_batch(entry)
@@ -120,7 +120,7 @@ def messages_of(entry: bytes) -> list[StoredMessage]:
     return [
         StoredMessage(
             None,
-            key_of(metadata),
+            message_key(metadata),
             properties,
             metadata.producer_name,
             payload,
@@ -158,7 +158,7 @@ def _batch(metadata: MessageMetadata, payload: bytes) -> list[StoredMessage]:
         end = at + single.payload_size
         if end > len(payload):
             raise MessageMetadataError("a batch that ends too early")
-        key = key_of(single)
+        key = message_key(single)
         properties = {one.key: one.value for one in single.properties}
         messages.append(
             StoredMessage(index, key, properties, metadata.producer_name, payload[at:end], None, end - begin)

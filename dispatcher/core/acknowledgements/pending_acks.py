@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, Key, key_of_item, slot_of_item
+from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, Key, position_of_item, slot_of_item
 
 _GIVEN_SPARE: Final = 1_000
 
@@ -50,7 +50,7 @@ class PendingAcksMap:
 
     def add_all(self, items: Sequence[Item]) -> None:
         """Store items of which none is here."""
-        self.items.update(zip(map(key_of_item, items), items, strict=True))
+        self.items.update(zip(map(position_of_item, items), items, strict=True))
         counts = self.slot_counts
         for slot in map(slot_of_item, items):
             counts[slot] = counts.get(slot, 0) + 1

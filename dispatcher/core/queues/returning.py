@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 
-from dispatcher.core.items import SLOT, Item, Key, key_of
+from dispatcher.core.items import SLOT, Item, Key, position_of
 
 
 class ReturningEntries:
@@ -55,7 +55,7 @@ class ReturningEntries:
         """Forget every entry up to and including a position; return the slots of which nothing is left here."""
         doomed = [item for position, item in self.items.items() if position <= last]
         for item in doomed:
-            del self.items[key_of(item)]
+            del self.items[position_of(item)]
         return self._reduce(Counter([item[SLOT] for item in doomed]))
 
     def clear(self) -> None:

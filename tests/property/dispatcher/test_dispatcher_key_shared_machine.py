@@ -21,7 +21,7 @@ from dispatcher.core.actions import Action, Deliver, ForgetDelayed, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fences.recently_joined import LedgerEnd, RecentlyJoinedFence
-from dispatcher.core.items import COUNT, ORDER, SLOT, Item, Key, key_of
+from dispatcher.core.items import COUNT, ORDER, SLOT, Item, Key, position_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import LogPart, ReadRequest
@@ -151,10 +151,10 @@ class _Machine(RuleBasedStateMachine):
     def send(self, data: st.DataObject, count: int) -> None:
         client = data.draw(st.sampled_from([client for client in self.clients if client.unsent]))
         batch, client.unsent = client.unsent[:count], client.unsent[count:]
-        are_pending = self.core.are_pending(client.state, [key_of(item) for item in batch])
+        are_pending = self.core.are_pending(client.state, [position_of(item) for item in batch])
         for item, is_own in zip(batch, are_pending, strict=True):
             if is_own:
-                client.held.append(key_of(item))
+                client.held.append(position_of(item))
             else:
                 client.permits += item[COUNT]
                 self.core.refund(client.state, [item])
@@ -220,7 +220,7 @@ class _Machine(RuleBasedStateMachine):
         unsent, client.unsent, client.held = client.unsent, [], []
         client.permits += sum(item[COUNT] for item in unsent)
         self.core.refund(client.state, unsent)
-        self._run(self.core.redeliver(client.state, None, {key_of(item) for item in unsent}))
+        self._run(self.core.redeliver(client.state, None, {position_of(item) for item in unsent}))
 
     @precondition(lambda self: self.log)
     @rule(data=st.data())
@@ -289,7 +289,7 @@ class _Machine(RuleBasedStateMachine):
     def read_a_late_one(self, data: st.DataObject) -> None:
         """A message is accepted that was due before one of its key that waits."""
         waiting = data.draw(st.sampled_from(sorted(self.core.waiting.items())))
-        key = (self._entry(key_of(waiting)).key_hash - _KEY_HASH) // _KEY_STEP
+        key = (self._entry(position_of(waiting)).key_hash - _KEY_HASH) // _KEY_STEP
         # Where order is by position, items have no time.
         self.publish(key, (waiting[ORDER] or self.now_ms) - 10 - self.now_ms, 0, 1)
         self.begin_read()
@@ -400,12 +400,12 @@ class _Machine(RuleBasedStateMachine):
         return self.core.on_refused(headers.take(np.array(refused, dtype=np.intp))) if refused else []
 
     def _note_given(self, client: _Client, item: Item) -> None:
-        entry = self._entry(key_of(item))
+        entry = self._entry(position_of(item))
         assert entry.deliver_at_ms == NOT_DELAYED or entry.deliver_at_ms < self.now_ms + 3, "early"
-        assert key_of(item) not in self.acknowledged, "acknowledged before"
+        assert position_of(item) not in self.acknowledged, "acknowledged before"
         client.permits -= item[COUNT]
-        if key_of(item) not in self.given:
-            self.given.add(key_of(item))
+        if position_of(item) not in self.given:
+            self.given.add(position_of(item))
             self.first_given.setdefault(item[SLOT], []).append(item)
 
     def _reorder(self, positions: object) -> None:
@@ -449,7 +449,7 @@ class _Machine(RuleBasedStateMachine):
         for position in _positions(self.core.held_due.headers()):
             places[position].append("held")
         for item in self.core.waiting.items():
-            places[key_of(item)].append("waiting")
+            places[position_of(item)].append("waiting")
         for client in self.clients:
             for position in client.state.pending.items:
                 # Expired entries are taken from consumers in portions.
@@ -469,7 +469,9 @@ class _Machine(RuleBasedStateMachine):
         for slot, items in self.first_given.items():
             if slot in self.unordered_slots or not isinstance(self.core, KeySharedCore):
                 continue
-            immediate = [key_of(item) for item in items if self._entry(key_of(item)).deliver_at_ms == NOT_DELAYED]
+            immediate = [
+                position_of(item) for item in items if self._entry(position_of(item)).deliver_at_ms == NOT_DELAYED
+            ]
             assert immediate == sorted(immediate)
 
     @invariant()
@@ -481,7 +483,7 @@ class _Machine(RuleBasedStateMachine):
         if not isinstance(getattr(self, "core", None), KeySharedCore):
             return
         pending = [position for client in self.clients for position in client.state.pending.items]
-        ready = {key_of(item) for item in self.core.waiting.items()} | set(pending)
+        ready = {position_of(item) for item in self.core.waiting.items()} | set(pending)
         came = [self._entry(position) for position in ready - self.ready]
         self.ready |= ready
         held = _positions(self.core.held_due.headers())
@@ -542,7 +544,7 @@ class _Machine(RuleBasedStateMachine):
             self.pass_time(100)
             for client in list(self.clients):
                 self._flow(client, 100)
-                client.held += [key_of(item) for item in client.unsent]
+                client.held += [position_of(item) for item in client.unsent]
                 client.unsent = []
                 client.held = list(compress(client.held, self.core.are_pending(client.state, client.held)))
                 if client.held:
@@ -720,7 +722,7 @@ class SharedMachine(_Machine):
     def _note_given(self, client: _Client, item: Item) -> None:
         """One consumer gets the chunks of a message, from its first one to the last."""
         super()._note_given(client, item)
-        entry = self._entry(key_of(item))
+        entry = self._entry(position_of(item))
         if not entry.flags & CHUNK:
             return
         message = entry.flags >> MESSAGE_SHIFT
@@ -731,11 +733,11 @@ class SharedMachine(_Machine):
             and owner in self.clients
             and any(chunk in owner.state.pending.items for chunk in chunks)
         ):
-            raise AssertionError(f"{key_of(item)} is of a message that another consumer has begun")
+            raise AssertionError(f"{position_of(item)} is of a message that another consumer has begun")
         if entry.flags & LAST_CHUNK:
             self.begun.pop(message, None)
         else:
-            self.begun[message] = (client, [*(chunks if owner is client else ()), key_of(item)])
+            self.begun[message] = (client, [*(chunks if owner is client else ()), position_of(item)])
 
 
 def _positions(headers: EntryHeaders) -> list[Key]:

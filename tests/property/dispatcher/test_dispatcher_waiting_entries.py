@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dispatcher.core.items import ITEM_ROW, SLOT, Item, key_of
+from dispatcher.core.items import ITEM_ROW, SLOT, Item, position_of
 from dispatcher.core.queues.waiting import WaitingEntries
 
 _SLOTS = st.integers(1, 4)
@@ -65,7 +65,7 @@ class WaitingEntriesMachine(RuleBasedStateMachine):
         item = data.draw(st.sampled_from([item for queue in self.model.values() for item in queue]))
         slot = item[SLOT]
         head = self.waiting.heaps[slot][0]
-        changed = self.waiting.discard(key_of(item))
+        changed = self.waiting.discard(position_of(item))
         self.model[slot].remove(item)
         self._drop_empty()
         has_new_head = slot in self.waiting.heaps and self.waiting.heaps[slot][0] is not head
@@ -75,7 +75,7 @@ class WaitingEntriesMachine(RuleBasedStateMachine):
     def discard_through(self, ledger_id: int, entry_id: int) -> None:
         last = (ledger_id, entry_id)
         self.waiting.discard_through(last)
-        self.model = {slot: [item for item in queue if key_of(item) > last] for slot, queue in self.model.items()}
+        self.model = {slot: [item for item in queue if position_of(item) > last] for slot, queue in self.model.items()}
         self._drop_empty()
 
     def _drop_empty(self) -> None:

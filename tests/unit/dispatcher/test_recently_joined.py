@@ -10,7 +10,7 @@ from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.recently_joined import LastSentPositionFence, LedgerEnd, RecentlyJoinedFence
-from dispatcher.core.items import Key, key_of
+from dispatcher.core.items import Key, position_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
@@ -96,7 +96,7 @@ class _Subscription:
     def run(self, actions: list[Action]) -> None:
         for action in actions:
             assert isinstance(action, Deliver)
-            self.given += [(action.consumer.name, key_of(item)) for item in action.items]
+            self.given += [(action.consumer.name, position_of(item)) for item in action.items]
         self.core.check()
 
     def given_to(self, name: str) -> list[Key]:
