@@ -1,7 +1,6 @@
 """The command `postdate pipeline audit`."""
 
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +33,7 @@ def audit(
     index: str | None,
     topics: tuple[str, ...],
     cursors: tuple[str, ...],
-    now_ms: int | None,
+    now_ms: int,
     positions: str | None,
     is_repairing: bool,
     master: str,
@@ -57,7 +56,6 @@ def audit(
 
     # Before Spark takes its seconds to start.
     check_index(index or data, cursor_folder(data, None), topics, cursors)
-    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     printed: dict[str, Any] = {"now": iso(now_ms)}
     with new_session(master) as spark, Steps().shown() as steps:
 

@@ -4,6 +4,7 @@ import logging
 import re
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,11 @@ INT_MAX = 2**31 - 1
 _SPARK_MODULES = ("pyspark", "py4j")
 _OURS = re.compile(r"(?:managed_ledger|snapshot_storage|pipeline)(?:\.\w+)*\.\w+Error: (.+)")
 _PYTHONS = re.compile(r"^(?!Py4J)[A-Z]\w*Error: .+", re.MULTILINE)
+
+
+def wall_clock_ms() -> int:
+    """Give the wall clock in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
 
 
 def explain(error: BaseException) -> str | None:
@@ -126,7 +132,9 @@ def job_options(
         if has_dry_run:
             command = dry_run_option("count")(command)
         if now is not None:
-            command = click.option("--now", "--now-ms", "now_ms", type=TIME, help=f"{now} Default: now.")(command)
+            command = click.option(
+                "--now", "--now-ms", "now_ms", type=TIME, default=wall_clock_ms, help=f"{now} Default: now."
+            )(command)
         if has_cursors:
             command = click.option(
                 "--cursor", "cursors", multiple=True, required=needs_cursors, metavar="NAME", help=cursors

@@ -1,7 +1,6 @@
 """The command `postdate pipeline ingest`; `jobs.ingest` does the work."""
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.output import iso, print_json
 from command_line.progress import Steps
-from pipeline.cli.common import INT_MAX, cause_of, job_options, new_session
+from pipeline.cli.common import INT_MAX, cause_of, job_options, new_session, wall_clock_ms
 
 if TYPE_CHECKING:
     from pipeline.jobs.ingest import IngestedBatch
@@ -85,7 +84,7 @@ def ingest(
             data,
             cursors=cursors,
             checkpoint=checkpoint,
-            now_ms=lambda: time.time_ns() // 1_000_000,
+            now_ms=wall_clock_ms,
             is_endless=follow,
             rejects=rejects,
             on_batch=on_batch,

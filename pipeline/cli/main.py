@@ -7,7 +7,6 @@ it runs, so `--help` works without them.
 """
 
 import sys
-import time
 from contextlib import closing
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -117,7 +116,7 @@ def rebuild(
     index: str | None,
     topics: tuple[str, ...],
     cursors: tuple[str, ...],
-    now_ms: int | None,
+    now_ms: int,
     segment_seconds: int,
     segment_indexes: int,
     bucket_indexes: int,
@@ -141,7 +140,7 @@ def rebuild(
     if log is not None:
         open_log(log).close()
     rules = RebuildRules(
-        now_ms=time.time_ns() // 1_000_000 if now_ms is None else now_ms,
+        now_ms=now_ms,
         step_ms=segment_seconds * 1_000,
         rows_max=segment_indexes,
         rows_per_bucket_min=bucket_indexes,
@@ -189,7 +188,7 @@ def rebuild(
     json="the figures of every topic",
 )
 def forecast(
-    data: str, source: str, out: str, topics: tuple[str, ...], now_ms: int | None, master: str, is_json: bool
+    data: str, source: str, out: str, topics: tuple[str, ...], now_ms: int, master: str, is_json: bool
 ) -> None:
     """Foresee deliveries by minute and topic, how far ahead they are, and the peak.
 
@@ -213,7 +212,6 @@ def forecast(
     else:
         known = topics_of_index(data)
     wanted = sorted({find_topic(topic, known) for topic in topics})
-    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     with new_session(master) as spark, Steps().shown() as steps:
         name = {"log": "postdate_ledger", "index": "postdate_index"}[source]
         reader = spark.read.format(name).option("deliver_at_ms_min", min(now_ms + 1, TIME_MS_MAX))
