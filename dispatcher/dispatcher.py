@@ -35,7 +35,6 @@ from dispatcher.lateness import LatenessHistogram
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Log, SubscriptionCursor
 from dispatcher.reader import Reader
-from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, EntryStatus, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.position import Position
 from managed_ledger.value_types import Clock
@@ -259,14 +258,6 @@ class Dispatcher:
         outbox = self._by_handle.get(id(consumer))
         if outbox is not None:
             outbox.on_writable()
-
-    def get_consumer(self, key: bytes) -> ConsumerHandle | None:
-        """Return the consumer that gets this sticky key now; None where keys do not decide, or no one has its slot."""
-        if not isinstance(self.core, KeySharedCore):
-            return None
-        index = self.core.owner_of_slot(self.core.selector.hash_range.slot(sticky_hash(key)))
-        outbox = self._outboxes.get(index)
-        return outbox.handle if outbox is not None else None
 
     def redeliver_unacknowledged_messages(
         self, consumer: ConsumerHandle, positions: Collection[Key] | None = None

@@ -64,13 +64,21 @@ class ShellWorld:
             kind, cores[kind](), self.log, self.cursor, new_tracker if has_delays else None, self.config, now_ms
         )
         self.dispatcher.open()
+        self._consumers: dict[str, FakeConsumer] = {}
 
     def join(self, name: str, permits: int = 1000, **options: object) -> FakeConsumer:
-        consumer = FakeConsumer(name, **options)
+        consumer = self._consumers[name] = FakeConsumer(name, **options)
         self.dispatcher.add_consumer(consumer)
         if permits:
             self.dispatcher.consumer_flow(consumer, permits)
         return consumer
+
+    def owner_of(self, key: bytes) -> FakeConsumer:
+        """Return the consumer that gets a key now."""
+        core = self.dispatcher.core
+        assert isinstance(core, KeySharedCore)
+        owner = core.owner_of_slot(core.selector.hash_range.slot(sticky_hash(key)))
+        return self._consumers[core.consumers[owner].name]
 
     def publish(self, count: int, *, keys: int = 10, delay_ms: int | None = None) -> None:
         for number in range(count):

@@ -658,11 +658,10 @@ def test_a_delayed_message_behind_a_backlog_of_immediate_ones_is_on_time() -> No
         config = DispatcherConfig(look_ahead_per_consumer=10, parked_entries_max=0)
         world = ShellWorld(config=config)
         consumers = {name: world.join(name, permits=0) for name in ("a", "b")}
-        owner_of_key_0 = world.dispatcher.get_consumer(b"key-0")
+        owner_of_key_0 = world.owner_of(b"key-0")
         # One consumer is stuck with a long backlog; the key of the other one is delayed, behind that backlog.
         (stuck,) = [consumer for consumer in consumers.values() if consumer is not owner_of_key_0]
-        assert owner_of_key_0 is not None
-        key = next(b"key-%d" % n for n in range(99) if world.dispatcher.get_consumer(b"key-%d" % n) is stuck)
+        key = next(b"key-%d" % n for n in range(99) if world.owner_of(b"key-%d" % n) is stuck)
         for _ in range(500):
             world.log.append(b"backlog", key_hash=sticky_hash(key))
         world.log.append(b"on time", key_hash=sticky_hash(b"key-0"), deliver_at_ms=now_ms() + 1_000)
@@ -690,7 +689,7 @@ def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
         assert holder.payloads == [b"0"]
         # The key moves away from its holder, which never acknowledges.
         others = []
-        while world.dispatcher.get_consumer(b"key-0") is holder:
+        while world.owner_of(b"key-0") is holder:
             others.append(world.join(f"other-{len(others)}"))
         world.publish(3_000, keys=1)
         world.publish(3_000, keys=1, delay_ms=50)
@@ -711,8 +710,7 @@ def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
         core.check()
 
         # When it is done at last, everything of the key comes, in its order.
-        new_owner = world.dispatcher.get_consumer(b"key-0")
-        assert isinstance(new_owner, FakeConsumer)
+        new_owner = world.owner_of(b"key-0")
         before = len(new_owner.payloads)
         world.dispatcher.acknowledge(holder, [(1, 0)])
         world.dispatcher.consumer_flow(new_owner, 10_000)
@@ -733,7 +731,7 @@ def test_a_stuck_consumer_of_many_keys_does_not_stop_the_others() -> None:
         world.publish(20_000, keys=5_000)
         await settle(1)
 
-        owners = [world.dispatcher.get_consumer(b"key-%d" % (number % 5_000)) for number in range(20_000)]
+        owners = [world.owner_of(b"key-%d" % (number % 5_000)) for number in range(20_000)]
         for consumer in live:
             expected = [b"%d" % number for number, owner in enumerate(owners) if owner is consumer]
             assert consumer.payloads == expected
@@ -756,7 +754,7 @@ def test_reading_stops_when_as_much_is_parked_as_may_be() -> None:
         config = DispatcherConfig(look_ahead_per_consumer=10, parked_entries_max=30)
         world = ShellWorld(config=config)
         stuck, live = world.join("a", permits=0), world.join("b")
-        key = next(b"key-%d" % n for n in range(99) if world.dispatcher.get_consumer(b"key-%d" % n) is stuck)
+        key = next(b"key-%d" % n for n in range(99) if world.owner_of(b"key-%d" % n) is stuck)
         for _ in range(500):
             world.log.append(b"", key_hash=sticky_hash(key))
         await settle()
@@ -927,12 +925,11 @@ def test_expiry_lets_a_draining_key_go_although_its_old_consumer_has_not_acknowl
         world.publish(2, keys=1)
         await settle()
         others = []
-        while world.dispatcher.get_consumer(b"key-0") is old:
+        while world.owner_of(b"key-0") is old:
             others.append(world.join(f"other-{len(others)}"))
         world.publish(1, keys=1)
         await settle()
-        new = world.dispatcher.get_consumer(b"key-0")
-        assert isinstance(new, FakeConsumer)
+        new = world.owner_of(b"key-0")
         assert new.payloads == []
 
         world.cursor.acknowledge_cumulative(Position(1, 1))
