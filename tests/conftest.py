@@ -22,6 +22,8 @@ TESTS = Path(__file__).parent
 TOGETHER = ("real_pulsar", "java")
 """Marks of tests that share a Java process: all of them run in one worker, one after the other, and begin first."""
 
+ID_LENGTH_MAX = 60
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--durations-file", type=Path, help="Write here how long each folder, file and test took.")
@@ -76,6 +78,13 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--durations-file")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Durations(path))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a long value by its beginning and length: workers report each test by its whole name."""
+    if isinstance(val, bytes | str) and len(val) > ID_LENGTH_MAX:
+        return f"{val[:20]!r}... of {len(val)}"
+    return None
 
 
 class _Durations:

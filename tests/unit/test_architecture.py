@@ -105,6 +105,7 @@ def test_the_head_of_each_room_names_its_sub_rooms() -> None:
     assert unnamed == []
 
 
+@pytest.mark.slow
 def test_no_module_imports_from_a_test_and_no_helper_from_the_simulation() -> None:
     """Code that tests share is in `tests/helpers`: one test can be changed, moved and run without another one."""
     imports = {

@@ -83,6 +83,7 @@ def test_a_method_is_documented_by_itself_or_by_what_it_implements() -> None:
     assert undocumented(_KeepsMore, [], ["keep", "lose"]) == [f"{__name__}._KeepsMore.keep"]
 
 
+@pytest.mark.slow
 def test_no_docstring_only_points_elsewhere() -> None:
     """A reference may follow what is said; it does not stand for it."""
     found = [

@@ -80,6 +80,7 @@ def test_no_sentence_of_a_room_hides_its_subject(room: str) -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_sentence_of_a_test_hides_its_subject() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text.strip()[:100]}"

@@ -16,6 +16,7 @@ CHARACTERS_MAX = 130
 """Of a line that is no row of a table."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_embedded_tracker_does_what_the_page_shows(page: str) -> None:
     program, output = example_of(page)

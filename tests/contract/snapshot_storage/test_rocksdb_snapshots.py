@@ -106,6 +106,7 @@ def test_a_folder_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """While it lives the folder is locked; afterwards every snapshot is whole, and ids go on."""
     acknowledged: list[int] = []

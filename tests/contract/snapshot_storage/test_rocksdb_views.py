@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
 
@@ -55,6 +57,7 @@ def _views(temporary: Path) -> set[str]:
     return {path.name for path in temporary.iterdir()}
 
 
+@pytest.mark.slow
 def test_the_view_of_a_killed_reader_goes_with_the_next_reader_and_no_living_one_does(tmp_path: Path) -> None:
     folder, temporary = _written(tmp_path / "snapshots"), tmp_path / "temporary"
     temporary.mkdir()

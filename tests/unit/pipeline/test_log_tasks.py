@@ -81,6 +81,7 @@ def test_a_rebuild_equals_the_live_index_byte_for_byte(
     )
 
 
+@pytest.mark.slow
 def test_a_rebuild_of_many_buckets_has_the_segments_of_the_live_index(tmp_path: Path) -> None:
     """With so many buckets, segments have fewer rows than are configured, the later ones the fewest."""
     bucket_rows = 4_400

@@ -40,6 +40,7 @@ def test_the_documentation_names_every_name() -> None:
     assert [name for name in postdate.__all__ if f"`{name}`" not in text] == []
 
 
+@pytest.mark.slow
 def test_the_program_of_the_documentation_for_tests_runs_through_an_hour_with_faults() -> None:
     """In a process without what extras bring; each name of `postdate.testing` is documented."""
     section = (ROOT / "docs/embedding.md").read_text().split("## Tests of a program")[1]
@@ -114,6 +115,7 @@ print(inspect.getdoc(dict(inspect.getmembers(postdate))["{name}"]))
     )
 
 
+@pytest.mark.slow
 def test_a_process_for_snapshots_names_the_extra_that_is_missing(tmp_path: Path) -> None:
     """It is missing in the other process, too, which is given this one's path."""
     (tmp_path / "rocksdict.py").write_text("raise ModuleNotFoundError(name='rocksdict')")

@@ -225,6 +225,7 @@ def test_show_tells_all_of_one_snapshot(data: Data) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_show_leaves_the_middle_of_many_segments_out(data: Data) -> None:
     async def add() -> int:
         snapshot = build_snapshot(rows_of(1), step_ms=1_000, rows_max=-1)
