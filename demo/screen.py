@@ -104,12 +104,15 @@ def _run(config: StoryConfig, place: Path, console: Console, *, is_json: bool) -
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """End on SIGTERM as on Ctrl-C, so that no service is left behind."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """End on SIGTERM and at the end of the terminal as on Ctrl-C, so that no service is left behind."""
+    # `nohup` starts a process with SIGHUP ignored.
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, signal.default_int_handler) for one in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _faults(outcome: StoryOutcome) -> dict[str, FaultExamples]:

@@ -44,6 +44,7 @@ postdate.add_command(token_group)
         "postdate serve --config config/broker.conf",
         "postdate serve --set brokerServicePort=6651 --set dataDirectory=/var/lib/postdate",
         "delayedDeliveryTickTimeMillis=100 postdate serve --log-level debug",
+        wrong="the log took no more writes, also after it was opened again",
     )
 )
 @config_options
@@ -57,7 +58,7 @@ postdate.add_command(token_group)
 @json_option("one line when the service is ready: its addresses")
 @refusing
 def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, is_json: bool) -> None:
-    """Run the service until SIGTERM or Ctrl-C, which end it in order, with exit code 0."""
+    """Run the service until SIGTERM, Ctrl-C or the end of its terminal, which end it in order, with exit code 0."""
     configure_logging(log_level)
     config = load_config(config_path, environment=os.environ, overrides=overrides)
     for warning in warnings_at_start(config):

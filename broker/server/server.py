@@ -1,8 +1,9 @@
 """The process: listen, serve until told to stop, shut down in order.
 
-SIGTERM and SIGINT stop it: first no new connection, then nothing more from the old ones, then the indexes are sealed
-where that is worth it and the folders closed. A second signal in between changes nothing; `kill -9` is always safe,
-it only costs the next start some reading.
+SIGTERM, SIGINT and SIGHUP stop it: first no new connection, then nothing more from the old ones, then the indexes are
+sealed where that is worth it and the folders closed. A second signal in between changes nothing; `kill -9` is always
+safe, it only costs the next start some reading. SIGHUP comes when the terminal is closed. Nothing is read again at it:
+files of TLS are looked at by themselves, and a configuration holds from one start to the next.
 
 A full disk does not stop the process: new messages are refused until there is room. A log that refuses writes for
 another reason, also after it was opened again, stops the process with a non-zero exit code for its supervisor.
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 WATCH_INTERVAL_S: Final = 2
 """The interval of checks whether the log takes writes."""
 
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 def now_ms() -> int:
     """Give the wall clock in milliseconds since the epoch."""
@@ -48,7 +51,7 @@ def now_ms() -> int:
 
 
 async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: ServiceManager | None = None) -> int:
-    """Run the service until SIGTERM or SIGINT.
+    """Run the service until SIGTERM, SIGINT or SIGHUP.
 
     Args:
         config: The configuration.
@@ -65,8 +68,10 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_number, stop.set)
+    for signal_number in STOP_SIGNALS:
+        # `nohup` starts a process with SIGHUP ignored, which is to outlive its terminal.
+        if signal_number != signal.SIGHUP or signal.getsignal(signal_number) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal_number, stop.set)
     started_ms = now_ms()
     manager = manager or ServiceManager()
     tls = open_tls(config)

@@ -303,3 +303,13 @@ def test_ctrl_c_is_a_polite_stop_too(own_service: PostdateProcess) -> None:
     process.send_signal(signal.SIGINT)
 
     assert process.wait(timeout=20) == 0
+
+
+def test_a_terminal_that_is_closed_is_a_polite_stop_too(own_service: PostdateProcess) -> None:
+    """SIGHUP ends the service cleanly, as SIGTERM does."""
+    process = own_service.process
+    assert isinstance(process, subprocess.Popen)
+
+    process.send_signal(signal.SIGHUP)
+
+    assert process.wait(timeout=20) == 0
