@@ -116,9 +116,14 @@ def end_if_output_fails(error: OSError) -> None:
 
 
 def _end_without_reader() -> NoReturn:
-    """End in silence: the reader has closed the pipe, and the flush at exit goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """End in silence: the reader has closed the pipe."""
+    give_up_output()
     sys.exit(EXIT_CODE_REFUSED)
+
+
+def give_up_output() -> None:
+    """Let what is still to be written to stdout go nowhere: the flush at exit would fail, and with it the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def explain_os_error(error: OSError) -> str:

@@ -64,7 +64,9 @@ def _explain(error: BaseException) -> str | None:
         return None
     if error.errno == errno.EADDRINUSE:
         return f"{error}; choose free ports with --set brokerServicePort=... and --set webServicePort=..."
-    if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
+    # An error of a port names no file.
+    is_of_port = error.filename is None and error.errno in (errno.EADDRNOTAVAIL, errno.EACCES)
+    if isinstance(error, socket.gaierror) or is_of_port:
         return f"{error}; see bindAddress, brokerServicePort and webServicePort"
     return str(error)
 

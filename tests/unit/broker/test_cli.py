@@ -257,6 +257,47 @@ def test_the_service_takes_as_many_files_as_it_may_have(tmp_path: Path) -> None:
     assert found == (hard, hard)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_service_that_cannot_print_its_addresses_serves(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """/dev/full is as a file on a full disk; the exit code is that of the service."""
+    command = [sys.executable, "-m", "broker.cli", "serve", *words, *settings(tmp_path, *free_ports(2))]
+
+    with (
+        Path("/dev/full").open("w") as full,
+        subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True) as service,
+    ):
+        assert service.stderr is not None
+        line = service.stderr.readline()
+        service.terminate()
+        rest = service.stderr.read()
+
+    assert line.endswith("the addresses cannot be printed, and clients can connect: No space left on device\n")
+    assert (service.returncode, "Exception" in rest) == (0, False)
+
+
+@pytest.mark.slow
+def test_a_start_in_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = [sys.executable, "-m", "broker.cli", "serve", *settings(tmp_path / "data", *free_ports(2))]
+
+    result = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *command],
+        cwd=gone,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == (
+        "postdate: the folder that this was started in does not exist any more: change to another one"
+    )
+
+
 @pytest.mark.parametrize(
     ("address", "advertised", "expected"),
     [
