@@ -201,7 +201,8 @@ class Reader:
 
     def _let_go(self) -> None:
         """Refer to nothing that refers to this: the memory of a closed reader goes without a collection of cycles."""
-        self.tracker = self._new_tracker = None
+        # A task that is cancelled before its first step has not removed itself.
+        self.tracker = self._new_tracker = self._task = None
         self._run_actions = self._on_defect = _do_nothing
 
     def under_way(self) -> ReadsUnderWay:

@@ -1,7 +1,9 @@
 """The dispatcher as the broker uses it, over a log, a cursor and a tracker that are fakes, in virtual time."""
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -941,5 +943,29 @@ def test_expiry_lets_a_draining_key_go_although_its_old_consumer_has_not_acknowl
         world.dispatcher.acknowledge(old, [(1, 0), (1, 1)])
         assert world.dispatcher.stats().unacked_messages == 1
         await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_a_dispatcher_that_is_closed_as_its_last_consumer_leaves_gives_its_memory_back(kind: SubscriptionType) -> None:
+    """A reader of the client does so; a task that is cancelled before it began kept all of it in a cycle."""
+
+    async def scenario() -> None:
+        world = ShellWorld(kind)
+        world.publish(3)
+        consumer = world.join("c")
+        await settle()
+        gone = [weakref.ref(one) for one in (world.dispatcher, world.dispatcher.core)]
+        gc.collect()
+        gc.disable()
+        try:
+            world.dispatcher.remove_consumer(consumer)
+            await world.dispatcher.close()
+            del world, consumer
+            await settle()
+            assert [one() for one in gone] == [None, None]
+        finally:
+            gc.enable()
 
     run(scenario())
