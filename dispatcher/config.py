@@ -12,6 +12,9 @@ from typing import Final
 DRAINING_HASHES: Final = "draining_hashes"
 LAST_SENT_POSITION: Final = "last_sent_position"
 
+REPLICA_POINTS_MAX: Final = 65_535
+"""The slots of the ring. With so many points the second consumer's join holds the loop up for 50 to 100 ms."""
+
 
 class SubscriptionType(StrEnum):
     """The four ways in which consumers can share a subscription, by their names in Pulsar's stats."""
@@ -51,7 +54,8 @@ class DispatcherConfig:
     consistent_hashing_replica_points: int = field(
         default=100, metadata={"key": "subscriptionKeySharedConsistentHashingReplicaPoints"}
     )
-    """Points on the ring per consumer. More spread the hashes more evenly and make joins dearer. Default 100."""
+    """Points on the ring per consumer, 1 to 65535. More spread the hashes more evenly and make joins dearer.
+    Default 100."""
 
     look_ahead_per_consumer: int = field(
         default=2_000, metadata={"key": "keySharedLookAheadMsgInReplayThresholdPerConsumer"}
@@ -138,7 +142,6 @@ class DispatcherConfig:
                 f"ordering_mode must be {DRAINING_HASHES} or {LAST_SENT_POSITION}, but is {self.ordering_mode}"
             )
         for name in (
-            "consistent_hashing_replica_points",
             "look_ahead_per_hash",
             "read_batch_entries_max",
             "read_bytes_max",
@@ -161,6 +164,11 @@ class DispatcherConfig:
             "unacked_per_subscription_max",
         ):
             _require_at_least(0, name, getattr(self, name))
+        if not 1 <= self.consistent_hashing_replica_points <= REPLICA_POINTS_MAX:
+            raise ValueError(
+                f"consistent_hashing_replica_points must be from 1 to {REPLICA_POINTS_MAX}, "
+                f"but is {self.consistent_hashing_replica_points}"
+            )
         _require_at_least(-1, "order_wait_ms_max", self.order_wait_ms_max)
         _require_at_least(1, "round_robin_batch_entries_max", self.round_robin_batch_entries_max)
         _require_at_least(

@@ -120,7 +120,7 @@ REFUSED = {
     "subscriptionKeySharedUseClassicPersistentImplementation": ("no", "must be true or false"),
     "keySharedUnblockingIntervalMs": ("-1", "must be at least 0"),
     "subscriptionKeySharedUseConsistentHashing": ("no", "must be true or false"),
-    "subscriptionKeySharedConsistentHashingReplicaPoints": ("0", "must be at least 1"),
+    "subscriptionKeySharedConsistentHashingReplicaPoints": ("65536", "must be from 1 to 65535"),
     "keySharedLookAheadMsgInReplayThresholdPerConsumer": ("-1", "must be at least 0"),
     "keySharedLookAheadMsgInReplayThresholdPerSubscription": ("-1", "must be at least 0"),
     "keySharedLookAheadMsgInReplayThresholdPerHash": ("0", "must be at least 1"),
