@@ -65,7 +65,9 @@ def topics(api: ScheduleApi, is_json: bool) -> None:
         )
 
 
-@click.group()
+@click.group(
+    epilog=help_end("postdate scheduled list reminders", "postdate scheduled cancel reminders --key anna --dry-run")
+)
 def scheduled() -> None:
     """Look at scheduled messages, cancel them, move them, send them now; on a running service."""
 
