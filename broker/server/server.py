@@ -114,7 +114,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
                 manager.note_stopping()
             finally:
                 await listeners.aclose()
-                service.resting.stop_visits()
+                service.resting.stop()
                 await housekeeping.close(TASKS_SHARE * service.close_timeout_s)
                 await web_server.close()
         finally:

@@ -101,7 +101,7 @@ class PeriodicJobs:
         await self._resting.expire(ttl_ms=self._config.ttl_ms)
 
     async def _for_each_topic(self, work: Callable[[Topic], Awaitable[None]]) -> None:
-        async for topic in in_slices(list(self._topics.values())):
+        async for topic in self._resting.open_topics():
             if self._store.is_failing:
                 # The next turn does it, once a commit has succeeded.
                 return

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import pickle
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
@@ -72,9 +72,16 @@ class RestingTopics:
         """By namespace."""
         self._stopping = asyncio.Event()
 
-    def stop_visits(self) -> None:
-        """Begin no further visit, as the service stops: surveys and jobs would go on for minutes."""
+    def stop(self) -> None:
+        """Begin no further visit and no job's work on a further topic, as the service stops: it would take minutes."""
         self._stopping.set()
+
+    async def open_topics(self) -> AsyncIterator[Topic]:
+        """Yield the topics that are open at this call, in slices, for a job; none any more once the service stops."""
+        async for topic in in_slices(list(self._service.topics.values())):
+            if self._stopping.is_set():
+                return
+            yield topic
 
     def figures(self) -> Iterator[TopicSnapshot]:
         """Give the figures of each resting topic, as they were when it was closed; delayed until the last one is due.
@@ -107,7 +114,7 @@ class RestingTopics:
 
     async def rest_unused(self) -> None:
         """Close the topics that have not been used for a while."""
-        async for topic in in_slices(list(self._service.topics.values())):
+        async for topic in self.open_topics():
             if topic.is_used:
                 topic.note_use()
             elif self._now_ms() - topic.last_used_ms >= REST_AFTER_MS and not self._is_to_be_deleted(topic):
@@ -118,7 +125,7 @@ class RestingTopics:
 
     async def delete_inactive(self) -> None:
         """Delete the topics that have been inactive for long enough."""
-        async for topic in in_slices(list(self._service.topics.values())):
+        async for topic in self.open_topics():
             # The deletions before may have taken long, and another call may have closed it meanwhile.
             if self._service.topics.get(topic.name) is not topic:
                 continue

@@ -287,18 +287,35 @@ def test_a_stop_during_a_survey_ends_it_and_closes_the_visited_topic_once(tmp_pa
     async def during_a_visit(service: Service, clock: FakeClock) -> None:
         surveys.append(service.spawn(service.survey_topics()))
         await until(lambda: len(service.topics) > 0)
-        service.resting.stop_visits()
+        service.resting.stop()
 
     async def between_two(service: Service, clock: FakeClock) -> None:
         surveys.append(service.spawn(service.survey_topics()))
         await until(lambda: len(list(service.resting.figures())) > 0)
-        service.resting.stop_visits()
+        service.resting.stop()
         await surveys[-1]
         assert len(list(service.resting.figures())) < 100
 
     for story in (before, during_a_visit, between_two):
         play(tmp_path, story)
     assert [(survey.cancelled(), survey.exception()) for survey in surveys] == [(False, None)] * 2
+
+
+@pytest.mark.parametrize("name", ["delete_inactive", "rest_unused"])
+def test_a_stop_during_a_job_leaves_the_other_topics_to_the_close(tmp_path: Path, name: str) -> None:
+    """Each deletion or closing waits for the log; thousands would take longer than a supervisor waits for the stop."""
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        for number in range(100):
+            await service.topic(TopicName.parse(f"t-{number}"))
+        clock.now_ms += 24 * HOUR_MS
+        job = asyncio.ensure_future(getattr(service.resting, name)())
+        await until(lambda: len(service.topics) < 100)
+        service.resting.stop()
+        await job
+        assert len(service.topics) > 90
+
+    play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=name == "delete_inactive"))
 
 
 def test_a_survey_deletes_nothing_that_a_subscription_to_come_can_ask_for(tmp_path: Path) -> None:
