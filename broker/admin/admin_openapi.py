@@ -27,7 +27,11 @@ def admin_paths() -> Json:
         "503": _body("A part of the service fails", _JSON, ref("Health")),
     }
     broker_health = {"200": _text("ok", _PLAIN), "503": _text("The parts that fail, a line each", _PLAIN)}
-    metrics = {"get": _get("metrics", "Metrics for Prometheus", {"200": _text("Its text format", _PLAIN)})}
+    scraped = {
+        "200": _text("Its text format", _PLAIN),
+        "503": _body("Too many callers are reading them; `Retry-After` says when to come again", _JSON, ref("Reason")),
+    }
+    metrics = {"get": _get("metrics", "Metrics for Prometheus", scraped)}
     return {
         "/": {"get": _get("page", "The page", {"200": _text("The page", _HTML)})},
         "/page/{file}": {

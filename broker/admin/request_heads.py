@@ -30,6 +30,19 @@ class HeadLimit(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_answering = False
         self._has_more = False
+        self._cancelled_at_the_end: asyncio.Task[object] | None = None
+
+    @contextmanager
+    def while_connected(self) -> Iterator[None]:
+        """Do work for the caller alone: the present task is cancelled when the connection ends.
+
+        aiohttp does so for all requests or for none, and a change that has begun should end in order.
+        """
+        self._cancelled_at_the_end = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._cancelled_at_the_end = None
 
     @contextmanager
     def while_answered(self) -> Iterator[None]:
@@ -74,6 +87,8 @@ class HeadLimit(asyncio.Protocol):
         # The handler would raise the error where it writes, in a frame that holds it: a cycle, with the whole answer.
         # Writing stops without one all the same.
         self._handler.connection_lost(None)
+        if self._cancelled_at_the_end is not None:
+            self._cancelled_at_the_end.cancel()
 
     def _start_timer(self) -> None:
         if self._transport is not None:

@@ -18,11 +18,11 @@ from typing import Any
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from broker.admin.request_heads import HeadLimit, head_limit_of
 from broker.admin.scheduled_routes import PREFIX
-from broker.admin.streaming import WRITE_TIMEOUT_S, stream_text
+from broker.admin.scrapes import Scrapes
+from broker.admin.streaming import READ_TIMEOUT_S
 from broker.network.listener import Listener, Port, TlsContexts, listen
 from broker.network.listening import WebAudience
 
@@ -77,7 +77,7 @@ async def start_web(
     host: str,
     *ports: int | WebPort,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
-    write_timeout_s: float = WRITE_TIMEOUT_S,
+    read_timeout_s: float = READ_TIMEOUT_S,
     metrics: Callable[[], AsyncGenerator[bytes, None]],
     health: Callable[[], dict[str, Any]],
     problems: Callable[[], Awaitable[list[str]]] = _no_problems,
@@ -92,8 +92,8 @@ async def start_web(
         ports: The ports, a number for one without TLS; 0 takes a free one, which `WebServer.port` tells.
         connect_timeout_s: How long a caller may stay silent, from its connection to its first byte, and how long the
             head of a request may take from its own first byte.
-        write_timeout_s: How long a caller of the metrics may read nothing.
-        metrics: Gives the Prometheus text, piece by piece.
+        read_timeout_s: How long a caller of the metrics may take to read them.
+        metrics: Gives the Prometheus text, piece by piece; see `Scrapes`.
         health: Gives what `/health` says besides the status and the version.
         problems: Gives the present failures of the service, one text each.
         routes: Further endpoints.
@@ -117,11 +117,7 @@ async def start_web(
         health()
         return web.Response(text="\n".join(found) or "ok", status=503 if found else 200)
 
-    async def get_metrics(request: web.Request) -> web.StreamResponse:
-        return await stream_text(
-            request, metrics(), content_type=CONTENT_TYPE_PLAIN_0_0_4, write_timeout_s=write_timeout_s
-        )
-
+    scrapes = Scrapes(metrics, read_timeout_s)
     middlewares: list[Middleware] = [_with_head_read, _errors_as_json]
     if audience is not None:
         middlewares.append(_only_for(audience))
@@ -130,9 +126,10 @@ async def start_web(
     app = web.Application(middlewares=middlewares)
     app.router.add_get("/health", get_health)
     app.router.add_get("/admin/v2/brokers/health", get_broker_health)
-    app.router.add_get("/metrics", get_metrics)
-    app.router.add_get("/metrics/", get_metrics)
+    app.router.add_get("/metrics", scrapes.answer)
+    app.router.add_get("/metrics/", scrapes.answer)
     app.router.add_routes(routes)
+    app.on_shutdown.append(scrapes.stop)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     handlers = runner.server

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from broker.admin.streaming import parts_of
 from broker.admin.web import WebServer, start_web
 from broker.configuration.config import BrokerConfig
 from broker.network.listening import WebAudience
@@ -220,6 +221,27 @@ class Figures:
     """Stands for what an answer is made of, and can be looked for when the answer has ended."""
 
 
+LARGE_PAGE_BYTES = 100_000_000
+
+
+async def large_page() -> AsyncGenerator[bytes, None]:
+    """Give more than the buffers of a connection hold."""
+    for _ in range(100):
+        yield bytes(LARGE_PAGE_BYTES // 100)
+
+
+def noted_answers(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """Note the page of each answer to a scrape, by the generator that holds it."""
+    made: list[weakref.ref[Any]] = []
+
+    def noted(page: bytes, *, is_packed: bool) -> AsyncGenerator[bytes, None]:
+        made.append(weakref.ref(parts := parts_of(page, is_packed=is_packed)))
+        return parts
+
+    monkeypatch.setattr("broker.admin.scrapes.parts_of", noted)
+    return made
+
+
 @pytest.fixture
 def without_collections() -> Iterator[None]:
     """Let reference counts alone free objects, as in the service's own process with old ones."""
@@ -261,18 +283,13 @@ def read_to_the_end(caller: socket.socket) -> int:
     ids=["metrics", "answer", "upload"],
 )
 def test_a_caller_that_leaves_in_the_middle_leaves_nothing_and_no_line_in_the_log(
-    request_bytes: bytes, caplog: pytest.LogCaptureFixture
+    request_bytes: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[weakref.ref[Any]] = []
+    made = noted_answers(monkeypatch)
 
     def figures() -> Figures:
         made.append(weakref.ref(one := Figures()))
         return one
-
-    async def metrics() -> AsyncGenerator[bytes, None]:
-        kept = figures()
-        while kept:
-            yield bytes(100_000)
 
     async def large(_: web.Request) -> web.Response:
         response = web.Response(body=bytes(30_000_000))
@@ -285,7 +302,7 @@ def test_a_caller_that_leaves_in_the_middle_leaves_nothing_and_no_line_in_the_lo
 
     async def scenario() -> None:
         routes = [web.get("/large", large), web.post("/upload", upload)]
-        server = await start_web("127.0.0.1", 0, metrics=metrics, health=dict, routes=routes)
+        server = await start_web("127.0.0.1", 0, metrics=large_page, health=dict, routes=routes)
         try:
             caller = unread(server, request_bytes)
             await until(lambda: made)
@@ -304,22 +321,25 @@ def test_a_caller_that_leaves_in_the_middle_leaves_nothing_and_no_line_in_the_lo
 
 
 @pytest.mark.usefixtures("without_collections")
-def test_a_caller_of_the_metrics_that_reads_nothing_loses_its_connection() -> None:
-    made: list[weakref.ref[Figures]] = []
-
-    async def metrics() -> AsyncGenerator[bytes, None]:
-        made.append(weakref.ref(kept := Figures()))
-        while kept:
-            yield bytes(100_000)
+@pytest.mark.parametrize("bytes_at_once", [0, 100_000], ids=["nothing", "slowly"])
+def test_a_caller_that_does_not_read_the_metrics_in_time_loses_its_connection(
+    bytes_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = noted_answers(monkeypatch)
 
     async def scenario() -> None:
-        server = await start_web("127.0.0.1", 0, write_timeout_s=0.05, metrics=metrics, health=dict)
+        server = await start_web("127.0.0.1", 0, read_timeout_s=0.3, metrics=large_page, health=dict)
         try:
             with unread(server, b"GET /metrics HTTP/1.1\nHost: a\n\n") as caller:
-                await until(lambda: made and made[0]() is None)
+                await until(lambda: made)
+                # Each piece comes to the caller long before the limit.
+                while bytes_at_once and made[0]() is not None:
+                    await asyncio.to_thread(caller.recv, bytes_at_once)
+                    await asyncio.sleep(0.01)
+                await until(lambda: made[0]() is None)
                 # Nothing but what lies in the caller's buffer already.
                 caller.settimeout(20)
-                assert await asyncio.to_thread(read_to_the_end, caller) > 0
+                assert await asyncio.to_thread(read_to_the_end, caller) < LARGE_PAGE_BYTES
         finally:
             await server.close()
 
