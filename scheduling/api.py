@@ -5,7 +5,6 @@ requests; its errors become exceptions with the field and the advice.
 """
 
 import json
-import ssl
 from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPException
 from typing import Any, Final
@@ -14,6 +13,7 @@ from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
+from command_line.client_tls import ClientTlsError, client_context
 from managed_ledger.names import full_topic_name
 from managed_ledger.value_types import Json
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
@@ -36,19 +36,34 @@ class ScheduleApi:
         admin_url: The service's web port, like `http://127.0.0.1:8080`.
         token: The caller's token, where the service authenticates callers; a function is called for each request.
         tls_trust_certs_file: The authorities to trust for `https`; None for those of the system.
+        tls_certificate_file: The caller's certificate, where the service asks for one.
+        tls_private_key_file: The key of the certificate, without a password.
 
     Raises:
-        ScheduleArgumentError: The address is invalid.
+        ScheduleArgumentError: The address is invalid, or a file cannot be used.
     """
 
-    def __init__(self, admin_url: str, *, token: Token = None, tls_trust_certs_file: str | None = None) -> None:
+    def __init__(
+        self,
+        admin_url: str,
+        *,
+        token: Token = None,
+        tls_trust_certs_file: str | None = None,
+        tls_certificate_file: str | None = None,
+        tls_private_key_file: str | None = None,
+    ) -> None:
         if not admin_url.startswith(("http://", "https://")):
             raise ScheduleArgumentError(f"{admin_url!r} is no address of a web port: write http://host:port")
         self.admin_url = admin_url.rstrip("/")
         self._token = token
         self._tls = None
-        if admin_url.startswith("https://"):
-            self._tls = ssl.create_default_context(cafile=tls_trust_certs_file)
+        files = (tls_trust_certs_file, tls_certificate_file, tls_private_key_file)
+        try:
+            # Files that are named for `http` are still meant for something, as for a scheduler's publishing.
+            if admin_url.startswith("https://") or files != (None, None, None):
+                self._tls = client_context(*files)
+        except ClientTlsError as error:
+            raise ScheduleArgumentError(str(error)) from error
 
     def get(self, path: str, query: Iterable[tuple[str, str]] = ()) -> Json:
         """Send a GET; the path begins behind `/postdate/v1`.

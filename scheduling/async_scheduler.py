@@ -33,6 +33,8 @@ class AsyncScheduler:
         subscription: str | None = None,
         token: Token = None,
         tls_trust_certs_file: str | None = None,
+        tls_certificate_file: str | None = None,
+        tls_private_key_file: str | None = None,
     ) -> None:
         self._scheduler = Scheduler(
             service_url,
@@ -41,6 +43,8 @@ class AsyncScheduler:
             subscription=subscription,
             token=token,
             tls_trust_certs_file=tls_trust_certs_file,
+            tls_certificate_file=tls_certificate_file,
+            tls_private_key_file=tls_private_key_file,
         )
 
     async def __aenter__(self) -> "AsyncScheduler":

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from broker.cli.common import auth_params_option
+from broker.cli.common import service_options
 from command_line.endings import refusing_of
 from command_line.options import dry_run_option, in_order, yes_option
 from command_line.times import TIME
@@ -18,19 +18,28 @@ refusing = refusing_of(SchedulingError)
 
 
 def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--url` and `--auth-params`, and pass a `ScheduleApi`; refuse in one line."""
+    """Add the options of a connection, and pass a `ScheduleApi`; refuse in one line."""
 
     @wraps(command)
-    def run(*args: Any, url: str, token: str | None, trust_certs: str | None, **kwargs: Any) -> Any:
-        return command(ScheduleApi(url, token=token, tls_trust_certs_file=trust_certs), *args, **kwargs)
+    def run(
+        *args: Any,
+        url: str,
+        token: str | None,
+        trust_certs: str | None,
+        client_cert: str | None,
+        client_key: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        api = ScheduleApi(
+            url,
+            token=token,
+            tls_trust_certs_file=trust_certs,
+            tls_certificate_file=client_cert,
+            tls_private_key_file=client_key,
+        )
+        return command(api, *args, **kwargs)
 
-    return in_order(
-        click.option(
-            "--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the running service."
-        ),
-        auth_params_option,
-        click.option("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),
-    )(refusing(run))
+    return service_options(refusing(run))
 
 
 subscription_option = click.option("--subscription", help="Only for this subscription. Default: all that delay.")

@@ -55,9 +55,12 @@ class Scheduler:
         token: A token, or a function that gives one, where the service authenticates callers. Its role
             needs the grants to produce and to consume, or only the second one to look and to cancel.
         tls_trust_certs_file: The authorities to trust for `pulsar+ssl` and `https`; None for those of the system.
+        tls_certificate_file: The caller's certificate, where the service asks for one; without a token it is what
+            authenticates the caller.
+        tls_private_key_file: The key of the certificate, without a password.
 
     Raises:
-        ScheduleArgumentError: An address or the topic's name is none.
+        ScheduleArgumentError: An address or the topic's name is none, or a file cannot be used.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Scheduler:
         subscription: str | None = None,
         token: Token = None,
         tls_trust_certs_file: str | None = None,
+        tls_certificate_file: str | None = None,
+        tls_private_key_file: str | None = None,
     ) -> None:
         if not service_url.startswith(("pulsar://", "pulsar+ssl://")):
             raise ScheduleArgumentError(f"{service_url!r} is no address of a service: write pulsar://host:port")
@@ -78,7 +83,15 @@ class Scheduler:
         self._subscription = subscription
         self._token = token
         self._tls_trust_certs_file = tls_trust_certs_file
-        self._api = ScheduleApi(admin_url, token=token, tls_trust_certs_file=tls_trust_certs_file)
+        self._tls_certificate_file = tls_certificate_file
+        self._tls_private_key_file = tls_private_key_file
+        self._api = ScheduleApi(
+            admin_url,
+            token=token,
+            tls_trust_certs_file=tls_trust_certs_file,
+            tls_certificate_file=tls_certificate_file,
+            tls_private_key_file=tls_private_key_file,
+        )
         self._lock = threading.Lock()
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
@@ -315,19 +328,28 @@ class Scheduler:
         return [] if self._subscription is None else [("subscription", self._subscription)]
 
     def _open_producer(self) -> "pulsar.Producer":
-        import pulsar
-
         with self._lock:
             if self._producer is None:
                 if self._client is None:
-                    options: dict[str, Any] = {"logger": pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)}
-                    if self._token is not None:
-                        options["authentication"] = pulsar.AuthenticationToken(self._token)
-                    if self._tls_trust_certs_file is not None:
-                        options["tls_trust_certs_file_path"] = self._tls_trust_certs_file
-                    self._client = pulsar.Client(self._service_url, **options)
+                    self._client = self._new_client()
                 self._producer = self._client.create_producer(self.topic)
             return self._producer
+
+    def _new_client(self) -> "pulsar.Client":
+        import pulsar
+
+        options: dict[str, Any] = {
+            "logger": pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+            "tls_trust_certs_file_path": self._tls_trust_certs_file,
+            "tls_certificate_file_path": self._tls_certificate_file,
+            "tls_private_key_file_path": self._tls_private_key_file,
+        }
+        if self._token is not None:
+            options["authentication"] = pulsar.AuthenticationToken(self._token)
+        elif self._tls_certificate_file is not None:
+            # A client that is asked for a role names the method; the certificate alone stands for none.
+            options["authentication"] = pulsar.AuthenticationTLS(self._tls_certificate_file, self._tls_private_key_file)
+        return pulsar.Client(self._service_url, **options)
 
 
 def _schedulable(field: str, value_ms: int, max_ms: int) -> int:

@@ -119,11 +119,19 @@ def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | 
     return token.strip()
 
 
-auth_params_option = click.option(
-    "--auth-params",
-    "token",
-    metavar="PARAMS",
-    callback=_token_of_params,
-    help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
+service_options = in_order(
+    click.option(
+        "--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the running service."
+    ),
+    click.option(
+        "--auth-params",
+        "token",
+        metavar="PARAMS",
+        callback=_token_of_params,
+        help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
+    ),
+    click.option("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),
+    click.option("--client-cert", metavar="FILE", help="The caller's certificate, if the service asks for one."),
+    click.option("--client-key", metavar="FILE", help="The private key of the certificate, without a password."),
 )
-"""The command gets it as `token`."""
+"""The connection to a running service: `url`, `token`, `trust_certs`, `client_cert` and `client_key`."""

@@ -1,14 +1,16 @@
 """Ask a running service about one key, and write the answer as text lines."""
 
 import json
+from http.client import HTTPException
 from textwrap import fill
 from typing import Any, Final
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
 from broker.errors import AdminRequestError
 from broker.topics.topic_name import TopicName
+from command_line.client_tls import ClientTlsError, client_context
 from command_line.output import iso
 
 TIMEOUT_S: Final = 10.0
@@ -19,21 +21,34 @@ _UNBROKEN: Final = "\N{NO-BREAK SPACE}"
 
 
 def key_status(
-    url: str, topic: str, subscription: str, key: str, *, is_base64: bool = False, token: str | None = None
+    topic: str,
+    subscription: str,
+    key: str,
+    *,
+    is_base64: bool,
+    url: str,
+    token: str | None,
+    trust_certs: str | None,
+    client_cert: str | None,
+    client_key: str | None,
 ) -> dict[str, Any]:
     """Return where a key stands, as the service's `keyStatus` says it.
 
     Args:
-        url: The service's web port, like `http://127.0.0.1:8080`.
         topic: The topic, in any of the forms that clients use.
         subscription: The subscription.
         key: The key, as text or as base64.
         is_base64: Whether it is base64.
+        url: The service's web port, like `http://127.0.0.1:8080`.
         token: The caller's token, where the service authenticates callers.
+        trust_certs: The authorities to trust for `https`; None for those of the system.
+        client_cert: The caller's certificate, where the service asks for one.
+        client_key: The key of the certificate, without a password.
 
     Raises:
         BrokerError: The topic's name is invalid.
         AdminRequestError: The service does not answer, or knows no such topic or subscription.
+            Or a file of TLS cannot be used.
     """
     tenant, namespace, local_name = TopicName.parse(topic)
     path = "/".join(quote(part, safe="") for part in (tenant, namespace, local_name))
@@ -43,11 +58,14 @@ def key_status(
         raise AdminRequestError(f"--url {url} is no address: write http://host:port")
     try:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        with urlopen(Request(f"{address}?{query}", headers=headers), timeout=TIMEOUT_S) as answer:
+        tls = client_context(trust_certs, client_cert, client_key)
+        with urlopen(Request(f"{address}?{query}", headers=headers), timeout=TIMEOUT_S, context=tls) as answer:
             status: dict[str, Any] = json.load(answer)
     except HTTPError as error:
         raise AdminRequestError(_reason(error)) from error
-    except (URLError, TimeoutError) as error:
+    except ClientTlsError as error:
+        raise AdminRequestError(str(error)) from error
+    except (HTTPException, OSError) as error:
         raise AdminRequestError(f"no service answers at {url}: {error}; see --url") from error
     return status
 

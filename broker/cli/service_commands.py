@@ -6,11 +6,12 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
 from broker.cli.command_groups import InstalledCommands
-from broker.cli.common import auth_params_option, config_options, configure_logging, refusing
+from broker.cli.common import config_options, configure_logging, refusing, service_options
 from broker.cli.token_commands import token as token_group
 from broker.configuration.config import BrokerConfig, load_config
 from broker.configuration.table import commented_config, commented_lines, config_lines, config_table, config_values
@@ -241,17 +242,16 @@ def config(
 @click.argument("topic")
 @click.argument("subscription")
 @click.argument("key")
-@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the service.")
 @click.option("--base64", "is_base64", is_flag=True, help="KEY is bytes, written as base64.")
-@auth_params_option
+@service_options
 @json_option("the answer of the service's keyStatus")
 @refusing
-def keys(topic: str, subscription: str, key: str, url: str, is_base64: bool, token: str | None, is_json: bool) -> None:
+def keys(topic: str, subscription: str, key: str, is_base64: bool, is_json: bool, **connection: Any) -> None:
     """Show the hash and the owner of KEY in a Key_Shared subscription, and the messages that block it."""
     # Imported late: the other commands need no HTTP client.
     from broker.cli.key_report import key_lines, key_status
 
-    status = key_status(url, topic, subscription, key, is_base64=is_base64, token=token)
+    status = key_status(topic, subscription, key, is_base64=is_base64, **connection)
     if is_json:
         print_json(status)
     else:
