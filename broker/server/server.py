@@ -6,7 +6,8 @@ safe, it only costs the next start some reading. SIGHUP comes when the terminal 
 files of TLS are looked at by themselves, and a configuration holds from one start to the next.
 
 A full disk does not stop the process: new messages are refused until there is room. A log that refuses writes for
-another reason, also after it was opened again, stops the process with a non-zero exit code for its supervisor.
+another reason, also after it was opened again, stops the process with a non-zero exit code for its supervisor. A stop
+that cannot write the last acknowledgements has that exit code too.
 """
 
 import asyncio
@@ -59,7 +60,8 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
         manager: The supervisor of the process, None if there is none.
 
     Returns:
-        The process's exit code: 0, or 1 when it stopped because nothing could be stored any more (if it closes at all).
+        The process's exit code: 0, or 1 when it stopped because nothing could be stored any more, or could not store
+        at its end what was left (if it closes at all).
 
     Raises:
         ServiceStartError: The data folder cannot be opened.

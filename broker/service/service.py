@@ -48,7 +48,7 @@ from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOw
 from broker.topics.topic import Topic
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.completion import completed
-from managed_ledger.errors import LedgerError
+from managed_ledger.errors import LedgerError, LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.value_types import Clock
 from snapshot_storage.errors import SnapshotStorageError
@@ -112,6 +112,7 @@ class Service:
         self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
         """The receive buffer of all connections: it is emptied in the same turn of the loop."""
         self._store = store
+        self._close_failure: LedgerError | None = None
         self._storage = worker_on(storage)
         self._opening_storage = opening
         self.close_timeout_s = config.tracker.close_timeout_ms / 1_000
@@ -320,8 +321,8 @@ class Service:
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can be stored any more though there is room, None while all is well."""
-        failed = self._store.failed
+        """Why nothing can be stored any more though there is room, or was not at the stop; None while all is well."""
+        failed = self._close_failure or self._store.failed
         return None if failed is None else str(failed)
 
     @property
@@ -366,6 +367,8 @@ class Service:
             connection.pause_reading("the service stops")
         try:
             for error in await side_by_side((topic.close() for topic in list(self.topics.values())), has_errors=True):
+                if isinstance(error, LedgerWriteError):
+                    self._close_failure = error
                 logger.error("a topic could not be closed in order: %s", error)
             for connection in list(self.connections):
                 connection.close()
@@ -390,6 +393,7 @@ class Service:
             await self._store.close()
         except LedgerError as error:
             # Messages with a receipt are on the disk; acknowledgements of the last moments may not be.
+            self._close_failure = error
             logger.error("the log could not be closed in order: %s", error)
 
     async def _finish_tasks(self, ends_at_s: float) -> None:

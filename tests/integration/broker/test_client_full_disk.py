@@ -5,6 +5,7 @@ The disk is a real one of 64 MiB with the whole data folder on it, the log's and
 
 import json
 import os
+import resource
 import time
 import urllib.error
 from collections.abc import Iterator
@@ -180,3 +181,20 @@ def test_a_disk_without_a_byte_left_stops_only_what_is_new(
     _take(consumer, taken, sender.sent)
     backlog = json.loads(service_on_it.read("/admin/v2/persistent/public/default/orders/stats"))["subscriptions"]["sub"]
     assert backlog["msgBacklog"] <= 10
+
+
+def test_a_stop_that_cannot_store_is_told_by_the_exit_code(tmp_path: Path) -> None:
+    """A limit of file sizes stands for the disk, as it lets the service's output through."""
+    service = PostdateProcess(tmp_path)
+    service.start()
+    clients = Clients(service.url)
+    producer = clients.new().create_producer("orders", send_timeout_millis=1_000)
+    resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
+    with pytest.raises(pulsar.Timeout):
+        producer.send(bytes(1_000_000))
+
+    code = service.stop()
+    clients.close()
+
+    assert "the log could not be closed in order: Cannot sync the log" in service.log_path.read_text()
+    assert code == 1
