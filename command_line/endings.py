@@ -36,17 +36,18 @@ _CODES = """\
   0    done
 {wrong}\
   2    refused or impossible: stderr has the reason
-  130  stopped by Ctrl-C"""
+  130  {interrupted}"""
 
 
-def help_end(*examples: str, wrong: str | None = None) -> str:
+def help_end(*examples: str, wrong: str | None = None, interrupted: str = "stopped by Ctrl-C") -> str:
     r"""Write the end of a help text, exit codes and examples, in paragraphs that click does not fill.
 
     Args:
         examples: Command lines that can be pasted.
         wrong: When the exit code is 1; None where it never is.
+        interrupted: When it is 130.
     """
-    codes = _CODES.format(wrong="" if wrong is None else f"  1    {wrong}\n")
+    codes = _CODES.format(wrong="" if wrong is None else f"  1    {wrong}\n", interrupted=interrupted)
     shown = "\n".join(f"  {example}" for example in examples)
     return f"\b\nExit codes:\n{codes}\n\n\b\nExamples:\n{shown}"
 

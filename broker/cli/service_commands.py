@@ -46,6 +46,7 @@ postdate.add_command(token_group)
         "postdate serve --set brokerServicePort=6651 --set dataDirectory=/var/lib/postdate",
         "delayedDeliveryTickTimeMillis=100 postdate serve --log-level debug",
         wrong="the log took no more writes, or not the last ones of a stop",
+        interrupted="stopped by Ctrl-C during the start; later, that is 0",
     )
 )
 @config_options

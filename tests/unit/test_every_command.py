@@ -101,6 +101,8 @@ def test_every_command_says_how_it_ends_and_speaks_json(command: str) -> None:
     assert "--json" in [name for option in COMMANDS[command].params for name in option.opts]
     wrong = [case for case in CASES[command].right if case.code == 1]
     assert not wrong or len(codes) == 4
+    # A service that serves is stopped by Ctrl-C in order.
+    assert codes[-1].endswith("stopped by Ctrl-C") == (command != "serve")
 
 
 REFUSALS = [case for cases in CASES.values() for case in cases.refused]
