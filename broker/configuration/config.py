@@ -330,8 +330,8 @@ def _parse(setting: Setting, given: Given) -> Any:
             most = _INT64_MAX // setting.factor
             raise _error(setting, given, f"must be from {-most} to {most}")
         return int(text) * setting.factor
-    if "\0" in text:
-        raise _error(setting, given, "must be text without NUL characters")
+    if any(character in text for character in "\0\r\n"):
+        raise _error(setting, given, "must be text without NUL characters and line ends")
     if setting.type is Path:
         return _expanded(setting, given)
     if setting.type == tuple[str, ...]:

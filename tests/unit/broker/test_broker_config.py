@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -327,6 +328,23 @@ def test_s3_needs_a_bucket() -> None:
         load(overrides=["bucketSnapshotStorage=s3"])
 
     assert load(overrides=["bucketSnapshotStorage=s3", "bucketSnapshotS3Bucket=mine"]).s3.bucket == "mine"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+@pytest.mark.parametrize("key", ["clusterName", "superUserRoles", "dataDirectory"])
+def test_a_line_end_in_a_text_is_refused_by_name(key: str, end: str, tmp_path: Path) -> None:
+    """It would begin a line of its own in the file that `postdate config` prints."""
+    escaped = end.replace("\n", "\\n").replace("\r", "\\r")
+    sources: list[dict[str, Any]] = [
+        {"overrides": [f"{key}=a{end}b"]},
+        {"environment": {key: f"a{end}b"}},
+        {"environment": {key: f"a{end}"}},
+        {"text": f"{key}=a{escaped}b\n", "folder": tmp_path},
+    ]
+    for source in sources:
+        with pytest.raises(ConfigError, match="must be text without NUL characters and line ends") as refused:
+            load(**source)
+        assert refused.value.key == key
 
 
 def test_two_values_that_do_not_fit_together_are_named_both(tmp_path: Path) -> None:
