@@ -27,7 +27,7 @@ def commented_lines(config: BrokerConfig) -> str:
         if line.startswith("#") or key not in values:
             lines.append(line)
         else:
-            lines.append(f"# {key} is set, and secret" if values[key] is None else f"{key}={values[key]}")
+            lines.append(_line(key, values[key]))
     return "\n".join(lines) + "\n"
 
 
@@ -42,10 +42,15 @@ def config_lines(config: BrokerConfig, *, changed_only: bool = False) -> str:
         config: The configuration.
         changed_only: Leave out keys with their defaults.
     """
-    return "".join(
-        f"# {key} is set, and secret\n" if value is None else f"{key}={value}\n"
-        for key, value in config_values(config, changed_only=changed_only).items()
-    )
+    return "".join(f"{_line(key, value)}\n" for key, value in config_values(config, changed_only=changed_only).items())
+
+
+def _line(key: str, value: str | None) -> str:
+    if value is None:
+        return f"# {key} is set, and secret"
+    # A single backslash would escape what follows it, the end of the line included.
+    escaped = value.replace("\\", "\\\\")
+    return f"{key}={escaped}"
 
 
 def config_values(config: BrokerConfig, *, changed_only: bool = False) -> dict[str, str | None]:

@@ -1,5 +1,6 @@
 """The command line: what it prints, and how it refuses."""
 
+import json
 import logging
 import os
 import resource
@@ -68,6 +69,17 @@ def test_config_prints_what_is_in_force() -> None:
 def test_config_can_leave_out_the_defaults() -> None:
     assert run("config", "--changed", "--set", "webServicePort=8081").output == "webServicePort=8081\n"
     assert run("config", "--changed", "--config", CONF).output == ""
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a\\"])
+@pytest.mark.parametrize("words", [(), ("--changed",), ("--commented",)])
+def test_a_backslash_is_printed_so_that_it_is_read_again(words: tuple[str, ...], name: str, tmp_path: Path) -> None:
+    printed = run("config", *words, "--set", f"clusterName={name}", "--set", "webServicePort=8081").output
+    (tmp_path / "mine.conf").write_text(printed)
+
+    read = run("config", "--changed", "--json", "--config", str(tmp_path / "mine.conf")).output
+
+    assert json.loads(read) == {"clusterName": name, "webServicePort": "8081"}
 
 
 def test_config_can_print_the_table() -> None:
