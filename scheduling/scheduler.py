@@ -343,6 +343,8 @@ class Scheduler:
             "tls_trust_certs_file_path": self._tls_trust_certs_file,
             "tls_certificate_file_path": self._tls_certificate_file,
             "tls_private_key_file_path": self._tls_private_key_file,
+            # Off by default there. The calls over https check the name, too.
+            "tls_validate_hostname": True,
         }
         if self._token is not None:
             options["authentication"] = pulsar.AuthenticationToken(self._token)

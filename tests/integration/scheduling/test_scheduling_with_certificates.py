@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 import pulsar
@@ -140,3 +141,30 @@ def test_a_command_without_a_certificate_is_refused_in_one_line(
     assert result.exit_code == 2
     assert "no service answers" in result.stderr
     assert result.output.count("\n") == 1
+
+
+def test_a_scheduler_publishes_to_no_service_of_another_name(tmp_path: Path) -> None:
+    """A certificate of the same authority for another host is not enough, as for the calls over https."""
+    authority = Authority(tmp_path)
+    server = authority.server(host="other.example")
+    port, web_port = free_ports(2)
+    settings = {
+        "advertisedAddress": "localhost",
+        "brokerServicePort": "",
+        "brokerServicePortTls": str(port),
+        "webServicePort": str(web_port),
+        "tlsCertificateFilePath": str(server.certificate),
+        "tlsKeyFilePath": str(server.key),
+    }
+    process = PostdateProcess(tmp_path / "service", TEST_SETTINGS | settings)
+    process.start(wait=False)
+    try:
+        wait_until(lambda: "Postdate is ready." in process.log_tail(), timeout_s=60)
+        url, web_url, trust = f"pulsar+ssl://localhost:{port}", f"http://localhost:{web_port}", str(authority.path)
+        with (
+            Scheduler(url, web_url, TOPIC, tls_trust_certs_file=trust) as scheduler,
+            pytest.raises(pulsar.ConnectError),
+        ):
+            scheduler.schedule(b"call", after=HOUR)
+    finally:
+        process.stop()
