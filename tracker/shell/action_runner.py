@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Final
 
 from managed_ledger.value_types import Clock
@@ -95,9 +95,15 @@ class ActionRunner:
         for task in [task for task in self._tasks if task not in self._log_tasks]:
             task.cancel()
 
-    async def wait_for_log(self) -> None:
-        """Wait until what is written to the cursor has its answer."""
-        await asyncio.gather(*self._log_tasks, return_exceptions=True)
+    async def wait_for_log(self, time_s: float) -> None:
+        """Wait until what is written to the cursor has its answer; after this time, give up what has none.
+
+        The writes that wait for others take their turns within it. One that is given up is as one before a crash.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(time_s):
+                # Cancelling this cancels them, and waits for that.
+                await asyncio.gather(*self._log_tasks, return_exceptions=True)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -336,7 +336,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._stop_at_once()
         # The log answers, and the next tracker of the cursor needs its answers. The storage may not answer even to a
         # cancellation (a merge removes what it has written), so this does not wait for it.
-        await self._actions.wait_for_log()
+        await self._actions.wait_for_log(self._config.operation_timeout_ms / 1_000)
 
     def _stop_at_once(self) -> None:
         if self._is_closed:

@@ -727,8 +727,10 @@ def test_a_merge_that_cannot_even_be_aborted_keeps_nobody_waiting(sound_world: B
 class SlowPropertiesCursor(FakeCursor):
     """Takes a while to write its properties, as a log does."""
 
+    write_s = 0.01
+
     async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(self.write_s)
         await super().update_properties(put=put, remove=remove)
 
 
@@ -744,6 +746,67 @@ def test_a_property_that_is_being_written_is_there_when_the_tracker_is_closed(so
         assert sound_world.named_ids() == set()
         tracker.abandon()
         await tracker.close()
+        assert sound_world.named_ids() == await sound_world.snapshot_ids()
+
+    run_virtually(main())
+
+
+class HangingCursor(FakeCursor):
+    """Writes no property while it hangs."""
+
+    is_hanging = False
+
+    async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:
+        if self.is_hanging:
+            await asyncio.Event().wait()
+        await super().update_properties(put=put, remove=remove)
+
+
+@pytest.mark.parametrize("in_flight_max", [1, 2, 16])
+def test_closing_waits_only_so_long_for_a_cursor_that_hangs(
+    sound_world: BucketTrackerWorld, in_flight_max: int
+) -> None:
+    """However many writes wait for others; the next tracker finds what no property names."""
+    config = replace(CONFIG, index_count_per_bucket_min=1, operations_in_flight_max=in_flight_max)
+    sound_world.config = config
+    sound_world.cursor = cursor = HangingCursor()
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        cursor.is_hanging = True
+        add(tracker, HOUR_S * 1_000, *range(100))
+        await asyncio.sleep(1)
+        assert len(await sound_world.snapshot_ids()) == 99
+        began_ms = virtual_now_ms()
+        await tracker.close()
+        assert virtual_now_ms() - began_ms <= config.close_timeout_ms + config.operation_timeout_ms
+
+        # Nothing is written for a tracker that is closed.
+        cursor.is_hanging = False
+        await sound_world.rest()
+        assert cursor.properties == {}
+        tracker = await sound_world.tracker()
+        await sound_world.rest()
+        assert await sound_world.snapshot_ids() == set()
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_writes_that_wait_for_others_are_made_when_the_tracker_is_closed(sound_world: BucketTrackerWorld) -> None:
+    """A cursor that is slow and answers gets all of them."""
+    sound_world.config = replace(CONFIG, index_count_per_bucket_min=1, operations_in_flight_max=1)
+    sound_world.cursor = cursor = SlowPropertiesCursor()
+    cursor.write_s = 0.5
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        add(tracker, HOUR_S * 1_000, *range(20))
+        await asyncio.sleep(0.75)
+        assert len(sound_world.named_ids()) == 1
+        tracker.abandon()
+        await tracker.close()
+        assert len(sound_world.named_ids()) == 19
         assert sound_world.named_ids() == await sound_world.snapshot_ids()
 
     run_virtually(main())
