@@ -71,7 +71,9 @@ class TrackerContext:
 
     It is enough to look when this is called, and when more can be taken than before. A dispatcher that was told and has
     not looked may not be told of the same message again, but is told of the next one if that message goes another way
-    than by a poll."""
+    than by a poll.
+
+    An exception of it goes to the loop's exception handler, and changes nothing for the tracker."""
     on_defect: Callable[[Exception], None] = _note_no_defect
     """Called once, with an exception that must not be: the tracker has stopped, and hands out nothing any more. Close
     it, read the log again, and go on with a new one."""

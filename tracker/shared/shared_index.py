@@ -158,5 +158,6 @@ class SharedDelayedIndex:
 
     def _on_available(self) -> None:
         lost, lost_ranges = self.tracker.take_untracked(), self.tracker.take_untracked_ranges()
-        for view in tuple(self._views):
-            view.on_available(lost, lost_ranges)
+        with self._whole():
+            for view in tuple(self._views):
+                view.on_available(lost, lost_ranges)

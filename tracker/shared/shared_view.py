@@ -21,6 +21,7 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMe
 from tracker.errors import TrackerClosedError
 from tracker.shared.core.view_rows import ViewRows
 from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.shell.callbacks import call_program
 from tracker.shell.next_turn import NextTurn
 
 _POLLS_MAX: Final = 16
@@ -76,11 +77,11 @@ class SharedIndexView(DelayedDeliveryTracker):
         """Tell the dispatcher to look."""
         self._rows.note_lost(lost)
         self._rows.note_lost_ranges(lost_ranges)
-        self._context.on_available()
+        call_program(self._context.on_available)
 
     def on_defect(self, defect: Exception) -> None:
         """Tell the dispatcher that the index has stopped."""
-        self._context.on_defect(defect)
+        call_program(self._context.on_defect, defect)
 
     def tell_soon(self) -> None:
         """Tell the dispatcher to look, once per turn of the loop."""

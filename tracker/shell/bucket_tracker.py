@@ -35,6 +35,7 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMe
 from tracker.errors import TrackerClosedError, TrackerError
 from tracker.shell.action_runner import ActionRunner
 from tracker.shell.alarms import Alarms, TrackerTimer
+from tracker.shell.callbacks import call_program
 from tracker.shell.next_turn import NextTurn
 from tracker.shell.outages import Outages
 from tracker.shell.snapshot_merge import RunBlocking
@@ -363,7 +364,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._stop_at_once()
         # The core that failed is not asked any more.
         self._core = TrackerCore(self._config, acknowledged_in=self._context.cursor.acknowledged_in, rng=Random(0))
-        self._context.on_defect(defect)
+        call_program(self._context.on_defect, defect)
 
     def _note_error(self, error: Exception) -> None:
         """Tell a refusal, after which nothing has changed, from a defect."""
@@ -399,7 +400,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self.stop_for_defect(defect)
             return
         if is_wanted:
-            self._context.on_available()
+            call_program(self._context.on_available)
 
     def _bring_up_to_date(self) -> bool:
         """Do the work that the events of this turn have left; return whether the dispatcher is to look again."""

@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotHead
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.core.tracker_core import TrackerCore
@@ -152,7 +156,8 @@ def test_refused_offers_are_no_defect() -> None:
     run_virtually(story())
 
 
-def test_a_defect_of_a_shared_index_is_told_to_every_subscription() -> None:
+@pytest.mark.parametrize("name", ["receive", "on_available"])
+def test_a_defect_of_a_shared_index_is_told_to_every_subscription(name: str) -> None:
     async def story() -> None:
         storage = MemoryBucketSnapshotStorage()
         await storage.start()
@@ -167,14 +172,16 @@ def test_a_defect_of_a_shared_index_is_told_to_every_subscription() -> None:
             for cursor in cursors
         ]
         views[0].add_message(1, 1, START_MS + 1_000)
-        await asyncio.sleep(2)
 
         def broken(*_: object) -> None:
             raise IndexError("a defect")
 
-        views[1].receive = broken  # type: ignore[method-assign]
-        with pytest.raises(IndexError):
-            views[0].get_scheduled_messages(1)
+        setattr(views[0], name, broken)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        await asyncio.sleep(2)
+        # By now the index has told its views; it gives them the rows when one of them polls.
+        with contextlib.suppress(IndexError, TrackerClosedError):
+            views[1].get_scheduled_messages(1)
 
         assert [type(defect) for defect in told] == [IndexError, IndexError]
         assert isinstance(index.tracker.failure, IndexError)
@@ -183,3 +190,87 @@ def test_a_defect_of_a_shared_index_is_told_to_every_subscription() -> None:
         await index.close()
 
     run_virtually(story())
+
+
+class _HeadsOnlyStorage(MemoryBucketSnapshotStorage):
+    """Gives no rows with a head, so that each bucket's are loaded, all of them in one call."""
+
+    snapshots_at_once_max = 64
+
+    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        return replace(await super().read_bucket_snapshot_head(bucket_id), first_segments=())
+
+
+def test_an_exception_of_the_program_keeps_no_answer_from_a_tracker() -> None:
+    """One of several answers to one call tells of a loss, and the program's callback raises."""
+    reported, errors = list[dict[str, Any]](), [ZeroDivisionError("a bug of the program")]
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, report: reported.append(report))
+        storage = _HeadsOnlyStorage()
+        await storage.start()
+        is_lost = False
+
+        def on_available() -> None:
+            if is_lost and errors:
+                raise errors.pop()
+
+        tracker = BucketDelayedDeliveryTrackerFactory(
+            TrackerConfig(index_count_per_bucket_min=1, prefetch_ms=0),
+            storage,
+            now_ms=virtual_now_ms,
+            run_blocking=run_inline,
+        ).new_tracker(TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=on_available))
+        for ledger_id in range(20):
+            assert tracker.add_message(ledger_id, 0, START_MS + 60_000)
+        await asyncio.sleep(10)
+        # The rows of an announced ledger alone stay in memory.
+        tracker.will_read(9_999)
+        await asyncio.sleep(15)
+        del storage.snapshots[min(storage.snapshots)]
+        is_lost = True
+        await asyncio.sleep(60)
+
+        assert not errors
+        assert tracker.take_untracked_ranges() == [LedgerRange(0, 0)]
+        assert [row[1] for row in tracker.get_scheduled_messages(100).to_rows()] == list(range(1, 20))
+        assert tracker.number_of_delayed_messages() == 0
+        await tracker.close()
+
+    run_virtually(story())
+    assert [type(report["exception"]) for report in reported] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("name", ["on_available", "on_defect"])
+def test_an_exception_of_one_subscription_keeps_nothing_from_the_others(name: str) -> None:
+    told, reported = list[str](), list[dict[str, Any]]()
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, report: reported.append(report))
+        storage = MemoryBucketSnapshotStorage()
+        await storage.start()
+        cursors = {"a": FakeCursor(), "b": FakeCursor()}
+        index = SharedDelayedIndex("t", "i", SharedCursor(FakeCursor(), cursors.values), _factory(storage))
+        views = []
+        for of in cursors:
+
+            def call(*_: object, of: str = of) -> None:
+                told.append(of)
+                if of == "a":
+                    raise ZeroDivisionError("a bug of the program")
+
+            context = TrackerContext(topic_name="t", cursor_name=of, cursor=cursors[of], on_available=lambda: None)
+            views.append(index.new_view(replace(context, **{name: call})))
+        views[0].add_message(1, 1, START_MS + 1_000)
+        if name == "on_defect":
+            index.tracker.stop_for_defect(IndexError("a defect"))
+        else:
+            await asyncio.sleep(2)
+        for view in views:
+            await view.close()
+        await index.close()
+
+    run_virtually(story())
+    assert told[:2] == ["a", "b"]
+    assert reported
+    assert all(isinstance(report["exception"], ZeroDivisionError) for report in reported)

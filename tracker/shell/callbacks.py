@@ -1,0 +1,20 @@
+"""Calls of the program's callbacks, whose exceptions are the program's own."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVarTuple, Unpack
+
+_Arguments = TypeVarTuple("_Arguments")
+
+
+def call_program(callback: Callable[[Unpack[_Arguments]], None], *arguments: *_Arguments) -> None:
+    """Call a callback here and now; an exception goes to the loop's exception handler, as where the loop calls it.
+
+    The caller may be in the middle of several answers, or of several subscriptions, and has to go on.
+    """
+    try:
+        callback(*arguments)
+    except Exception as error:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"Exception in callback {callback!r} of a tracker", "exception": error}
+        )
