@@ -250,6 +250,6 @@ class SnapshotProcess(StorageWorker):
             deletion.add_done_callback(self._deletions.discard)
 
     async def _delete_unclaimed(self, bucket_id: int) -> None:
-        # A later start finds it.
-        with suppress(SnapshotStorageError):
+        # A later start finds it, whichever error this is: no caller waits.
+        with suppress(Exception):
             await self.delete_snapshot(bucket_id)

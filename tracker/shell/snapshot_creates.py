@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from snapshot_storage.backoff import backoff_ms
-from snapshot_storage.errors import SnapshotStorageError, StorageClosedError
+from snapshot_storage.errors import StorageClosedError
 from snapshot_storage.storage import BucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
 
 _DELETE_TRIES_MAX: Final = 10
-"""How often one is deleted in vain, over some four minutes; after that it is left to a later start."""
+"""How often one is deleted in vain, some four minutes apart in all; after that it is left to a later start."""
+_DELETE_TIME_S_MAX: Final = 60
+"""A deletion that takes longer has failed, as by the default of `operation_timeout_ms`: no tracker is there to ask."""
 _DELETE_WAIT_MS_MIN: Final = 1_000
 _DELETE_WAIT_MS_MAX: Final = 60_000
 
@@ -61,16 +63,17 @@ class SnapshotCreates:
     async def _delete_late(self, call: asyncio.Future[int], name: str) -> None:
         try:
             bucket_id = await call
-        except SnapshotStorageError:
+        except Exception:  # Whichever it is, there is no snapshot whose id is known.
             return
         for failures in range(1, _DELETE_TRIES_MAX + 1):
             try:
-                await self._storage.delete_bucket_snapshot(bucket_id)
+                async with asyncio.timeout(_DELETE_TIME_S_MAX):
+                    await self._storage.delete_bucket_snapshot(bucket_id)
             except StorageClosedError:
                 return
-            except SnapshotStorageError as error:
+            except Exception as error:  # A supervisor: a storage may raise anything, and no caller waits.
                 if failures == _DELETE_TRIES_MAX:
-                    logger.warning("%s: the snapshot %d came too late and is left: %s", name, bucket_id, error)
+                    logger.warning("%s: the snapshot %d came too late and is left: %r", name, bucket_id, error)
                     return
                 wait_ms = backoff_ms(failures, min_ms=_DELETE_WAIT_MS_MIN, max_ms=_DELETE_WAIT_MS_MAX)
                 await asyncio.sleep(wait_ms / 1_000)

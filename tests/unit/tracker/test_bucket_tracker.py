@@ -5,6 +5,7 @@ a tracker that is patient behaves the same.
 """
 
 import asyncio
+import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -1068,6 +1069,73 @@ def test_what_comes_late_is_deleted_although_the_storage_is_down_for_a_while(sou
         await creates.close()
 
     run_virtually(main())
+
+
+class StrangeDeletesStorage(LateStorage):
+    """Fails in its own way to delete, for a while."""
+
+    def __init__(self, how: Exception | None) -> None:
+        super().__init__()
+        self.how = how
+        self.deletions = 0
+
+    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
+        self.deletions += 1
+        if self.deletions <= 3:
+            if self.how is None:
+                await asyncio.Event().wait()
+            else:
+                raise self.how
+        await super().delete_bucket_snapshot(bucket_id)
+
+
+@pytest.mark.parametrize("how", [TimeoutError(), OSError("the disk"), None], ids=["time-out", "another error", "hangs"])
+def test_what_comes_late_is_deleted_however_its_deletion_fails_at_first(how: Exception | None) -> None:
+    reports = list[dict[str, Any]]()
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+        storage = StrangeDeletesStorage(how)
+        await storage.start()
+        creates = SnapshotCreates(storage)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await creates.create(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
+        await asyncio.sleep(71)
+        assert len(storage.snapshots) == 1
+        await asyncio.sleep(300)
+        assert not storage.snapshots
+        assert storage.deletions == 4
+        await creates.close()
+
+    run_virtually(main())
+    gc.collect()
+    assert not reports
+
+
+def test_a_late_create_that_fails_in_a_strange_way_is_of_no_interest() -> None:
+    reports = list[dict[str, Any]]()
+
+    class FailingStorage(MemoryBucketSnapshotStorage):
+        async def create_bucket_snapshot(self, *args: Any, **kwargs: Any) -> int:
+            return await asyncio.shield(asyncio.ensure_future(self._fail()))
+
+        async def _fail(self) -> int:
+            await asyncio.sleep(70)
+            raise OSError("the disk")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+        creates = SnapshotCreates(FailingStorage())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await creates.create(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
+        await asyncio.sleep(100)
+        gc.collect()
+        await creates.close()
+
+    run_virtually(main())
+    assert not reports
 
 
 def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: BucketTrackerWorld) -> None:
