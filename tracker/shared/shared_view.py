@@ -98,7 +98,7 @@ class SharedIndexView(DelayedDeliveryTracker):
     # The tracker's interface.
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
-        self._check_open()
+        self._check_open("add a message")
         ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at)
         if deliver_at_ms < 0:
             return False
@@ -107,7 +107,7 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> Mask:
         """Add messages, but those that are due for this subscription already, or were lost and are indexed again."""
-        self._check_open()
+        self._check_open("add messages")
         ledgers, entries, deliver_at_ms = columns_of(ledger_ids, entry_ids, deliver_ats)
         rows = DelayedIndexes(deliver_at_ms, ledgers, entries)
         if self._rows.returning:
@@ -125,9 +125,9 @@ class SharedIndexView(DelayedDeliveryTracker):
             is_tracked[is_open] = self._index.add(rows.take(is_open), self)
         return is_tracked
 
-    def _check_open(self) -> None:
+    def _check_open(self, operation: str) -> None:
         if self._is_closed:
-            raise TrackerClosedError("add a message")
+            raise TrackerClosedError(operation)
 
     def will_read(self, ledger_id: int) -> None:
         self._index.tracker.will_read(ledger_id)
@@ -177,6 +177,7 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """Return due messages; those that this polls from the index become due for the other subscriptions too."""
+        self._check_open("hand out messages")
         self._forget_passed()
         self._refill()
         # Rows beyond the limit of memory would have to be read again at once.
@@ -239,8 +240,9 @@ class SharedIndexView(DelayedDeliveryTracker):
         return max(0, self._indexed_count() - due)
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """Forget nothing: other subscriptions may want them, and counting asks this one's cursor."""
+        """Forget rows that left the index for this subscription; in it they stay, as other ones may want them."""
         check_acknowledged(ledger_id, entry_ids)
+        self._rows.forget(ledger_id, entry_ids)
 
     def _indexed_count(self) -> int:
         """Return how many of the index's messages this subscription has neither acknowledged nor taken."""

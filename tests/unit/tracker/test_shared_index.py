@@ -17,6 +17,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in_bitmap
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.errors import TrackerClosedError
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.shared.shared_view import SharedIndexView
@@ -459,5 +460,60 @@ def test_an_index_at_rest_looks_at_the_clock_every_five_seconds_at_most() -> Non
         assert world.own.properties
         # A turn looks twice.
         assert world.looks_at_clock <= 2 * 600 / 5 + 4
+
+    play(story, "a", "b")
+
+
+def test_due_messages_that_a_view_is_told_are_acknowledged_are_forgotten() -> None:
+    """They count no more and are not handed out; another subscription gets them."""
+
+    async def story(world: SharedIndexWorld) -> None:
+        a, b = world.views["a"], world.views["b"]
+        a.add_messages([1] * 4, list(range(4)), [START_MS + 100 + entry_id for entry_id in range(4)])
+        await asyncio.sleep(0.2)
+        assert len(world.rows("a")) == 4
+        assert b.number_of_delayed_messages() == 4
+        world.cursors["b"].acknowledge(1, 0, 1, 3)
+        b.note_acknowledged(1, BitMap([0, 1, 3, 7]))
+        b.note_acknowledged(2, BitMap([0]))
+        assert b.number_of_delayed_messages() == 1
+        assert b.next_delivery_time() == START_MS + 102
+        assert b.tracked_in(1) == BitMap([2])
+        assert world.rows("b") == [(START_MS + 102, 1, 2)]
+        assert not b.has_message_available()
+        assert b.next_delivery_time() is None
+
+    play(story, "a", "b")
+
+
+def test_what_is_acknowledged_while_it_is_spilled_keeps_no_other_row_waiting() -> None:
+    async def story(world: SharedIndexWorld) -> None:
+        a, b = world.views["a"], world.views["b"]
+        a.add_messages([1] * 30, list(range(30)), [START_MS + 100 + entry_id for entry_id in range(30)])
+        await asyncio.sleep(0.2)
+        while world.rows("a"):
+            pass
+        gone = range(5, 29)
+        world.cursors["b"].acknowledge(1, *gone)
+        b.note_acknowledged(1, BitMap(gone))
+        assert b.number_of_delayed_messages() == 6
+        taken: Rows = []
+        for _ in range(30):
+            taken += world.rows("b")
+            for ledger_id, entry_ids in b.take_untracked().items():
+                for entry_id in entry_ids:
+                    assert b.add_message(ledger_id, entry_id, START_MS + 100 + entry_id)
+            await rest()
+        assert [row[2] for row in taken] == [0, 1, 2, 3, 4, 29]
+        assert b.number_of_delayed_messages() == 0
+
+    play(story, "a", "b", row_count_max=8)
+
+
+def test_a_closed_view_refuses_to_be_polled() -> None:
+    async def story(world: SharedIndexWorld) -> None:
+        await world.views["a"].close()
+        with pytest.raises(TrackerClosedError, match="hand out messages"):
+            world.rows("a")
 
     play(story, "a", "b")

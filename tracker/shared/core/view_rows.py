@@ -143,6 +143,12 @@ class ViewRows:
                 positions.subtract(ledger_id, gone)
                 self.queued.subtract(ledger_id, gone)
 
+    def forget(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Forget rows of acknowledged positions; a window keeps them until its turn, when `refill` looks."""
+        if ledger_id in self.queued.bitmaps:
+            self.queued.subtract(ledger_id, entry_ids)
+            drop_stale(self.due, last_key_at(NEVER), self.queued.mask)
+
     def take_back(self, rows: DelayedIndexes) -> None:
         """Keep those of these rows, which are in any order, that were read again."""
         is_back = self.returning.mask(rows.ledger_ids, rows.entry_ids)
