@@ -101,7 +101,8 @@ class TrackerConfig:
     is_index_shared: bool = field(default=False, metadata={"key": "delayedDeliverySharedIndexEnabled"})
     """Whether all subscriptions of a topic share one index (PIP-195, optional part); see `shared_index`.
 
-    It costs what one subscription's costs, however many there are. Bucket tracker only. Default off.
+    It costs what one subscription's costs, however many there are. Bucket tracker only, and the service alone heeds
+    it: `tracker_factory` refuses it. Default off.
     """
 
     prefetch_ms: int = field(default=5_000, metadata={"key": "delayedDeliverySegmentPrefetchMillis"})

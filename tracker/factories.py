@@ -27,8 +27,13 @@ def tracker_factory(
         rng: Chooses how long retries wait; the same seed makes the same choices.
 
     Raises:
-        ValueError: The bucket tracker was asked for without a storage.
+        ValueError: The bucket tracker was asked for without a storage, or an index for several cursors.
     """
+    if config.is_index_shared:
+        raise ValueError(
+            "is_index_shared is for the service alone (delayedDeliverySharedIndexEnabled), which knows all "
+            "subscriptions of a topic: a factory's trackers have an index each"
+        )
     if config.factory_class_name == IN_MEMORY_FACTORY:
         return InMemoryDelayedDeliveryTrackerFactory(config, now_ms=now_ms)
     if storage is None:

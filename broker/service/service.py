@@ -118,7 +118,8 @@ class Service:
         self.close_timeout_s = config.tracker.close_timeout_ms / 1_000
         """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
         sealing_ms = round(SEALING_SHARE * config.tracker.close_timeout_ms)
-        of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms)
+        # An index for all subscriptions of a topic is the opener's to make: its tracker is one like others.
+        of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms, is_index_shared=False)
         self._tracker_factory = tracker_factory(of_trackers, self._storage, now_ms=now_ms, rng=rng)
         residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None

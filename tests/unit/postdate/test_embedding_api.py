@@ -191,6 +191,15 @@ def test_without_a_storage_only_the_in_memory_tracker_is_made() -> None:
         postdate.tracker_factory(postdate.TrackerConfig(), None, now_ms=FakeClock())
 
 
+@pytest.mark.parametrize("spelling", [postdate.BUCKET_FACTORY, postdate.IN_MEMORY_FACTORY])
+def test_an_index_for_several_cursors_is_refused(spelling: str) -> None:
+    """Each tracker would have an index of its own all the same."""
+    config = postdate.TrackerConfig(is_index_shared=True, tracker_factory_class_name=spelling)
+
+    with pytest.raises(ValueError, match="is_index_shared is for the service alone"):
+        postdate.tracker_factory(config, postdate.MemoryBucketSnapshotStorage(), now_ms=FakeClock())
+
+
 @pytest.mark.parametrize(
     ("is_snapshot_lost", "read_again"),
     [(False, [(7, 4)]), (True, [(7, 1), (7, 3), (7, 4)])],
