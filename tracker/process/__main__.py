@@ -15,11 +15,12 @@ import pickle
 import signal
 import sys
 import traceback
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
-from typing import Final
+from typing import Any, Final
 
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
 from tracker.process.messages import Answer, Call, Cancel
@@ -68,7 +69,8 @@ class _Host:
 
     async def _answer(self, call: Call) -> None:
         try:
-            method = self._start if call.method == "start" else getattr(self._work, call.method)
+            own: dict[str, Callable[..., Awaitable[Any]]] = {"start": self._start, "ping": self._ping}
+            method = own.get(call.method) or getattr(self._work, call.method)
             value = await method(*call.args)
         except asyncio.CancelledError:
             # Unless the parent asked for the cancellation, its caller waits for an answer.
@@ -90,6 +92,9 @@ class _Host:
             self._work = StorageWork(pickle.loads(make_storage)())
         await self._work.start()
         return self._work.actions_at_once_max
+
+    async def _ping(self) -> None:
+        """Answer at once: the event loop runs, however long the storage takes."""
 
 
 def _pickled(message: Answer | logging.LogRecord) -> bytes:

@@ -78,6 +78,7 @@ class Child:
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[asyncio.Future[Any], str]] = {}
         self._is_closed = False
+        self._heard = 0
         self._how_ended: str | None = None
         self._connection, theirs = Pipe()
         with theirs:
@@ -139,6 +140,23 @@ class Child:
         finally:
             self._waiting.pop(number, None)
 
+    async def end_if_frozen(self, wait_s: float) -> None:
+        """Kill it if it sends nothing for this long, not even the answer to a ping; that is an end by itself.
+
+        Its storage does not matter for that: its event loop answers while its threads wait for a disk.
+        """
+        heard = self._heard
+        try:
+            async with asyncio.timeout(wait_s):
+                await self.call("ping")
+        except SnapshotStorageError:
+            # It has ended.
+            return
+        except TimeoutError:
+            if self._heard == heard:
+                logger.error("the process for snapshots is killed, as it answers nothing for %g s", wait_s)
+                self._process.kill()
+
     async def close(self) -> None:
         """Close its storage and end the process, which is killed if that takes too long. Never raises."""
         try:
@@ -196,6 +214,7 @@ class Child:
         self._on_loop(self._note_end)
 
     def _take(self, message: Answer | logging.LogRecord) -> None:
+        self._heard += 1
         if isinstance(message, Answer):
             self._on_loop(partial(self._settle, message))
             return

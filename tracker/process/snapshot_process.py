@@ -4,7 +4,8 @@ Threads of one interpreter take turns: while one encodes a bucket or waits insid
 number of cores. So a program can give its trackers a `SnapshotProcess` as their storage: the storage is made and opened
 in another process, trackers send it their actions whole (`run_actions`), and only the part of the answer that they need
 comes back. An error there is the same error here as of a storage in this process. If the process itself ends, calls
-fail as in an outage, and the next one starts it again.
+fail as in an outage, and the next one starts it again. One that is frozen is killed: after a call that it did not
+answer, it sent nothing for another time limit of a call.
 
     storage = SnapshotProcess(partial(RocksDBBucketSnapshotStorage, Path("snapshots")))
 
@@ -104,6 +105,7 @@ class SnapshotProcess(StorageWorker):
         # anyway.
         self._persisting = asyncio.Semaphore(PERSISTED_AT_ONCE_MAX)
         self._deletions: set[asyncio.Task[None]] = set()
+        self._frozen_watch: asyncio.Task[None] | None = None
 
     @property
     def process_id(self) -> int | None:
@@ -135,6 +137,8 @@ class SnapshotProcess(StorageWorker):
         self._leave_other_loop()
         async with self._turn:
             self._is_open = False
+            if self._frozen_watch is not None:
+                self._frozen_watch.cancel()
             if self._starting is not None:
                 self._starting.cancel()
                 await asyncio.wait([self._starting])
@@ -146,7 +150,7 @@ class SnapshotProcess(StorageWorker):
         """Take leave of an event loop that ended before this was closed."""
         if self._child is not None and self._child.loop is not asyncio.get_running_loop():
             self._child.disown()
-            self._child = self._starting = None
+            self._child = self._starting = self._frozen_watch = None
             self._deletions.clear()
             self._is_open = False
         if self._child is None and not self._is_open:
@@ -164,11 +168,22 @@ class SnapshotProcess(StorageWorker):
         is_merge = isinstance(actions[0], MergeBuckets)
         time_s = None if is_merge else owner.config.operation_timeout_ms / 1_000 + ANSWER_WAIT_S
         turn = self._persisting if isinstance(actions[0], PersistBucket) else nullcontext()
-        async with turn, asyncio.timeout(time_s):
-            answers: Sequence[Event | Exception] = await self._call("run_actions", owner, actions)
+        answers: Sequence[Event | Exception]
+        try:
+            async with turn, asyncio.timeout(time_s):
+                answers = await self._call("run_actions", owner, actions)
+        except TimeoutError:
+            if time_s is not None:
+                self._watch_frozen(time_s)
+            raise
         # Memory of data that came over the connection is free here, too, once the data is handed out.
         self._heap.note_freed(sum(map(rows_handled, answers)))
         return answers
+
+    def _watch_frozen(self, wait_s: float) -> None:
+        """Have a process that did not answer in time end if it answers nothing at all, one look at a time."""
+        if self._child is not None and (self._frozen_watch is None or self._frozen_watch.done()):
+            self._frozen_watch = asyncio.ensure_future(self._child.end_if_frozen(wait_s))
 
     async def list_snapshots(self, topic_name: str | None = None) -> list[BucketSnapshotInfo]:
         infos: list[BucketSnapshotInfo] = await self._call("list_snapshots", topic_name)

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +28,13 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotInfo
+from snapshot_storage.storage import BucketSnapshotInfo, SegmentRange
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.core.actions import LoadSegments, PersistBucket, ReadMetadata, SegmentsLoaded, SnapshotCreated
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.process import SnapshotProcess
+from tracker.process import SnapshotProcess, snapshot_process
+from tracker.process.child import Child
 from tracker.process.snapshot_process import LOCK_WAIT_S, PAUSE_S_MAX
 from tracker.shell.storage_worker import SnapshotOwner
 from tracker.testing import FakeCursor
@@ -78,6 +80,13 @@ class OddStorage(MemoryBucketSnapshotStorage):
                 calls = [task for task in asyncio.all_tasks() if "_answer" in repr(task.get_coro())]
                 return [BucketSnapshotInfo(1, "k", "t", "c", 1, 1) for _ in calls]
         return []
+
+
+class UnreadableStorage(MemoryBucketSnapshotStorage):
+    """Never gives a segment."""
+
+    async def read_bucket_snapshot_segments(self, ranges: Sequence[SegmentRange]) -> Any:
+        await asyncio.Event().wait()
 
 
 OWNER = SnapshotOwner("t", "c", TrackerConfig())
@@ -273,6 +282,56 @@ def test_a_process_that_was_killed_is_an_outage_and_is_started_again(tmp_path: P
 
             await until(is_back)
             assert storage.process_id not in (None, killed)
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_process_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_process, "ANSWER_WAIT_S", 0.1)
+    impatient = SnapshotOwner("t", "c", TrackerConfig(operation_timeout_ms=400))
+
+    async def scenario() -> None:
+        async with on_rocksdb(tmp_path) as storage:
+            bucket_id = await persist(storage, 5)
+            frozen = storage.process_id
+            assert frozen is not None
+            os.kill(frozen, signal.SIGSTOP)
+
+            async def is_back() -> bool:
+                # A call that waits for the answer at the end of the process hears that it has ended.
+                with suppress(StorageUnavailableError, TimeoutError):
+                    await storage.run_action(impatient, LoadSegments(1, bucket_id, 1, 1, row_count=1))
+                return storage.process_id not in (None, frozen)
+
+            await until(is_back)
+            assert not is_running(frozen)
+            assert await load(storage, bucket_id) == [(HOUR_MS, 5, 0)]
+
+    asyncio.run(scenario())
+
+
+def test_a_process_whose_storage_does_not_answer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that outlasts the wait for the answer of a call."""
+    end_if_frozen = Child.end_if_frozen
+    # It gives up before the process does.
+    monkeypatch.setattr(snapshot_process, "ANSWER_WAIT_S", -57)
+
+    async def scenario() -> None:
+        has_looked = asyncio.Event()
+
+        async def look(child: Child, wait_s: float) -> None:
+            await end_if_frozen(child, wait_s)
+            has_looked.set()
+
+        monkeypatch.setattr(Child, "end_if_frozen", look)
+        async with SnapshotProcess(UnreadableStorage) as storage:
+            process_id = storage.process_id
+            with pytest.raises(TimeoutError):
+                await storage.run_action(OWNER, LoadSegments(1, 1, 1, 1, row_count=1))
+            await has_looked.wait()
+            # A process that was killed would have ended before its answer.
+            assert await storage.list_snapshots("t") == []
+            assert (storage.process_id, storage.restarts) == (process_id, 0)
 
     asyncio.run(scenario())
 
