@@ -101,16 +101,12 @@ class MetricsPage:
         self._latency_counts, self._latency_sums = SummedSamples(), SummedSamples(has_zeros=True)
 
     def add(self, topic: TopicSnapshot) -> None:
-        """Add the figures of one topic."""
-        self._topic_counts[topic.namespace] = self._topic_counts.get(topic.namespace, 0) + 1
+        """Add the figures of one topic, or those of a further subscription of it."""
         labels = {**self._cluster, "namespace": topic.namespace}
         if self._is_by_topic:
             labels["topic"] = topic.name
-        self._topics.add(labels, topic)
-        if topic.appended is not None and topic.appended.entries:
-            self._windows.add(labels, topic)
-        if topic.lateness is not None and any(topic.lateness.counts):
-            self._add_lateness(labels, topic.lateness)
+        if not topic.is_continued:
+            self._add_topic(labels, topic)
         for one in topic.subscriptions:
             at = {**labels, "subscription": one.name} if self._is_by_topic else labels
             self._subscriptions.add(at, one)
@@ -121,6 +117,14 @@ class MetricsPage:
                     for consumer, address in zip(one.dispatcher.consumers, one.consumer_addresses, strict=True):
                         self._add_consumer(at, consumer, address)
             self._add_index(at, one.tracker, summed(one.tracker, one.index_counters_before))
+
+    def _add_topic(self, labels: Labels, topic: TopicSnapshot) -> None:
+        self._topic_counts[topic.namespace] = self._topic_counts.get(topic.namespace, 0) + 1
+        self._topics.add(labels, topic)
+        if topic.appended is not None and topic.appended.entries:
+            self._windows.add(labels, topic)
+        if topic.lateness is not None and any(topic.lateness.counts):
+            self._add_lateness(labels, topic.lateness)
         if not self._is_by_topic:
             self._subscription_counters.add(labels, topic.deleted_counters)
         self._add_index(labels, topic.shared_index, summed(topic.shared_index, topic.index_counters_before))

@@ -57,13 +57,17 @@ def stats_routes(service: StatsSource) -> list[web.RouteDef]:
         stats = await topic_stats(topic, await delayed_counts(topic, service.catalog, service.now_ms))
         return await stream_json(request, stats)
 
-    async def get_internal_stats(request: web.Request) -> web.Response:
+    async def get_internal_stats(request: web.Request) -> web.StreamResponse:
         topic = await _topic(request, service)
-        return _not_found(request) if topic is None else web.json_response(topic_internal_stats(topic))
+        if topic is None:
+            return _not_found(request)
+        return await stream_json(request, await topic_internal_stats(topic))
 
-    async def get_delayed_index(request: web.Request) -> web.Response:
+    async def get_delayed_index(request: web.Request) -> web.StreamResponse:
         topic = await _topic(request, service)
-        return _not_found(request) if topic is None else web.json_response(topic_delayed_index(topic))
+        if topic is None:
+            return _not_found(request)
+        return await stream_json(request, await topic_delayed_index(topic))
 
     async def get_key_status(request: web.Request) -> web.Response:
         topic = await _topic(request, service)

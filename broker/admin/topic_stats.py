@@ -3,10 +3,11 @@
 Names, nesting and units are a real Pulsar's (`tests/golden/admin`). Rates are those of the last window, as in Pulsar
 (`rates.py`). Fields of features that do not exist here are left out: replication, transactions, offloading, filters,
 throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages). Topics in, plain values out;
-thousands of consumers are described in slices, from figures that were taken at once. `stats_routes.py` sends them.
+thousands of subscriptions or consumers are described in slices; the figures of one subscription are of one moment.
+`stats_routes.py` sends them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -39,9 +40,9 @@ async def topic_stats(topic: Topic, delayed: Mapping[str, int]) -> Json:
         topic: The topic.
         delayed: Delayed messages by subscription; of others, the dispatcher or the last count is asked.
     """
-    subscriptions = {
-        name: await subscription_stats(topic, one, delayed.get(name)) for name, one in list(topic.subscriptions.items())
-    }
+    subscriptions: dict[str, Json] = {}
+    async for name, one in _subscriptions(topic):
+        subscriptions[name] = await subscription_stats(topic, one, delayed.get(name))
     publishers = [
         {"producerId": producer.producer_id, "producerName": producer.name, "address": f"/{producer.link.peer}"}
         for producer in topic.producers.values()
@@ -187,8 +188,16 @@ def _add_newcomers(shown: Json, newcomers: NewcomerStats, handles: list[Consumer
         shown["individuallySentPositions"] = _ranges_text(newcomers.individually_sent_positions)
 
 
-def topic_internal_stats(topic: Topic) -> Json:
+async def _subscriptions(topic: Topic) -> AsyncIterator[tuple[str, Subscription]]:
+    """Give the subscriptions in slices, without those that are deleted meanwhile."""
+    async for name, one in in_slices(list(topic.subscriptions.items())):
+        if topic.subscriptions.get(name) is one:
+            yield name, one
+
+
+async def topic_internal_stats(topic: Topic) -> Json:
     """Return the answer of `GET .../internalStats`."""
+    cursors = {name: _cursor(topic, one) async for name, one in _subscriptions(topic)}
     ledgers = topic.ledger.ledgers()
     open_entries = [(one.entries, one.bytes) for one in ledgers if one.is_open]
     entries, size = open_entries[-1] if open_entries else (0, 0)
@@ -212,16 +221,16 @@ def topic_internal_stats(topic: Topic) -> Json:
             }
             for one in ledgers
         ],
-        "cursors": {name: _cursor(topic, one) for name, one in topic.subscriptions.items()},
+        "cursors": cursors,
         "properties": {},
         "schemaLedgers": [],
     }
 
 
-def topic_delayed_index(topic: Topic) -> Json:
+async def topic_delayed_index(topic: Topic) -> Json:
     """Return what `GET .../delayedIndex` answers; ours: the buckets of each index, over the ledgers of the log."""
     indexes = []
-    for name, (stats, buckets) in topic.delayed_indexes().items():
+    async for name, stats, buckets in in_slices(topic.delayed_indexes()):
         indexes.append(
             {
                 "subscription": name,

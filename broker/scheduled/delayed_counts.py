@@ -16,6 +16,7 @@ from typing import Final
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.due_times import EXACT_ENTRIES_MAX, may_have_delayed, next_in_index
 from broker.scheduled.topic_schedule import totals_of_each
+from broker.slices import Turns
 from broker.topics.subscription import DelayedInLog, Subscription
 from broker.topics.topic import Topic
 from managed_ledger.errors import LedgerError
@@ -57,8 +58,10 @@ async def note_delayed(
     *,
     kept_entries_max: int = EXACT_ENTRIES_MAX,
     monotonic_s: Callable[[], float] = time.monotonic,
-) -> None:
+) -> list[Subscription]:
     """Note at each subscription whose dispatcher does not know it how many messages are delayed; log what fails.
+
+    The result is the subscriptions that may have delayed messages.
 
     Args:
         topic: An open topic.
@@ -69,17 +72,21 @@ async def note_delayed(
     """
     is_long = topic.ledger.entries_total > kept_entries_max
     now = now_ms()
+    delaying: list[Subscription] = []
     counted: list[Subscription] = []
-    for subscription in topic.subscriptions.values():
-        is_told = subscription.knows_all_delayed and (not is_long or next_in_index(subscription, now) is not None)
-        if not may_have_delayed(topic, subscription, now):
+    turns = Turns()
+    for subscription in list(topic.subscriptions.values()):
+        if may_have_delayed(topic, subscription, now):
+            delaying.append(subscription)
+            if not subscription.knows_all_delayed or (is_long and next_in_index(subscription, now) is None):
+                counted.append(subscription)
+        else:
             subscription.delayed_in_log = DelayedInLog()
-        elif not is_told:
-            counted.append(subscription)
+        await turns.give_way()
     begin_s = monotonic_s()
     backlogs = [one.cursor.backlog for one in counted]
     if not counted or (is_long and all(begin_s < one.delayed_in_log.valid_until_s for one in counted)):
-        return
+        return delaying
     # A catalog without room keeps nothing.
     columns = ScheduleCatalog(bytes_max=0) if is_long else catalog
     share = COUNTING_SHARE_WHILE_SENT if all(one.knows_all_delayed for one in counted) else COUNTING_SHARE
@@ -88,9 +95,10 @@ async def note_delayed(
         totals = await totals_of_each(topic, columns, counted, now_ms)
     except LedgerError as error:
         logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
-        return
+        return delaying
     end_s = monotonic_s()
     for subscription, of_one, backlog in zip(counted, totals, backlogs, strict=True):
         subscription.delayed_in_log = DelayedInLog(
             of_one.future_entries, end_s + (end_s - begin_s) / share, through, backlog, of_one.some_deliver_at_ms
         )
+    return delaying

@@ -7,6 +7,7 @@ then, which the ledgers know.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Final
 
 from broker.scheduled.catalog import ScheduleCatalog
@@ -20,12 +21,18 @@ EXACT_ENTRIES_MAX: Final = 100_000
 
 
 async def note_due_times(
-    topic: Topic, catalog: ScheduleCatalog, now_ms: Clock, *, exact_entries_max: int = EXACT_ENTRIES_MAX
+    topic: Topic,
+    delaying: Sequence[Subscription],
+    catalog: ScheduleCatalog,
+    now_ms: Clock,
+    *,
+    exact_entries_max: int = EXACT_ENTRIES_MAX,
 ) -> None:
     """Note at a topic when its next and last messages come due: 0 for never, None where that is not known.
 
     Args:
-        topic: An open topic, of which `note_delayed` was called just now.
+        topic: An open topic.
+        delaying: Its subscriptions of which a message may wait for its time, as `note_delayed` found just now.
         catalog: Keeps the columns of short logs.
         now_ms: The clock.
         exact_entries_max: The most entries of a log whose columns are kept.
@@ -35,7 +42,6 @@ async def note_due_times(
     """
     topic.next_deliver_at_ms = topic.last_deliver_at_ms = None
     now = now_ms()
-    delaying = [one for one in topic.subscriptions.values() if may_have_delayed(topic, one, now)]
     if not delaying:
         topic.next_deliver_at_ms = topic.last_deliver_at_ms = 0
     elif topic.ledger.entries_total <= exact_entries_max:

@@ -280,9 +280,14 @@ async def totals_of_each(
     Raises:
         LedgerError: The log cannot be read.
     """
-    counted = [(TopicSchedule(topic, catalog, [one], now_ms), TotalsCounter(now_ms())) for one in subscriptions]
-    first = min((one.first_ledger_id for one, _ in counted), default=AFTER_EVERYTHING.ledger_id)
+    counted: list[tuple[TopicSchedule, TotalsCounter]] = []
+    first = AFTER_EVERYTHING.ledger_id
     turns = Turns()
+    for subscription in subscriptions:
+        schedule_of_one = TopicSchedule(topic, catalog, [subscription], now_ms)
+        counted.append((schedule_of_one, TotalsCounter(now_ms())))
+        first = min(first, schedule_of_one.first_ledger_id)
+        await turns.give_way()
     async for schedule in catalog.schedules(topic.ledger, first, None, None):
         for one, totals in counted:
             if schedule.ledger_id >= one.first_ledger_id:

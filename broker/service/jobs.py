@@ -114,7 +114,7 @@ class PeriodicJobs:
     async def _end_rate_window(self) -> None:
         messages_in_total = 0
         async for topic in in_slices(list(self._topics.values())):
-            topic.end_rate_window(self._now_ms())
+            await topic.end_rate_window(self._now_ms())
             messages_in_total += topic.messages_in_total
         logger.info(
             "%d topics, %d connections, %d messages in since the start",

@@ -41,7 +41,7 @@ from broker.service.scheduler import Job
 from broker.service.snapshot_storages import service_storage_of
 from broker.service.storage_opening import StorageOpening
 from broker.service.topic_opening import TopicOpener
-from broker.slices import in_slices, side_by_side
+from broker.slices import Turns, in_slices, side_by_side
 from broker.topics.limits import ConnectionController
 from broker.topics.link import ClientLink
 from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
@@ -284,9 +284,9 @@ class Service:
         await self._note_due_times(topic, ScheduleCatalog())
 
     async def _note_due_times(self, topic: Topic, catalog: ScheduleCatalog) -> None:
-        await note_delayed(topic, catalog, self.now_ms)
+        delaying = await note_delayed(topic, catalog, self.now_ms)
         try:
-            await note_due_times(topic, catalog, self.now_ms)
+            await note_due_times(topic, delaying, catalog, self.now_ms)
         except LedgerError as error:
             logger.warning("%s: cannot tell when messages are due: %s", topic.name, error)
 
@@ -301,7 +301,10 @@ class Service:
         disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
         chunks = stream_metrics(
             self.config.cluster_name,
-            chain((topic.metrics() for topic in list(self.topics.values())), self.resting.figures()),
+            chain(
+                chain.from_iterable(topic.metrics_in_parts() for topic in list(self.topics.values())),
+                self.resting.figures(),
+            ),
             self.resting.deleted(),
             connection_count=len(self.connections),
             is_by_topic=self.config.has_topic_metrics,
@@ -337,8 +340,11 @@ class Service:
         problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
         if self._opening_storage is not None and self._opening_storage.problem is not None:
             problems.append(self._opening_storage.problem)
-        async for topic in in_slices(list(self.topics.values())):
-            problems += [f"{topic.name}: {problem}" for problem in topic.problems()]
+        turns = Turns()
+        for topic in list(self.topics.values()):
+            for of_one in topic.problems():
+                problems += [f"{topic.name}: {problem}" for problem in of_one]
+                await turns.give_way()
         return problems
 
     # ---- lifecycle ----

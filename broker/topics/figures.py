@@ -122,3 +122,5 @@ class TopicSnapshot:
     last_deliver_at_ms: int | None = None
     """The delivery time of the last scheduled message."""
     lateness: LatenessHistogram | None = None
+    is_continued: bool = False
+    """Whether this is a further subscription of a topic whose own figures were given before."""

@@ -5,7 +5,7 @@ or a consumer may end with it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from broker.topics.topic_name import TopicName
 from dispatcher.stats import SubscriptionStats
 from managed_ledger.config import ManagedLedgerConfig
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
+from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tests.helpers.send_frames import send_frame
 from tracker.config import TrackerConfig
 from tracker.stats import BucketOperation, TrackerCounters, summed
@@ -302,5 +303,44 @@ def test_a_topic_that_is_closed_after_a_scrape_has_begun_still_has_its_counts(
         )
         create = index.operations[BucketOperation.CREATE]
         return figures.messages_in_total, one.counters.messages_out, one.counters.entries_read, min(create.succeed, 1)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_by_topic", [False, True], ids=["by namespace", "by topic"])
+@pytest.mark.parametrize("going", ["s", "t"], ids=["before its turn came", "after it"])
+def test_a_subscription_that_goes_or_comes_during_a_scrape_is_counted_once_or_in_the_next_one(
+    tmp_path: Path, going: str, *, is_by_topic: bool
+) -> None:
+    """A scrape takes the list of subscriptions of a topic first, and the figures of each in its turn."""
+
+    async def story() -> None:
+        life = await start(tmp_path, FakeClock(1_800_000_000_000), is_index_shared=False)
+        consumers = {name: await life.join(name) for name in ("t", "s")}
+        await life.publish(0, 0)
+        await until(lambda: all(life.stats(name).consumers[0].msg_out_counter == 2 for name in consumers))
+        assert sent(life.topic.metrics_in_parts()) == 4
+
+        parts = life.topic.metrics_in_parts()
+        begun = [next(parts)]
+        await life.peer.request(BaseCommand.UNSUBSCRIBE, "unsubscribe", consumer_id=consumers[going])
+        for name in ("new", going):
+            await life.join(name)
+            await until(lambda name=name: life.stats(name).consumers[0].msg_out_counter == 2)
+        assert sent([*begun, *parts]) == 4
+        # In the series of a topic a deleted subscription is not counted any more.
+        assert sent(life.topic.metrics_in_parts()) == (6 if is_by_topic else 8)
+        await life.service.close()
+
+    def sent(parts: Iterable[TopicSnapshot]) -> float:
+        snapshot = ServiceSnapshot("standalone", connection_count=0, topics=list(parts), is_by_topic=is_by_topic)
+        found = [
+            sample
+            for family in text_string_to_metric_families(metrics_text(snapshot).decode())
+            for sample in family.samples
+        ]
+        assert len({(one.name, frozenset(one.labels.items())) for one in found}) == len(found)
+        assert [one.value for one in found if one.name == "pulsar_topics_count"] == [1]
+        return sum(one.value for one in found if one.name == "pulsar_out_messages_total")
 
     asyncio.run(story())

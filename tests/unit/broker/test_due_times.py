@@ -55,8 +55,10 @@ async def _told(topic: Topic, clock: FakeClock, at_s: float = 0.0, ends_s: float
         ends_s: When it ends.
     """
     times_s = iter([at_s, at_s if ends_s is None else ends_s])
-    await note_delayed(topic, ScheduleCatalog(), clock, kept_entries_max=LONG, monotonic_s=lambda: next(times_s))
-    await note_due_times(topic, ScheduleCatalog(), clock, exact_entries_max=LONG)
+    delaying = await note_delayed(
+        topic, ScheduleCatalog(), clock, kept_entries_max=LONG, monotonic_s=lambda: next(times_s)
+    )
+    await note_due_times(topic, delaying, ScheduleCatalog(), clock, exact_entries_max=LONG)
     times = topic.next_deliver_at_ms, topic.last_deliver_at_ms
     return [(one - START_MS) // HOUR_MS if one else one for one in times]
 

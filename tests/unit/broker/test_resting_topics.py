@@ -203,7 +203,7 @@ def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_
             assert counters(again.metrics()) == before
             # The counts of before make no rate of now.
             clock.now_ms += 60_000
-            again.end_rate_window(clock())
+            await again.end_rate_window(clock())
             assert again.metrics().rate_in == again.metrics().subscriptions[0].expired_rate == 0
 
     play(tmp_path, story)

@@ -1,0 +1,94 @@
+"""A topic with many subscriptions holds the event loop no longer than many topics do: no turn has two of them."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker.scheduled.delayed_counts
+import broker.scheduled.topic_schedule
+import broker.slices
+from broker.admin.topic_stats import topic_delayed_index, topic_internal_stats, topic_stats
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from broker.scheduled.delayed_counts import delayed_counts
+from broker.service.service import Service
+from broker.topics.subscription import Subscription
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
+from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
+
+SUBSCRIPTIONS = 10
+
+Work = Callable[[Service, Topic], Awaitable[Any]]
+
+
+async def scrape(service: Service, _topic: Topic) -> None:
+    async for _ in service.metrics():
+        pass
+
+
+async def count_delayed(service: Service, topic: Topic) -> None:
+    await delayed_counts(topic, service.catalog, service.now_ms)
+
+
+async def end_the_windows_of_rates(service: Service, _topic: Topic) -> None:
+    (job,) = [one for one in service.housekeeping() if one.name == "statistics"]
+    ended = job.run()
+    assert ended is not None
+    await ended
+
+
+async def calls_by_turn(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, work: Awaitable[Any]) -> list[int]:
+    """Do the work with the shortest slices; return how often the owner's function was called in the turns that did."""
+    turn = 0
+    calls: Counter[int] = Counter()
+    called = getattr(owner, name)
+
+    def counted(*args: Any) -> Any:
+        calls[turn] += 1
+        return called(*args)
+
+    monkeypatch.setattr(broker.slices, "SLICE_S", 0)
+    monkeypatch.setattr(owner, name, counted)
+    doing = asyncio.ensure_future(work)
+    while not doing.done():
+        turn += 1
+        await asyncio.sleep(0)
+    await doing
+    return list(calls.values())
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "work"),
+    [
+        pytest.param(Subscription, "metrics", scrape, id="metrics"),
+        pytest.param(Subscription, "problems", scrape, id="problems in metrics"),
+        pytest.param(broker.scheduled.delayed_counts, "may_have_delayed", scrape, id="delayed messages in metrics"),
+        pytest.param(broker.scheduled.topic_schedule, "TopicSchedule", count_delayed, id="delayed messages in stats"),
+        pytest.param(Subscription, "metrics", lambda _, topic: topic_stats(topic, {}), id="stats"),
+        pytest.param(Subscription, "stats", lambda _, topic: topic_internal_stats(topic), id="internalStats"),
+        pytest.param(Subscription, "index_stats", lambda _, topic: topic_delayed_index(topic), id="delayedIndex"),
+        pytest.param(Subscription, "problems", lambda service, _: service.problems(), id="health"),
+        pytest.param(Subscription, "end_rate_window", end_the_windows_of_rates, id="rates"),
+    ],
+)
+def test_no_turn_has_two_subscriptions_of_a_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, work: Work
+) -> None:
+    async def story() -> list[int]:
+        service = await open_service(tmp_path)
+        try:
+            peer = Peer(service)
+            for number in range(SUBSCRIPTIONS):
+                await subscribe(peer, number, subscription=f"s{number}", subType=CommandSubscribe.Shared)
+                # Consumers are described in slices of their own.
+                await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=number)
+            topic = service.topics[TopicName.parse("t")]
+            return await calls_by_turn(monkeypatch, owner, name, work(service, topic))
+        finally:
+            await service.close()
+
+    assert asyncio.run(story()) == [1] * SUBSCRIPTIONS
