@@ -270,7 +270,7 @@ class Service:
         assert self.grants is not None
         await self.grants.grant(owner, role, actions)
         logger.info("%s: role %r may now: %s", owner, role, ", ".join(sorted(actions or ())) or "nothing")
-        for connection in list(self.connections):
+        async for connection in in_slices(list(self.connections)):
             await connection.check_permissions()
 
     def new_producer_name(self) -> str:

@@ -12,6 +12,7 @@ import broker.scheduled.delayed_counts
 import broker.scheduled.topic_schedule
 import broker.slices
 from broker.admin.topic_stats import topic_delayed_index, topic_internal_stats, topic_stats
+from broker.clients.connection import Connection
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.delayed_counts import delayed_counts
 from broker.service.service import Service
@@ -19,6 +20,8 @@ from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
+from tests.helpers.guarded_service import NOTHING, ORDERS, connect, play
+from tests.helpers.tokens import token
 
 SUBSCRIPTIONS = 10
 
@@ -92,3 +95,12 @@ def test_no_turn_has_two_subscriptions_of_a_topic(
             await service.close()
 
     assert asyncio.run(story()) == [1] * SUBSCRIPTIONS
+
+
+def test_no_turn_checks_the_permissions_of_two_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(service: Service) -> None:
+        peers = [connect(service, token("anna")) for _ in range(3)]
+        grant = service.set_grant(ORDERS, "anna", NOTHING)
+        assert await calls_by_turn(monkeypatch, Connection, "check_permissions", grant) == [1] * len(peers)
+
+    play(tmp_path, story)
