@@ -150,8 +150,9 @@ class DelayedDeliveryTracker(ABC):
     def take_untracked(self) -> Mapping[int, BitMap]:
         """Return positions that were tracked and no longer are, because a snapshot could not be read; once.
 
-        They were neither handed out nor delivered: read them from the log again, and add them. Only what was known
-        to be tracked in this life is reported: after each start the log is read from the mark-delete position.
+        They were neither handed out nor delivered, and were not offered again since: read them from the log again,
+        and add them. Only what was known to be tracked in this life is reported: after each start the log is read from
+        the mark-delete position.
         """
         return {}
 

@@ -334,9 +334,9 @@ TRACKER: Final = [
     ),
     Mutant(
         "lost-and-not-read-again",
-        "tracker/core/transitions/losing.py",
-        "        state.reports.untracked[ledger_id] = entry_ids | state.reports.untracked.get(ledger_id, BitMap())\n",
-        "        pass\n",
+        "tracker/core/positions/tracked_positions.py",
+        "            self._untracked.unite(ledger_id, lost)\n",
+        "",
         "positions of a lost snapshot are not read from the log again",
     ),
     Mutant(

@@ -83,10 +83,8 @@ class OrphanSearch:
 class Reports:
     """News of the core that the shell has not taken yet."""
 
-    untracked: dict[int, BitMap] = field(default_factory=dict)
-    """Positions that a lost bucket tracked; they are to be read from the log again."""
     untracked_ranges: list[LedgerRange] = field(default_factory=list)
-    """The ledgers of lost buckets whose positions are not known; they are to be read from the log again, too."""
+    """The ledgers of lost buckets whose positions are not known; they are to be read from the log again."""
     losses: list[tuple[str, str]] = field(default_factory=list)
     """Key and reason of buckets that were given up."""
 

@@ -112,7 +112,7 @@ class TrackerCore(Questions):
 
     def take_untracked(self) -> Mapping[int, BitMap]:
         """Return positions that are to be read from the log again, once."""
-        return losing.take_untracked(self._state)
+        return losing.take_untracked(self._whole())
 
     def take_untracked_ranges(self) -> list[LedgerRange]:
         """Return ranges of ledgers that are to be read from the log again, once."""

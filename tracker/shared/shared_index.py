@@ -156,8 +156,16 @@ class SharedDelayedIndex:
         for view in tuple(self._views):
             view.on_defect(defect)
 
-    def _on_available(self) -> None:
+    def tell_lost(self) -> None:
+        """Let every view know what the index has lost; an offer that one view makes later answers that view alone."""
         lost, lost_ranges = self.tracker.take_untracked(), self.tracker.take_untracked_ranges()
+        if lost or lost_ranges:
+            with self._whole():
+                for view in self._views:
+                    view.note_lost(lost, lost_ranges)
+
+    def _on_available(self) -> None:
+        self.tell_lost()
         with self._whole():
             for view in tuple(self._views):
-                view.on_available(lost, lost_ranges)
+                view.on_available()

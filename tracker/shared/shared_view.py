@@ -37,6 +37,9 @@ class IndexOfViews(Protocol):
     def add(self, rows: DelayedIndexes, adder: "SharedIndexView") -> Mask:
         """Track rows for all views; say which are tracked now."""
 
+    def tell_lost(self) -> None:
+        """Tell every view what was lost; call before an offer."""
+
     def poll(self, limit: int, poller: "SharedIndexView") -> bool:
         """Make due rows due for every view; say whether there were any."""
 
@@ -73,10 +76,13 @@ class SharedIndexView(DelayedDeliveryTracker):
         """Note that rows that this view offered left the index: they were due."""
         self._rows.foreign.discard(rows.ledger_ids, rows.entry_ids)
 
-    def on_available(self, lost: Mapping[int, BitMap], lost_ranges: Sequence[LedgerRange]) -> None:
-        """Tell the dispatcher to look."""
+    def note_lost(self, lost: Mapping[int, BitMap], lost_ranges: Sequence[LedgerRange]) -> None:
+        """Note positions, and ranges with unknown ones, that have to be read again."""
         self._rows.note_lost(lost)
         self._rows.note_lost_ranges(lost_ranges)
+
+    def on_available(self) -> None:
+        """Tell the dispatcher to look."""
         call_program(self._context.on_available)
 
     def on_defect(self, defect: Exception) -> None:
@@ -110,6 +116,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._check_open("add messages")
         ledgers, entries, deliver_at_ms = columns_of(ledger_ids, entry_ids, deliver_ats)
         rows = DelayedIndexes(deliver_at_ms, ledgers, entries)
+        self._index.tell_lost()
         if self._rows.returning:
             self._rows.take_back(rows)
             # The dispatcher may wait for this alone, also when there are no rows: acknowledged messages are not

@@ -1184,6 +1184,29 @@ def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Dri
     assert driver.cursor.properties == {}
 
 
+def test_what_a_snapshot_lost_and_is_seen_again_is_not_reported(runner: asyncio.Runner) -> None:
+    """Offered when it is due, or tracked again, or acknowledged, or passed: it would be delivered twice."""
+    driver = Driver(runner)
+    driver.add(*((60_000, 1, n) for n in range(10)), (60_000, 2, 0), (60_000, 3, 0), (60_000, 3, 1))
+    driver.answer_all()
+    [bucket_id] = map(int, driver.cursor.properties.values())
+    driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
+    driver.now_ms = 58_000
+    assert driver.contains(1, 0)
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.add((1, 1, 3)) == [False]
+    assert driver.add((58_001, 1, 4), (70_000, 1, 5)) == [True, True]
+    assert driver.core.add_message(1, 6, 70_000, driver.now_ms)
+    driver.core.note_acknowledged(1, BitMap([7]))
+    driver.core.pass_through(1, 1)
+    driver.now_ms = 58_001
+    assert driver.pop() == [(58_001, 1, 4)]
+
+    assert driver.core.take_untracked() == {1: BitMap([2, 8, 9])}
+
+
 def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(runner: asyncio.Runner) -> None:
     """No reader passed over its messages in the log."""
     driver = driver_without_cache(runner)

@@ -16,6 +16,8 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in_bitmap
 from tracker.config import TrackerConfig
+from tracker.core.actions import Event
+from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.shared_cursor import SharedCursor
@@ -354,13 +356,46 @@ def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
     play(story, "a", "b")
 
 
+def test_what_was_lost_and_is_offered_before_it_is_reported_need_not_be_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A view that offers it when it is due has delivered it, and the other view has not."""
+
+    def offer(world: SharedIndexWorld, due: int, late: int) -> None:
+        assert not world.views["a"].add_message(1, due, START_MS - 1)
+        assert world.views["a"].add_message(1, late, START_MS + 20_000)
+
+    async def story(world: SharedIndexWorld) -> None:
+        a, b = world.views["a"], world.views["b"]
+        a.add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6)
+        a.add_message(2, 0, START_MS + 20_000)
+        await rest()
+        (bucket_id,) = map(int, world.own.properties.values())
+        await world.storage.delete_bucket_snapshot(bucket_id)
+        handle = TrackerCore.handle
+
+        def handle_and_offer(core: TrackerCore, event: Event, *, now_ms: int) -> None:
+            handle(core, event, now_ms=now_ms)
+            if core.has_losses:
+                offer(world, 0, 1)
+
+        monkeypatch.setattr(TrackerCore, "handle", handle_and_offer)
+        await asyncio.sleep(16)
+        offer(world, 2, 3)
+
+        assert a.take_untracked() == {1: BitMap([4, 5])}
+        assert b.take_untracked() == {1: BitMap(range(6))}
+
+    play(story, "a", "b")
+
+
 def test_a_range_of_which_something_was_lost_is_read_again_by_every_view() -> None:
     """Messages that one view puts back come to another view too if it had read them as tracked."""
 
     async def story(world: SharedIndexWorld) -> None:
         world.taken["b"] = {(1, 0), (7, 0)}
         for view in world.views.values():
-            view.on_available({}, [LedgerRange(1, 5)])
+            view.note_lost({}, [LedgerRange(1, 5)])
         assert [list(view.take_untracked_ranges()) for view in world.views.values()] == [[LedgerRange(1, 5)]] * 2
         assert list(world.views["b"].take_untracked_ranges()) == []
         assert world.views["a"].add_messages([1, 7], [0, 0], [START_MS + 100] * 2).all()

@@ -10,6 +10,7 @@ those that must not come back:
     unknown          all other unloaded segments; no other bucket has their positions, but for
     overlapping      ranges of which a position may be in two places: positions that are handed out of them are
                      remembered, and dropped when they are loaded
+    untracked        in no place: lost with a snapshot, until they are reported or seen again
 
 No other module looks into two of these places. When a row is due is not known here: that is `due_rows`.
 """
@@ -86,6 +87,7 @@ class TrackedPositions:
         """Ledgers below this one are of no interest any more: the cursor is past them."""
         self.cached = BucketPositions(ranges)
         self.overlapping = OverlappingPositions()
+        self._untracked = PositionSet()
         self._refused = RefusedPositions()
         self._acknowledged_in = acknowledged_in
 
@@ -105,15 +107,6 @@ class TrackedPositions:
     def ledger_ids(self) -> set[int]:
         """Return the ledgers of which a position is tracked, as far as that is known."""
         return self.cached.ledger_ids().union(*(positions.bitmaps for positions in self._sets))
-
-    def cached_without_row(self, serial: int) -> dict[int, BitMap]:
-        """Return which cached positions of a bucket have no row in memory, and were not handed out from elsewhere."""
-        found = {}
-        for ledger_id, entry_ids in self.cached.by_serial[serial].bitmaps.items():
-            left = self.overlapping.left_of(ledger_id, entry_ids).difference(*self._with_rows_of(ledger_id))
-            if left:
-                found[ledger_id] = left
-        return found
 
     # Asking about those in memory.
 
@@ -237,6 +230,7 @@ class TrackedPositions:
 
     def add(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Track positions of rows that the mutable bucket has."""
+        self._untracked.subtract(ledger_id, entry_ids)
         self._mutable.unite(ledger_id, entry_ids)
 
     def seal_mutable(self, serial: int) -> PositionSet:
@@ -287,6 +281,7 @@ class TrackedPositions:
         tracked = self._loaded.bitmaps.get(ledger_id)
         if self._taken_count and tracked is not None and tracked.intersect(entry_ids):
             self._forget_taken()
+        self._untracked.subtract(ledger_id, entry_ids)
         self._loaded.unite(ledger_id, entry_ids)
 
     def take_unsealed(self, serial: int) -> PositionSet:
@@ -379,6 +374,7 @@ class TrackedPositions:
             has_any |= self._refused.refuse(positions, ledger_id, entry_ids)
         self._count_unsealed()
         self.overlapping.note(ledger_id, entry_ids)
+        self._untracked.subtract(ledger_id, entry_ids)
         return has_any
 
     def forget(self, ledger_id: int, entry_ids: BitMap) -> Forgotten:
@@ -389,6 +385,9 @@ class TrackedPositions:
         """Forget the positions of a ledger up to an entry, wherever they are."""
         passed = self._with_rows_through(ledger_id, entry_id)
         had_row = bool(passed) and self.refuse(ledger_id, passed)
+        untracked = self._untracked.bitmaps.get(ledger_id)
+        if untracked is not None:
+            self._untracked.subtract(ledger_id, BitMap(range(min(entry_id, untracked.max()) + 1)))
         return Forgotten(had_row, self.cached.subtract_through(ledger_id, entry_id))
 
     def _with_rows_through(self, ledger_id: int, entry_id: int) -> BitMap:
@@ -419,10 +418,28 @@ class TrackedPositions:
 
     def drop_below(self, ledger_id: int) -> None:
         """Forget rows of the ledgers below this one."""
-        for positions in self._sets:
+        for positions in (*self._sets, self._untracked):
             positions.drop_below(ledger_id)
         self._count_unsealed()
         self._refused.drop_below(ledger_id)
+
+    def note_lost(self, serial: int) -> int:
+        """Let the cached positions of a lost bucket be untracked that are in memory nowhere; return how many these are.
+
+        Those that were handed out from elsewhere are none of them. From now on an offer of one, or a row of it in
+        another bucket, is as good as the log's.
+        """
+        count = 0
+        for ledger_id, entry_ids in self.cached.by_serial[serial].bitmaps.items():
+            lost = self.overlapping.left_of(ledger_id, entry_ids).difference(*self._with_rows_of(ledger_id))
+            self._untracked.unite(ledger_id, lost)
+            count += len(lost)
+        return count
+
+    def take_untracked(self) -> dict[int, BitMap]:
+        """Return the positions that were lost, and were not added, refused, acknowledged or passed since; once."""
+        untracked, self._untracked = self._untracked, PositionSet()
+        return untracked.bitmaps
 
     def clear(self) -> None:
         """Forget everything."""
@@ -432,6 +449,7 @@ class TrackedPositions:
         self._taken, self._taken_count = [], 0
         self.cached.clear()
         self.overlapping.clear()
+        self._untracked = PositionSet()
         self._refused.clear()
 
     # Checking.
@@ -453,5 +471,9 @@ class TrackedPositions:
         assert self._taken_count == sum(len(entry_ids) for _, entry_ids in self._taken)
         assert self.loaded_count == self.loaded_slowly().count, "a taken position was not loaded, or was taken twice"
         assert self._unsealed_count == sum(positions.count for positions in self._unsealed.by_serial.values())
-        for part in (self._loaded, self._mutable, self._unsealed, self.cached, self.overlapping):
+        for part in (self._loaded, self._mutable, self._unsealed, self.cached, self.overlapping, self._untracked):
             part.check()
+        assert not any(
+            self._untracked.common_count(tracked)
+            for tracked in (self.loaded_slowly(), self._mutable, *self._unsealed.by_serial.values())
+        )

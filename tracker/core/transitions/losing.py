@@ -19,7 +19,7 @@ def give_up(state: TrackerState, bucket: Bucket, reason: str) -> None:
     """Remove a bucket whose snapshot is gone or unreadable."""
     state.reports.losses.append((bucket.key, reason))
     if bucket.is_cached:
-        _report_cached(state, bucket)
+        state.positions.note_lost(bucket.serial)
     elif bucket.was_cached and bucket.has_unloaded:
         state.reports.untracked_ranges.append(bucket.ledgers)
     remove(state, bucket)
@@ -28,7 +28,7 @@ def give_up(state: TrackerState, bucket: Bucket, reason: str) -> None:
 def report_missing_rows(state: TrackerState, bucket: Bucket) -> None:
     """Have positions read again that entry 0 names and no row has: a reader has passed over them as tracked."""
     if bucket.is_cached:
-        count = _report_cached(state, bucket)
+        count = state.positions.note_lost(bucket.serial)
         if count:
             state.reports.losses.append((bucket.key, f"entry 0 names {count} positions that have no row"))
     elif bucket.position_sum:
@@ -42,18 +42,9 @@ def report_range(state: TrackerState, bucket: Bucket) -> None:
         state.reports.untracked_ranges.append(bucket.ledgers)
 
 
-def _report_cached(state: TrackerState, bucket: Bucket) -> int:
-    """Have read again what is cached of a bucket and has no row in memory; return how many positions that are."""
-    lost = state.positions.cached_without_row(bucket.serial)
-    for ledger_id, entry_ids in lost.items():
-        state.reports.untracked[ledger_id] = entry_ids | state.reports.untracked.get(ledger_id, BitMap())
-    return sum(map(len, lost.values()))
-
-
 def take_untracked(state: TrackerState) -> Mapping[int, BitMap]:
     """Return the positions that are to be read from the log again, once."""
-    untracked, state.reports.untracked = state.reports.untracked, {}
-    return untracked
+    return state.positions.take_untracked()
 
 
 def take_untracked_ranges(state: TrackerState) -> list[LedgerRange]:

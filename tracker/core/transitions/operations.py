@@ -197,7 +197,6 @@ def clear(state: TrackerState) -> None:
     state.overlaps_changed.update(dict.fromkeys(state.positions.overlapping.ranges))
     for why in (Why.CLEARED, Why.OVERLAPS):
         state.timers.wake(why)
-    state.reports.untracked.clear()
     state.reports.untracked_ranges.clear()
     state.rows.clear()
     state.positions.clear()

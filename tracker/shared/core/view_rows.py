@@ -53,7 +53,8 @@ class ViewRows:
         self.foreign = PositionSet()
         """Positions that are in the index only because another subscription put them there: this one took them
         before."""
-        self._to_read: dict[int, BitMap] = {}
+        self._to_read = PositionSet()
+        """Returning or lost positions that the dispatcher neither knows of nor has offered."""
         self._lost_ranges: list[LedgerRange] = []
         self._ranges_to_read: list[LedgerRange] = []
 
@@ -132,7 +133,7 @@ class ViewRows:
             self._forget_acknowledged(self.returning, acknowledged_in)
             if self.returning:
                 for ledger_id, entry_ids in self.returning.bitmaps.items():
-                    self._to_read[ledger_id] = entry_ids | self._to_read.get(ledger_id, BitMap())
+                    self._to_read.unite(ledger_id, entry_ids)
                 return True
         return False
 
@@ -183,6 +184,7 @@ class ViewRows:
             is_claimed |= self.answered.mask(ledger_ids, entry_ids)
             self.answered.discard(ledger_ids, entry_ids)
         self.lost.discard(ledger_ids, entry_ids)
+        self._to_read.discard(ledger_ids, entry_ids)
         return is_claimed
 
     def note_added(self, ledger_ids: Int64Array, entry_ids: Int64Array, is_taken: Mask) -> None:
@@ -211,7 +213,7 @@ class ViewRows:
             self.foreign.subtract(ledger_id, entry_ids)
             if wanted:
                 self.lost.unite(ledger_id, wanted)
-                self._to_read[ledger_id] = wanted | self._to_read.get(ledger_id, BitMap())
+                self._to_read.unite(ledger_id, wanted)
 
     def note_lost_ranges(self, ranges: Sequence[LedgerRange]) -> None:
         """Note that the index lost unknown positions in these ranges."""
@@ -225,8 +227,8 @@ class ViewRows:
 
     def take_to_read(self) -> dict[int, BitMap]:
         """Return the positions that have to be read again, once."""
-        to_read, self._to_read = self._to_read, {}
-        return to_read
+        to_read, self._to_read = self._to_read, PositionSet()
+        return to_read.bitmaps
 
     def claimed_in(self, ledger_id: int) -> BitMap | None:
         """Return the positions of a ledger that reading must pass over, besides those in the index."""
@@ -235,7 +237,8 @@ class ViewRows:
 
     def drop_below(self, ledger_id: int) -> None:
         """Forget ledgers that the subscription is past."""
-        for positions in (self.queued, self.spilled, self.returning, self.lost, self.answered, self.foreign):
+        exceptions = (self.lost, self.answered, self.foreign, self._to_read)
+        for positions in (self.queued, self.spilled, self.returning, *exceptions):
             positions.drop_below(ledger_id)
         drop_stale(self.due, last_key_at(NEVER), self.queued.mask)
         self._lost_ranges = [ledgers for ledgers in self._lost_ranges if ledgers.last_ledger_id >= ledger_id]
