@@ -79,7 +79,7 @@ class PutProperty(_Message):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadMetadata(_Message):
-    """Read from a snapshot's metadata entry which segments it has; no bitmap is decoded."""
+    """Read from a snapshot's metadata entry which segments it has, and its positions if it has few bitmaps."""
 
     serial: int
     bucket_id: int
