@@ -114,8 +114,6 @@ class Bucket:
     """Serials of the buckets that are merged into this one, until it has taken over."""
     merging_into: int | None = None
     """Serial of the bucket that this one is being merged into; until it has taken over, this one stays."""
-    is_merge_barred: bool = False
-    """Whether it, or one beside it in a merge, cannot be read: it is left alone."""
 
     first_segments: Sequence[bytes] = ()
     """Segments 1 to k as they came with the metadata, until they are loaded."""

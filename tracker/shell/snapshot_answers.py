@@ -239,7 +239,19 @@ def _positions_of_each(
 
 
 def positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
-    """Return what entry 0 says of positions."""
+    """Return what entry 0 says of positions.
+
+    Raises:
+        SnapshotCorruptedError: It is damaged.
+    """
+    try:
+        return _positions_read(action, data)
+    except SnapshotCorruptedError as error:
+        # As in `rows_of`.
+        raise SnapshotCorruptedError(error.reason, bucket_id=action.bucket_id, entry=error.entry) from error
+
+
+def _positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
     columns = decode_metadata_columns(data)
     bitmaps: dict[int, BitMap] = {}
     row_count = position_sum = 0

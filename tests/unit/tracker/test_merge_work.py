@@ -21,9 +21,9 @@ from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.snapshot_work import answer_to
 from tracker.columns.segment_table import tables_of
 from tracker.config import TrackerConfig
-from tracker.core.actions import MergeBuckets, MergeSource, SnapshotCreated
+from tracker.core.actions import MergeBuckets, MergeSource, ReadPositions, SnapshotCreated
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_answers import SPANS_PER_BUCKET
+from tracker.shell.snapshot_answers import SPANS_PER_BUCKET, positions_read
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.testing import FakeCursor, run_inline, run_virtually
 
@@ -308,3 +308,11 @@ def test_a_merge_whose_storage_hangs_is_given_up() -> None:
         assert 60 <= asyncio.get_running_loop().time() < 61
 
     run_virtually(main())
+
+
+def test_an_entry_0_that_is_damaged_is_named_with_its_bucket() -> None:
+    """A merge has to tell its sources apart: the core gives up the one that is named."""
+    with pytest.raises(SnapshotCorruptedError) as caught:
+        positions_read(ReadPositions(1, 7, 1), bytes([255]))
+
+    assert caught.value.bucket_id == 7

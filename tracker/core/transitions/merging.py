@@ -86,7 +86,7 @@ def _may_merge(state: TrackerState, bucket: Bucket) -> bool:
     Otherwise the target would know none, and the core would forget which of them a reader has passed over.
     """
     is_known = bucket.is_known or not state.cache.keeps_all
-    return bucket.state is BucketState.SEALED and not bucket.is_merge_barred and is_known
+    return bucket.state is BucketState.SEALED and is_known
 
 
 def _count_at_rest(state: TrackerState) -> int:
@@ -165,12 +165,6 @@ def on_merge_failed(state: TrackerState, target: Bucket, event: ActionFailed, no
     sources = [state.buckets[serial] for serial in target.sources]
     let_sources_go(state, target)
     move(state, target, BucketState.GONE)
-    if not event.is_lost:
-        return
     lost = next((source for source in sources if source.bucket_id == event.lost_bucket_id), None)
-    if lost is not None:
+    if event.is_lost and lost is not None:
         give_up(state, lost, event.reason)
-        return
-    for source in sources:
-        # Loading segments will show which source is damaged; until then no merge takes any of them.
-        source.is_merge_barred = True
