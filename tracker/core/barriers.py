@@ -17,7 +17,19 @@ from tracker.core.recovery import Recovery
 from tracker.core.timers import Timers, Why
 
 STALE_ENTRIES_MAX: Final = 64
-"""A heap that may not be looked at for long has so many stale entries at most, besides twice as many as buckets."""
+"""A heap has so many stale entries at most, besides twice as many as buckets: its first one may stay for days."""
+
+BarrierHeap = list[tuple[RowKey, int]]
+"""Barriers and serials of buckets. An entry with another barrier than its bucket's is stale."""
+
+
+def without_stale(heap: BarrierHeap, barriers: Mapping[int, RowKey]) -> BarrierHeap:
+    """Return a heap that is to grow: itself, or without stale entries if it may have too many; O(1), amortised."""
+    if len(heap) <= 2 * len(barriers) + STALE_ENTRIES_MAX:
+        return heap
+    kept = [entry for entry in set(heap) if barriers.get(entry[1]) == entry[0]]
+    heapq.heapify(kept)
+    return kept
 
 
 class Barriers:
@@ -39,9 +51,9 @@ class Barriers:
         self._timers = timers
         self._barriers: dict[int, RowKey] = {}
         """The barriers of both heaps' buckets as they are now: other entries are stale."""
-        self._unloaded: list[tuple[RowKey, int]] = []
+        self._unloaded: BarrierHeap = []
         """Buckets whose segments are known."""
-        self._holding_up: list[tuple[RowKey, int]] = []
+        self._holding_up: BarrierHeap = []
         """Those, and the ones that are being recovered; without those that are waived."""
         self._waived: dict[int, RowKey] = {}
         """The barriers that hold up nothing, by serial."""
@@ -59,11 +71,10 @@ class Barriers:
         entry = (bucket.barrier, bucket.serial)
         self._barriers[bucket.serial] = entry[0]
         self._waived.pop(bucket.serial, None)
+        self._holding_up = without_stale(self._holding_up, self._barriers)
         heapq.heappush(self._holding_up, entry)
         if bucket.has_unloaded:
-            if len(self._unloaded) > 2 * len(self._barriers) + STALE_ENTRIES_MAX:
-                self._unloaded = [one for one in self._unloaded if self._barriers.get(one[1]) == one[0]]
-                heapq.heapify(self._unloaded)
+            self._unloaded = without_stale(self._unloaded, self._barriers)
             heapq.heappush(self._unloaded, entry)
         self._timers.wake(Why.ORDER_WAIT)
 
@@ -115,7 +126,7 @@ class Barriers:
             return NEVER
         return max(bucket.waited_for_since_ms, bucket.next_segment_deliver_at_ms) + self._order_wait_ms_max
 
-    def _first(self, heap: list[tuple[RowKey, int]]) -> Bucket | None:
+    def _first(self, heap: BarrierHeap) -> Bucket | None:
         while heap:
             barrier, serial = heap[0]
             if self._barriers.get(serial) == barrier:

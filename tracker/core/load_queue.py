@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tracker.columns.row_order import NEVER, RowKey, is_heap
-from tracker.core.barriers import STALE_ENTRIES_MAX
+from tracker.core.barriers import STALE_ENTRIES_MAX, BarrierHeap, without_stale
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import CircuitBreaker
 from tracker.core.timers import Timers, Why
@@ -48,14 +48,14 @@ class LoadQueue:
         self._breaker = breaker
         self._timers = timers
         self._barriers = barriers
-        self._upcoming: list[tuple[RowKey, int]] = []
+        self._upcoming: BarrierHeap = []
         """By barrier. As in the other heaps, entries of buckets that have gone on are left until they come up."""
         self._due: dict[int, Bucket] = {}
         """The buckets that are queued, ready, in flight, waiting, or unknown, by serial."""
-        self._queued: list[tuple[RowKey, int]] = []
+        self._queued: BarrierHeap = []
         """Freed of stale entries when it has too many: it is not looked at while there is no room for rows, and the
         loads that block hand-out go on meanwhile."""
-        self._ready: list[tuple[RowKey, int]] = []
+        self._ready: BarrierHeap = []
         self._tries: list[tuple[int, RowKey, int]] = []
         """The buckets that are queued or ready, by failures; looked at while loads seem to be down, and therefore freed
         of stale entries when it has too many."""
@@ -93,6 +93,7 @@ class LoadQueue:
         """Take a bucket as it is now; call whenever something of it was loaded, and when it is served from segments."""
         self.forget(bucket.serial)
         if bucket.has_unloaded:
+            self._upcoming = without_stale(self._upcoming, self._barriers)
             heapq.heappush(self._upcoming, (self._barriers[bucket.serial], bucket.serial))
             self._timers.wake(Why.LOADS)
 
@@ -149,12 +150,9 @@ class LoadQueue:
 
     def _queue(self, bucket: Bucket) -> None:
         barrier = self._barriers[bucket.serial]
-        entries_max = 2 * len(self._due) + STALE_ENTRIES_MAX
-        if len(self._queued) > entries_max:
-            self._queued = [one for one in set(self._queued) if self._barriers.get(one[1]) == one[0]]
-            heapq.heapify(self._queued)
+        self._queued = without_stale(self._queued, self._barriers)
         heapq.heappush(self._queued, (barrier, bucket.serial))
-        if len(self._tries) > entries_max:
+        if len(self._tries) > 2 * len(self._due) + STALE_ENTRIES_MAX:
             self._tries = list({entry for entry in self._tries if self._is_next_try(entry)})
             heapq.heapify(self._tries)
         heapq.heappush(self._tries, (bucket.load_attempts.failures, barrier, bucket.serial))

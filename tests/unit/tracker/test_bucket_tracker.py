@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from managed_ledger.position import Position
@@ -402,6 +403,26 @@ def test_a_program_that_announces_no_ledger_is_answered_all_the_same(sound_world
                         await news.wait()
                 assert tracker.contains_message(ledger_id, 0) or tracker.tracked_in(ledger_id)
         assert len(tracker.buckets()) == 59
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_a_bucket_is_told_with_the_segments_of_its_snapshot(sound_world: BucketTrackerWorld) -> None:
+    """In memory small neighbours are one entry of its table: five rows of one segment each here."""
+    sound_world.config = TrackerConfig(index_count_per_bucket_min=1_000, segment_row_count_max=1)
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        entries = np.arange(1_000)
+        tracker.add_messages(np.ones_like(entries), entries, virtual_now_ms() + HOUR_S * 1_000 + 1_000 * entries)
+        add(tracker, 2 * HOUR_S * 1_000, 2)
+        await sound_world.rest()
+        (bucket,) = tracker.buckets()
+        assert (bucket.segments, bucket.loaded_segments, bucket.rows) == (1_000, 0, 1_000)
+        await asyncio.sleep(HOUR_S + 100)
+        (bucket,) = tracker.buckets()
+        assert bucket.loaded_segments == bucket.loaded_rows > 100
         await tracker.close()
 
     run_virtually(main())

@@ -1,6 +1,7 @@
 """Loads one after the other, for as long as a bucket lasts."""
 
 import gc
+import heapq
 import tracemalloc
 from random import Random
 
@@ -10,6 +11,7 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.columns.row_order import RowKey
 from tracker.columns.segment_table import spans_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
@@ -21,6 +23,7 @@ from tracker.core.actions import (
     SegmentsLoaded,
     SnapshotsListed,
 )
+from tracker.core.barriers import STALE_ENTRIES_MAX, without_stale
 from tracker.core.tracker_core import TrackerCore
 from tracker.testing import FakeCursor
 
@@ -132,3 +135,18 @@ def test_loads_go_on_after_the_clock_was_put_back_while_there_was_no_room() -> N
 
     assert taken > 10
     core.check()
+
+
+def test_a_heap_of_barriers_does_not_grow_with_its_changes() -> None:
+    """Ten buckets, the first of which stays as it is; the others go on 10,000 times, to later barriers."""
+    barriers = {serial: RowKey(0, serial, 0) for serial in range(10)}
+    heap = [(barrier, serial) for serial, barrier in barriers.items()]
+    for change in range(10_000):
+        serial = 1 + change % 9
+        barriers[serial] = RowKey(1 + change, serial, 0)
+        heap = without_stale(heap, barriers)
+        heapq.heappush(heap, (barriers[serial], serial))
+        assert len(heap) <= 2 * len(barriers) + STALE_ENTRIES_MAX + 1
+
+    assert {(barrier, serial) for serial, barrier in barriers.items()} <= set(heap)
+    assert heapq.heappop(heap) == (RowKey(0, 0, 0), 0)
