@@ -101,13 +101,13 @@ class MetricsPage:
         self._latency_counts, self._latency_sums = SummedSamples(), SummedSamples(has_zeros=True)
 
     def add(self, topic: TopicSnapshot) -> None:
-        """Add the figures of one topic, or those of a further subscription of it."""
+        """Add the figures of one topic, or a part of them."""
         labels = {**self._cluster, "namespace": topic.namespace}
         if self._is_by_topic:
             labels["topic"] = topic.name
-        if not topic.is_continued:
+        if topic.part != "subscriptions":
             self._add_topic(labels, topic)
-        for one in topic.subscriptions:
+        for one in () if topic.part == "own" else topic.subscriptions:
             at = {**labels, "subscription": one.name} if self._is_by_topic else labels
             self._subscriptions.add(at, one)
             self._subscription_counters.add(at, one.counters)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
@@ -122,5 +122,6 @@ class TopicSnapshot:
     last_deliver_at_ms: int | None = None
     """The delivery time of the last scheduled message."""
     lateness: LatenessHistogram | None = None
-    is_continued: bool = False
-    """Whether this is a further subscription of a topic whose own figures were given before."""
+    part: Literal["whole", "subscriptions", "own"] = "whole"
+    """The figures that are meant. Of many subscriptions each is given by itself; the topic's own figures, with the sums
+    over all of them, come last."""
