@@ -1,8 +1,9 @@
 """A topic with many subscriptions holds the event loop no longer than many topics do: no turn has two of them."""
 
 import asyncio
+import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import broker.scheduled.delayed_counts
 import broker.scheduled.topic_schedule
 import broker.slices
+from broker.admin.metrics import stream_metrics
 from broker.admin.topic_stats import topic_delayed_index, topic_internal_stats, topic_stats
 from broker.clients.connection import Connection
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.delayed_counts import delayed_counts
 from broker.service.service import Service
+from broker.topics.figures import TopicSnapshot
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
@@ -104,3 +107,36 @@ def test_no_turn_checks_the_permissions_of_two_connections(tmp_path: Path, monke
         assert await calls_by_turn(monkeypatch, Connection, "check_permissions", grant) == [1] * len(peers)
 
     play(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_by_topic", [True, False])
+def test_a_topic_in_parts_has_the_figures_of_the_whole(tmp_path: Path, is_by_topic: bool) -> None:
+    """Also the topic's own, of which some are sums over its subscriptions."""
+
+    async def page_of(topics: Iterable[TopicSnapshot]) -> str:
+        pieces = stream_metrics(
+            "c", topics, connection_count=1, is_by_topic=is_by_topic, is_by_consumer=True, turns=None
+        )
+        return b"".join([piece async for piece in pieces]).decode()
+
+    async def story() -> tuple[str, str]:
+        service = await open_service(tmp_path)
+        try:
+            peer = Peer(service)
+            for number in range(3):
+                await subscribe(peer, number, subscription=f"s{number}")
+            topic = service.topics[TopicName.parse("t")]
+            await topic.ledger.append(b"x", publish_time_ms=1)
+            return await page_of([topic.metrics()]), await page_of(topic.metrics_in_parts())
+        finally:
+            await service.close()
+
+    page, in_parts = asyncio.run(story())
+    assert _of_the_topic(in_parts) == _of_the_topic(page)
+    for name in ("subscriptions_count", "consumers_count", "msg_backlog"):
+        assert re.search(rf"^pulsar_{name}{{.*}} 3.0$", in_parts, re.MULTILINE), name
+
+
+def _of_the_topic(page: str) -> list[str]:
+    """Return the samples but for those of the process and its memory, which change by themselves."""
+    return sorted(line for line in page.splitlines() if 'namespace="' in line)
