@@ -20,12 +20,7 @@ from broker.errors import (
 )
 from broker.slices import in_slices
 from broker.topics.consumer import Consumer
-from broker.topics.figures import (
-    NOTHING_COUNTED,
-    SubscriptionCounters,
-    SubscriptionSnapshot,
-    TopicSnapshot,
-)
+from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
 from broker.topics.limits import LimitsConfig
 from broker.topics.policies import DelayedDeliveryPolicies

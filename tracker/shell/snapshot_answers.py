@@ -115,8 +115,12 @@ def rows_of(bucket_id: int, data: Sequence[bytes], first_segment: int, last_segm
     try:
         return decode_segments(data, first_entry=first_segment)
     except SnapshotCorruptedError as error:
-        # Bytes do not know whose they are, and a merge has to tell its sources apart.
-        raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry) from error
+        raise _with_id(error, bucket_id) from error
+
+
+def _with_id(error: SnapshotCorruptedError, bucket_id: int) -> SnapshotCorruptedError:
+    """Name the snapshot: bytes do not know whose they are, and a merge has to tell its sources apart."""
+    return SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry)
 
 
 def metadata_answers(
@@ -247,8 +251,7 @@ def positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
     try:
         return _positions_read(action, data)
     except SnapshotCorruptedError as error:
-        # As in `rows_of`.
-        raise SnapshotCorruptedError(error.reason, bucket_id=action.bucket_id, entry=error.entry) from error
+        raise _with_id(error, action.bucket_id) from error
 
 
 def _positions_read(action: ReadPositions, data: bytes) -> PositionsRead:

@@ -70,7 +70,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
         lambda one, _: one.add_messages(None, [0], [LATER_MS]),
         *(
             lambda _, cursor, position=position: setattr(cursor, "mark_delete_position", position)
-            for position in (None, "x", Position(7, "x"), Position(7.5, 0))  # type: ignore[arg-type]
+            for position in (None, "x", Position(7, "x"), Position(7.5, 0))
         ),
     ],
 )
