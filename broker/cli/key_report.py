@@ -67,6 +67,8 @@ def key_status(
         raise AdminRequestError(str(error)) from error
     except (HTTPException, OSError) as error:
         raise AdminRequestError(f"no service answers at {url}: {error}; see --url") from error
+    except ValueError as error:
+        raise AdminRequestError(f"what answers at {url} is no service of Postdate; see --url") from error
     return status
 
 

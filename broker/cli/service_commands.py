@@ -222,6 +222,9 @@ def config(
         for line in [] if is_json else unread:
             click.echo(line)
         return
+    count = len(unread_keys(effective.unread))
+    if count:
+        click.echo(f"postdate: given keys that are not read, and left out: {count}; --ignored names them", err=True)
     if is_json:
         print_json(config_values(effective, changed_only=changed))
         return

@@ -24,7 +24,8 @@ from pyroaring import BitMap
 from broker.scheduled.messages import READ_ENTRIES, MessageId, both, described
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
-from broker.topics.subscription import Subscription, delays_through
+from broker.topics.delayed_range import delays_through
+from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from command_line.output import iso
 from dispatcher.slots import sticky_hash

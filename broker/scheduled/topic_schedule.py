@@ -25,7 +25,8 @@ from broker.scheduled.selection import (
     times_of,
 )
 from broker.slices import Turns
-from broker.topics.subscription import Subscription, delays_through
+from broker.topics.delayed_range import delays_through
+from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from dispatcher.core.acknowledgements.ack_sets import AckSet, unacknowledged
 from managed_ledger.entries.headers import NOT_DELAYED

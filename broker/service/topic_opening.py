@@ -4,14 +4,16 @@ Left out: which topics are open, and that a topic is opened once (`service.py`).
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from broker.configuration.config import BrokerConfig
+from broker.topics.delayed_range import delays_through, note_delays_of_snapshots
 from broker.topics.policies import PolicyBook
-from broker.topics.subscription import Subscription, delays_through
+from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_index import TopicIndex, settle_index
 from broker.topics.topic_name import TopicName
@@ -19,12 +21,15 @@ from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.factory import make_dispatcher
 from managed_ledger.cursors.cursor import Cursor
+from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.value_types import Clock
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.residual_snapshots import ResidualSnapshots
+
+logger = logging.getLogger(__name__)
 
 
 class TopicOpener:
@@ -69,11 +74,17 @@ class TopicOpener:
         index = self._new_index(ledger)
         is_kept = self._config.bucket_snapshot_storage != "memory"
         await settle_index(ledger, is_shared=index is not None, is_kept=is_kept)
+        policies = self._policies.applied(name)
+        if not policies.is_active:
+            try:
+                await note_delays_of_snapshots(ledger)
+            except LedgerWriteError as error:
+                logger.warning("%s: not noted how far delays are heeded; the next opening does: %s", name, error)
         return Topic(
             name,
             ledger,
             new_subscription=partial(self._new_subscription, index or self._trackers),
-            delayed_delivery=self._policies.applied(name),
+            delayed_delivery=policies,
             now_ms=self._now_ms,
             residual=self._residual,
             limits=self._config.limits,

@@ -21,6 +21,7 @@ from pyroaring import BitMap
 from broker.errors import MetadataError
 from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, has_index, parts_of, to_property, without
 from broker.topics.consumer import Consumer
+from broker.topics.delayed_range import delays_through, note_delays_through
 from broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
 from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot
 from broker.topics.link import ClientLink
@@ -38,7 +39,7 @@ from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from managed_ledger.position import Position
 from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff
@@ -53,8 +54,6 @@ _REBUILD_WAIT_MS_MAX: Final = 60_000
 """The longest wait of consumers after repeated defects; the wait doubles with each defect."""
 _REBUILDS_FORGOTTEN_AFTER_MS: Final = 600_000
 """After so long without a defect the next one counts as the first again."""
-DELAYS_THROUGH_PROPERTY: Final = "#postdate.delays-through"
-"""The cursor's property with the last position that was in the log when delays were switched off."""
 
 TYPE_PROPERTY: Final = "#postdate.type"
 """The cursor's property with the type of a subscription that heeds no delivery times; absent for one that does."""
@@ -509,13 +508,14 @@ class Subscription:
     async def keep_delays_through(self, position: Position) -> None:
         """Note that delivery times up to a position stay in force when the topic's policies switch delays off.
 
-        The note is durable on return. Without a dispatcher no entry was read and delayed, so there is none.
+        The note is durable on return. Without a dispatcher no entry was read, and what is delayed is in snapshots
+        (`note_delays_of_snapshots`).
 
         Raises:
             LedgerWriteError: The position could not be stored.
         """
         if self.dispatcher is not None and self.dispatcher.has_delays:
-            await self.cursor.update_properties(put={DELAYS_THROUGH_PROPERTY: str(position)})
+            await note_delays_through(self.cursor, position)
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies of the topic in force; delayed messages keep their times."""
@@ -683,14 +683,3 @@ def _counted_by(stats: SubscriptionStats) -> SubscriptionCounters:
         entries_read=stats.entries_read_total,
         delayed_reread=stats.delayed_reread_at_recovery_total,
     )
-
-
-def delays_through(cursor: Cursor, policies: DelayedDeliveryPolicies) -> Position:
-    """Return the last position of which a subscription heeds delivery times: all of them, unless they are switched off.
-
-    With delays off, messages that it had read before keep their times, also after a restart.
-    """
-    if policies.is_active:
-        return AFTER_EVERYTHING
-    ledger_id, _, entry_id = cursor.properties.get(DELAYS_THROUGH_PROPERTY, str(BEFORE_EVERYTHING)).partition(":")
-    return Position(int(ledger_id), int(entry_id))

@@ -20,6 +20,7 @@ from broker.errors import (
 )
 from broker.slices import in_slices
 from broker.topics.consumer import Consumer
+from broker.topics.delayed_range import note_delays_of_snapshots
 from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
 from broker.topics.limits import LimitsConfig
@@ -379,6 +380,7 @@ class Topic:
         if self.delayed_delivery.is_active:
             last = self.ledger.last_position
             await self._for_all(lambda subscription: subscription.keep_delays_through(last))
+            await note_delays_of_snapshots(self.ledger)
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies in force."""

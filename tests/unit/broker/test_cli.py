@@ -206,7 +206,11 @@ def test_config_lists_what_is_ignored_and_why(tmp_path: Path) -> None:
         f"{path}:4: mine=5: is known neither here nor to Pulsar 4.2.",
         "--set: tlsKeyStorePassword=(secret): is ignored.",
     ]
+    told = run("config", "--config", str(path), "--changed", "--set", "tlsKeyStorePassword=tell-no-one")
+    assert told.stdout == "clusterName=a\n"
+    assert told.stderr == "postdate: given keys that are not read, and left out: 4; --ignored names them\n"
     assert run("config", "--config", CONF, "--ignored").output == ""
+    assert run("config", "--config", CONF).stderr == ""
 
 
 @pytest.mark.slow
