@@ -200,7 +200,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         if most is not None and self._failures[bucket_id] >= most and not self.is_down:
             await self._storage.delete_bucket_snapshot(bucket_id)
             raise BucketNotFoundError(bucket_id)
-        raise StorageUnavailableError(f"cannot {operation}: the snapshot of {bucket_id} can never be read")
+        raise StorageUnavailableError(f"the snapshot of {bucket_id} can never be read: '{operation}' fails")
 
     def _damaged(self, payload: bytes, fault: Fault, number: int, bucket_id: int, entry: int) -> bytes:
         """Return what a medium gives instead of an entry, if the checksum that was stored with it lets it pass."""
@@ -219,7 +219,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         if fault is Fault.HANG:
             await asyncio.Event().wait()
         if fault is Fault.FAILURE_BEFORE:
-            raise StorageUnavailableError(f"cannot {operation}: injected failure {number} before the effect")
+            raise StorageUnavailableError(f"injected failure {number} of '{operation}', before its effect")
         if fault is Fault.LATENCY:
             await self._sleep(self.plan.chance(operation, number, "latency").random() * self.plan.latency_ms_max / 1e3)
         if fault is Fault.LOST_DELETE:
@@ -229,7 +229,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         if fault is Fault.TIMEOUT_AFTER:
             await self._sleep(self.plan.timeout_ms / 1_000)
         if fault in (Fault.TIMEOUT_AFTER, Fault.FAILURE_AFTER):
-            raise StorageUnavailableError(f"cannot {operation}: injected {fault} {number}")
+            raise StorageUnavailableError(f"injected {fault} {number} of '{operation}'")
         return result
 
 
