@@ -568,7 +568,7 @@ def test_an_outage_is_named_and_is_no_damage(
             "--set", "delayedDeliveryRetryBackoffMinMillis=1",
         )  # fmt: skip
 
-    assert f"snapshot of bucket {bucket_id} cannot be read now: cannot" in " ".join(result.output.split())
+    assert f"snapshot of bucket {bucket_id} cannot be read now: the snapshot of {bucket_id} can never be read" in " ".join(result.output.split())
     assert "corrupt" not in result.output
     assert result.exit_code == (2 if words[0] == "drop" else 1)
     if words[0] == "drop":
