@@ -38,6 +38,8 @@ from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.damaged_logs import flip_type
 from tests.helpers.storages.rocksdict_edge import replace_rocksdict
 
+pytestmark = pytest.mark.slow
+
 MEMORY = RocksDBMemory()
 Entries = dict[int, list[bytes]]
 

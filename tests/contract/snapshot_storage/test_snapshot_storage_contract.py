@@ -605,6 +605,7 @@ def test_reads_beside_a_delete_get_everything_or_not_found(backend: Backend) -> 
     _run(backend, scenario)
 
 
+@pytest.mark.slow
 def test_a_large_snapshot_is_one_snapshot(backend: Backend) -> None:
     """50 MiB of metadata and 20,000 segments: whole, found by range, and gone when deleted."""
 

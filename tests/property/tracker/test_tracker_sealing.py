@@ -3,6 +3,7 @@
 import asyncio
 from random import Random
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ class SealingWorld:
                 core.handle(self.loop.run(answer_to(self.work, action)), now_ms=0)
 
 
+@pytest.mark.slow
 # The range from the first ledger to the last one has one name, which two buckets would need.
 @example(runs=[(0, 1), (LEDGER_ID_MAX, 1), (0, 2), (LEDGER_ID_MAX, 1)] * 3, cap=3, is_batched=False, chance=Random(1))
 @example(runs=[(0, 1), (LEDGER_ID_MAX, 1), (0, 2), (LEDGER_ID_MAX, 1)] * 3, cap=7, is_batched=True, chance=Random(1))

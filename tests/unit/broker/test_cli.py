@@ -140,6 +140,7 @@ def settings(data: Path, port: int, web_port: int) -> list[str]:
     return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_an_address_that_others_reach_is_refused(host: str, tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
@@ -375,6 +376,7 @@ def test_a_request_that_is_no_http_is_told_in_one_line_and_a_defect_with_its_tra
     assert record(KeyError("x")).exc_info is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--help", "topics --help", "config", "snapshots --help"])
 def test_output_that_cannot_be_written_is_told_in_one_line(words: str) -> None:
     with Path("/dev/full").open("w") as full:

@@ -256,7 +256,9 @@ async def start(folder: Path, clock: FakeClock, *, is_index_shared: bool, **valu
     return CountedLife(service, clock)
 
 
-INDEXES = pytest.mark.parametrize("is_index_shared", [False, True], ids=["own indexes", "shared index"])
+INDEXES = pytest.mark.parametrize(
+    "is_index_shared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["own indexes", "shared index"]
+)
 
 
 @INDEXES

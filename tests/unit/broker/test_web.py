@@ -320,6 +320,7 @@ def test_a_caller_that_leaves_in_the_middle_leaves_nothing_and_no_line_in_the_lo
     assert not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_collections")
 @pytest.mark.parametrize("bytes_at_once", [0, 100_000], ids=["nothing", "slowly"])
 def test_a_caller_that_does_not_read_the_metrics_in_time_loses_its_connection(

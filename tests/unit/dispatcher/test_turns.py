@@ -14,6 +14,7 @@ from tests.helpers.fakes.virtual_time import now_ms, run
 _MANY = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", _MANY)
 @pytest.mark.parametrize("admit_entries_max", [1, 70])
 def test_what_is_held_is_taken_in_so_many_a_turn(kind: SubscriptionType, admit_entries_max: int) -> None:

@@ -133,6 +133,7 @@ def test_a_snapshot_is_moved_already_only_if_all_its_names_say_so(cursor: Cursor
     assert is_named(info, {(7, *B, KEY)}) == is_moved
 
 
+@pytest.mark.slow
 def test_a_copy_moves_what_its_owner_names_and_leaves_a_wrong_property_alone(data: Path) -> None:
     """The wrong property of A still names the old snapshot, which therefore stays."""
     (old,) = bucket_ids(data, B)

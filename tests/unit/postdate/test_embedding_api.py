@@ -87,6 +87,7 @@ NEEDS_EXTRA = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @NEEDS_EXTRA
 def test_a_storage_that_is_used_says_which_extra_it_needs(name: str, missing: str, extra: str) -> None:
     result = run_without([missing], f"from postdate import {name}\n{name}('data')")
@@ -96,6 +97,7 @@ def test_a_storage_that_is_used_says_which_extra_it_needs(name: str, missing: st
     )
 
 
+@pytest.mark.slow
 @NEEDS_EXTRA
 def test_every_name_can_be_asked_for_without_the_extra_that_brings_it(name: str, missing: str, extra: str) -> None:
     """By `hasattr`, by tools that look at all that `dir` names, and by `import *`."""

@@ -87,6 +87,7 @@ def test_a_date_in_digits_selects_nothing(tmp_path: Path, time: str) -> None:
     run(tmp_path, check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["topics", "topics --json", "scheduled list public/default/t"])
 def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path, command: str) -> None:
     full = Path("/dev/full").open("wb")  # noqa: SIM115 (closed by the story)

@@ -411,6 +411,7 @@ def test_a_copy_has_every_row_and_a_second_one_copies_nothing(data: Data, tmp_pa
     assert data.properties[CursorName(REMINDERS, "me")][_key(5)] == str(data.ids[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("list",), ("verify",), ("copy", "--to", "{new}"), ("export", "{new}.parquet")])
 def test_a_storage_that_fails_now_and_then_is_asked_again(
     data: Data, tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -448,6 +449,7 @@ def test_an_interrupted_copy_goes_on(data: Data, tmp_path: Path) -> None:
     assert contents_of(target) == contents_of(data.path)
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_left_wrong_is_not_taken_for_a_copy(data: Data, tmp_path: Path) -> None:
     """Names, sizes and entry 0 are right, and a segment is another's: it is copied anew before its source goes."""
     target = tmp_path / "new"
@@ -480,6 +482,7 @@ def test_one_cursor_names_and_two_name(data: Data, tmp_path: Path) -> None:
     assert "1 cursor now names the new ids." in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 200])
 def test_nothing_is_cut_off_on_a_narrow_screen(
     data: Data, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
@@ -568,7 +571,10 @@ def test_an_outage_is_named_and_is_no_damage(
             "--set", "delayedDeliveryRetryBackoffMinMillis=1",
         )  # fmt: skip
 
-    assert f"snapshot of bucket {bucket_id} cannot be read now: the snapshot of {bucket_id} can never be read" in " ".join(result.output.split())
+    assert (
+        f"snapshot of bucket {bucket_id} cannot be read now: the snapshot of {bucket_id} can never be read"
+        in " ".join(result.output.split())
+    )
     assert "corrupt" not in result.output
     assert result.exit_code == (2 if words[0] == "drop" else 1)
     if words[0] == "drop":
@@ -673,6 +679,7 @@ def test_a_checkpoint_takes_the_place_of_the_folder(data: Data, tmp_path: Path) 
     assert data.run("verify").exit_code == 0
 
 
+@pytest.mark.slow
 def test_an_index_moves_to_plain_files_and_back(data: Data, tmp_path: Path) -> None:
     """A place that no service reads; the cursors name the copies there, and then those in the folder again."""
     before, files = contents_of(data.path), f"file://{tmp_path}/plain%20files"
@@ -722,6 +729,7 @@ def test_a_checkpoint_of_a_folder_in_use_is_refused(data: Data, tmp_path: Path) 
     assert not (tmp_path / "backup").exists()
 
 
+@pytest.mark.slow
 def test_a_move_lets_the_cursors_name_the_copies_and_deletes_the_old(data: Data, tmp_path: Path) -> None:
     target = Data(tmp_path / "new", [])
     before = contents_of(data.path)

@@ -408,6 +408,7 @@ def test_a_program_that_announces_no_ledger_is_answered_all_the_same(sound_world
     run_virtually(main())
 
 
+@pytest.mark.slow
 def test_a_bucket_is_told_with_the_segments_of_its_snapshot(sound_world: BucketTrackerWorld) -> None:
     """In memory small neighbours are one entry of its table: five rows of one segment each here."""
     sound_world.config = TrackerConfig(index_count_per_bucket_min=1_000, segment_row_count_max=1)

@@ -92,6 +92,7 @@ def test_rows_in_order_are_left_alone() -> None:
     assert order_of_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids) is None
 
 
+@pytest.mark.slow
 def test_the_number_of_runs_stays_small() -> None:
     """Merging keeps O(log n) runs below the largest size, besides those of it; rows that come singly do not pile up."""
     queue = RowQueue(SMALL)
@@ -154,6 +155,7 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
     assert 1_024 <= sum(run.end_through(last_key_at(through_ms)) for run in runs) <= 4 * 1_024
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32),
     row_counts=st.lists(st.integers(1, 5).map(lambda blocks: 64 * blocks), min_size=1, max_size=3),
