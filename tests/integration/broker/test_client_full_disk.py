@@ -111,6 +111,7 @@ def _check_log(service: PostdateProcess) -> None:
     assert log.count("\n") < 500
 
 
+@pytest.mark.exhaustive
 def test_messages_that_fill_the_disk_make_room_by_being_acknowledged(
     service_on_it: PostdateProcess, clients_of_it: Clients, disk: Path
 ) -> None:

@@ -159,7 +159,15 @@ def stopped_snapshots(service: PostdateProcess) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the process for snapshots in /proc")
-@pytest.mark.parametrize("request_of", ["seek to an id", "seek to a time", "unsubscribe", "change the type"])
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        "seek to an id",
+        pytest.param("seek to a time", marks=pytest.mark.exhaustive),
+        "unsubscribe",
+        pytest.param("change the type", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_request_is_answered_while_the_snapshot_storage_hangs(tmp_path: Path, request_of: str) -> None:
     """Within the client's own patience. Messages in the log are delivered, and none is left over in the end."""
     service = new_service(tmp_path / "service", retentionCheckIntervalInSeconds="1")

@@ -317,7 +317,9 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 
 @pytest.mark.parametrize("is_due", [False, True], ids=["due later", "due at the start"])
-@pytest.mark.parametrize(("place", "is_entry_0"), [(0.02, True), (0.24, False), (0.58, False)])
+@pytest.mark.parametrize(
+    ("place", "is_entry_0"), [(0.02, True), (0.24, False), pytest.param(0.58, False, marks=pytest.mark.exhaustive)]
+)
 def test_a_bucket_that_is_given_up_keeps_its_place_in_the_order_of_time(
     blocks: tuple[Path, int], tmp_path: Path, place: float, is_entry_0: bool, is_due: bool
 ) -> None:
