@@ -50,7 +50,8 @@ def s3_server(request: pytest.FixtureRequest, s3_servers: _Servers) -> S3Server:
         pytest.param(ObjectFolderBackend, id="ObjectFolderBackend"),
         pytest.param(FaultyBackend, id="FaultyBackend-seed-1"),
         pytest.param(OtherFaultyBackend, id="FaultyBackend-seed-2"),
-        pytest.param(MotoServer, id="MotoServer", marks=pytest.mark.slow),
+        # `make test` sees S3 by the tests of its own (`test_s3_snapshots.py`).
+        pytest.param(MotoServer, id="MotoServer", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
         *REAL_SERVERS,
     ]
 )

@@ -257,7 +257,12 @@ def test_several_heads_are_each_an_answer_of_their_own(backend: Backend) -> None
 
 @pytest.mark.parametrize(
     "backend",
-    [RocksDBBackend, ObjectFolderBackend, pytest.param(MotoServer, marks=pytest.mark.slow), *REAL_SERVERS],
+    [
+        RocksDBBackend,
+        ObjectFolderBackend,
+        pytest.param(MotoServer, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+        *REAL_SERVERS,
+    ],
     indirect=True,
 )
 @pytest.mark.parametrize("damaged", [{0}, {1}, {2, 4}, {0, 5}])

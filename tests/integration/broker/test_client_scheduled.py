@@ -122,7 +122,15 @@ def settings_of(kind: str, folder: Path) -> Iterator[dict[str, str]]:
     server.stop()
 
 
-@pytest.fixture(scope="module", params=[*KINDS, pytest.param("s3", marks=pytest.mark.s3_server)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "default",
+        "shared",
+        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS if kind not in ("default", "shared")),
+        pytest.param("s3", marks=pytest.mark.s3_server),
+    ],
+)
 def own_service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostdateProcess]:
     """A service of each kind of index."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -320,7 +320,7 @@ class PartlyDownStorage(MemoryBucketSnapshotStorage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [10, pytest.param(2, marks=pytest.mark.exhaustive), 1])
+@pytest.mark.parametrize("step", [10, *(pytest.param(step, marks=pytest.mark.exhaustive) for step in (2, 1))])
 def test_buckets_that_cannot_be_read_for_an_hour_keep_no_other_ones_waiting(step: int) -> None:
     """Every tenth, or every second, with a few calls a minute each; where it is every one, for all together."""
     config = TrackerConfig(index_count_per_bucket_min=10, tick_time_ms=0)
