@@ -8,6 +8,7 @@ at the time at which this one ended.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -127,7 +128,9 @@ class Life:
                     break
                 for task in tasks:
                     task.cancel()
-                self.loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+                # A kill in the turn in which the story ended has left the callback that stops the loop.
+                with suppress(RuntimeError):
+                    self.loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         finally:
             logging.disable(logging.NOTSET)
         self.loop.close()
