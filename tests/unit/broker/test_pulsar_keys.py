@@ -24,6 +24,15 @@ def test_every_key_of_pulsars_that_is_read_is_there() -> None:
     assert ours & OF_PULSAR.keys() <= pulsar_keys().keys()
 
 
+def test_advice_is_given_about_keys_that_are_not_read_alone() -> None:
+    """Advice about a key that has come to be read since would be false."""
+    ours = {setting.key for setting in settings()}
+
+    assert {key for key, one in pulsar_keys().items() if one.advice.startswith("It is read here")} == (
+        ours & pulsar_keys().keys()
+    )
+
+
 def test_every_promise_says_what_is_the_case_and_what_to_do() -> None:
     for one in pulsar_keys().values():
         if one.key_class is not KeyClass.HARMLESS:
@@ -33,11 +42,10 @@ def test_every_promise_says_what_is_the_case_and_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "key_class"),
     [
-        ("authenticationEnabled", "true", KeyClass.SECURITY),
-        ("authorizationEnabled", "true", KeyClass.SECURITY),
-        ("brokerServicePortTls", "6651", KeyClass.SECURITY),
-        ("webServicePortTls", "8443", KeyClass.SECURITY),
-        ("tlsRequireTrustedClientCertOnConnect", "true", KeyClass.SECURITY),
+        ("proxyRoles", "proxy", KeyClass.SECURITY),
+        ("authorizationProvider", "com.example.Own", KeyClass.SECURITY),
+        ("tlsEnabledWithKeyStore", "true", KeyClass.SECURITY),
+        ("tlsCiphers", "TLS_AES_256_GCM_SHA384", KeyClass.SECURITY),
         ("encryptionRequireOnProducer", "true", KeyClass.SECURITY),
         ("brokerDeduplicationEnabled", "true", KeyClass.PROMISE),
         ("defaultRetentionTimeInMinutes", "-1", KeyClass.PROMISE),
