@@ -17,7 +17,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 # Compiled modules and rewritten tests are kept: compiling takes each worker of pytest and each process 4 seconds more.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run demo test test-fast test-all simulate test-s3 test-installation s3-servers check lint types imports proto proto-check docs bench clean
+.PHONY: help setup run demo test test-fast test-all simulate test-s3 test-installation s3-servers check lint types imports proto proto-check docs wheel bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -123,8 +123,14 @@ proto-check: setup ## Check that generating again changes nothing
 docs: setup ## Build the documentation into build/docs; a link that leads nowhere is an error
 	$(BIN)/mkdocs build
 
+# What a build leaves in build/lib would be in the next wheel.
+wheel: setup ## Build the wheel into dist/
+	rm -rf build/lib build/bdist.* dist
+	$(BIN)/pip wheel --quiet --no-deps --disable-pip-version-check --wheel-dir dist .
+	rm -rf build/lib build/bdist.*
+
 bench: setup ## Compare with a real Pulsar, side by side (needs Java 17 and Maven)
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove the virtual environment and every cache; never ./data
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

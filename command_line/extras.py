@@ -26,6 +26,7 @@ MODULES_OF_EXTRAS: Final = {
     "service": _SERVICE,
     "client": ("pulsar",),
     "demo": (*_SERVICE, "pulsar"),
+    "export": ("pyarrow",),
     "spark": _SPARK,
     "charts": (*_SPARK, "matplotlib"),
     "rocksdb": _ROCKSDB,
@@ -45,7 +46,7 @@ def install_advice(module: str | None, words: Sequence[str]) -> str | None:
     >>> install_advice("click", ["serve"])
     "click is not installed: pip install 'postdate[service]'"
     >>> install_advice("pyarrow.parquet", ["snapshots", "export"])
-    "pyarrow is not installed: pip install 'postdate[spark]'"
+    "pyarrow is not installed: pip install 'postdate[export]'"
     >>> install_advice("no_such_module", []) is None
     True
 

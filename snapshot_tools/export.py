@@ -101,7 +101,7 @@ class _ParquetFile:
             import pyarrow
             from pyarrow import parquet
         except ImportError as error:
-            raise StorageAccessError("pyarrow is not installed: pip install 'postdate[spark]'") from error
+            raise StorageAccessError("pyarrow is not installed: pip install 'postdate[export]'") from error
         if path.exists():
             raise StorageAccessError(f"{path} is there already: name another file")
         if not path.parent.is_dir():

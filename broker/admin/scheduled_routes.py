@@ -90,7 +90,7 @@ _OPERATIONS_MAX: Final = 100
 _BATCHES_SHOWN_MAX: Final = 10
 _NO_KEY_ADVICE: Final = (
     "Acknowledged, cancelled and expired messages are not found by key, and those of a batch by the batch's key alone: "
-    "explain them by messageId"
+    "explain them by messageId (--id)"
 )
 _NOTHING_ADVICE: Final = "GET .../scheduled lists the scheduled messages; delivered and cancelled ones are gone"
 
@@ -472,7 +472,7 @@ class _Routes:
             raise RequestError(404, str(error), field="topic", advice="Write tenant/namespace/topic") from error
         topic = await self._service.existing_topic(name)
         if topic is None:
-            advice = f"GET {_TOPICS} lists those that there are"
+            advice = f"GET {_TOPICS} (postdate topics) lists those that there are"
             raise RequestError(404, f"There is no topic {_short(name)}", field="topic", advice=advice)
         return topic
 

@@ -104,7 +104,7 @@ class Topic:
         self.next_deliver_at_ms: int | None = None
         """When its next scheduled message comes due, as last looked at; 0 for never, None where that is not known."""
         self.last_deliver_at_ms: int | None = None
-        """When the last one does."""
+        """When its last scheduled message comes due, as last looked at; None where that is not known."""
         self.window_s = 60.0
         """The length of the last whole window of its rates."""
         self._window_began_ms = opened_ms

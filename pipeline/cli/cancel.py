@@ -9,7 +9,7 @@ import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.options import Command
-from command_line.output import print_json
+from command_line.output import counted, print_json
 from command_line.progress import Steps
 from command_line.times import TIME
 from pipeline.cli.common import job_options, new_session
@@ -31,7 +31,8 @@ def _time_option(name: str, what: str) -> Callable[[Command], Command]:
         "postdate pipeline cancel data --cursor billing --property campaign=spring --property country=fi",
         "postdate pipeline cancel data --cursor billing --cursor audit --deliver-from 2026-12-24T00:00:00Z",
         'spark-submit "$(python -m pipeline)" cancel /shared/data --cursor billing --positions s3a://bucket/gone.csv',
-        wrong="not all is cancelled: a position is not in the log or is none, or a bucket cannot be read",
+        wrong="no message is found, or not all is cancelled: a position is not in the log or is none, or a bucket "
+        "cannot be read",
     )
 )
 @click.option("--positions", metavar="FILE", help="Parquet or .csv with a header: topic, ledger_id, entry_id.")
@@ -112,7 +113,8 @@ def cancel(
         print_json(cancel_json(report, is_dry_run=is_dry_run))
     else:
         _tell_cancelled(report, left_out, is_dry_run=is_dry_run)
-    if left_out or report.unknown or report.bad_rows or report.buckets_unreadable:
+    finds_nothing = positions is None and not report.asked
+    if finds_nothing or left_out or report.unknown or report.bad_rows or report.buckets_unreadable:
         sys.exit(EXIT_CODE_WRONG)
 
 
@@ -159,8 +161,8 @@ def _tell_cancelled(report: "CancelReport", left_out: int, *, is_dry_run: bool) 
         click.echo(f"{left_out:,} positions are of topics that have none of these subscriptions", err=True)
     if not is_dry_run:
         click.echo(
-            f"{report.index_rows:,} rows left the index: {report.buckets_shrunk} buckets shrunk, "
-            f"{report.buckets_removed} removed"
+            f"{report.index_rows:,} rows left the index: {counted(report.buckets_shrunk, 'bucket')} shrunk, "
+            f"{report.buckets_removed:,} removed"
         )
     for bucket in report.buckets_unreadable[:BAD_ROWS_SHOWN]:
         click.echo(f"{bucket.bucket_key} of {bucket.cursor} was left as it is: {bucket.error}", err=True)

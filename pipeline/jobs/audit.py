@@ -271,7 +271,7 @@ def _may_count(one: BucketProperty, infos: Mapping[int, BucketSnapshotInfo], fau
 
 
 def _named(infos: Sequence[BucketSnapshotInfo], cursor: _Cursor) -> list[BucketSnapshotInfo]:
-    """The cursor's own buckets; one of another that a property names by mistake is none of them."""
+    """Return the cursor's own buckets, without those of other cursors that its properties name by mistake."""
     keys = {(one.bucket_id, one.key) for one in cursor.properties}
     named = [info for info in infos if (info.bucket_id, info.bucket_key) in keys]
     return [info for info in named if is_own(info, cursor.name, info.bucket_key)]

@@ -17,7 +17,7 @@ from typing import Final
 from snapshot_storage.rocksdb.lock import LOCK_FILE
 
 INSIDE: Final = "put-aside-"
-"""How the name begins of a folder that was put aside in the one that it was."""
+"""The beginning of the name of a folder within a mount point, to which the files of that were moved."""
 _MARK: Final = f"-{INSIDE}"
 _STAYING: Final = (LOCK_FILE, "lost+found")
 """The lock, which the caller holds; and the folder that a disk's file system has at its top, which is root's."""

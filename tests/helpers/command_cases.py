@@ -395,6 +395,7 @@ CASES: dict[str, Cases] = {
         (
             _done("pipeline cancel {data} --cursor billing --positions {positions}", ""),
             Case("pipeline cancel {data} --cursor billing --positions {unknown_positions}", WRONG, ""),
+            Case("pipeline cancel {data} --cursor billing --property campaign=nosuch", WRONG, "0 positions asked for"),
             _done("pipeline cancel {data} --cursor 's2 ü' --topic reminders --deliver-from 0 --dry-run", ""),
         ),
         needs_spark=True,

@@ -65,11 +65,12 @@ INCLUDED: Final = {
     "s3": set[str](),
     "java": set[str](),
     "client": set[str](),
+    "export": set[str](),
     "dispatcher": {"rocksdb"},
     "service": {"dispatcher", "rocksdb"},
     "demo": {"client", "service", "dispatcher", "rocksdb"},
-    "spark": {"dispatcher", "rocksdb"},
-    "charts": {"spark", "dispatcher", "rocksdb"},
+    "spark": {"dispatcher", "export", "rocksdb"},
+    "charts": {"spark", "dispatcher", "export", "rocksdb"},
 }
 """The extras that an extra includes."""
 

@@ -51,7 +51,7 @@ two such calls in flight both come back together, and the process for snapshots 
 for it."""
 
 FIRST_TRY_WAIT_MS_MAX: Final = 7_500
-"""A load that has not failed yet waits no longer while loads seem to be down: its messages may be such that come."""
+"""A load that has not failed yet waits no longer while loads seem to be down: its snapshot may be readable."""
 
 
 class CircuitBreaker:
@@ -173,7 +173,7 @@ class CallQueue:
     Args:
         breaker: When calls of this kind may start.
         timers: Is told when that is.
-        why: As what it is told.
+        why: The reason that the timers are told.
     """
 
     __slots__ = ("_buckets", "_ready", "_timers", "_waiting", "_why", "breaker")

@@ -1064,4 +1064,4 @@ def test_export_without_pyarrow_is_one_line(data: Data, tmp_path: Path, monkeypa
     result = data.run("export", str(tmp_path / "index.parquet"))
 
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "postdate: pyarrow is not installed: pip install 'postdate[spark]'\n"
+    assert result.stderr == "postdate: pyarrow is not installed: pip install 'postdate[export]'\n"
