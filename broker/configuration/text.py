@@ -40,8 +40,8 @@ class ConfigError(ValueError):
 
     def __init__(self, reason: str, *, where: str, key: str, value: str | None = None, line: int | None = None) -> None:
         shown = key if value is None else f"{key}={value}"
-        if where.startswith(f"--set {key}="):
-            # The place has the value already.
+        if where.startswith(f"--set {key}=") or where == f"--set {shown}":
+            # The place has the key already, and the value if there is one.
             shown = ""
         super().__init__(f"{where}: {shown}: {reason}" if shown else f"{where}: {reason}")
         self.key = key
