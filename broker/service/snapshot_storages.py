@@ -73,7 +73,10 @@ def retries_of(config: BrokerConfig) -> Retries:
 
 
 def tell_of_put_aside(config: BrokerConfig) -> None:
-    """Log how much space damaged folders take that were put aside, if there are any; blocks."""
+    """Log how much space damaged folders take that were put aside, if there are any; blocks.
+
+    The line names none of them: the one that was put aside at this start is named by the line that says so.
+    """
     try:
         found = put_aside_folders(snapshots_folder(config))
     except OSError as error:
@@ -81,11 +84,10 @@ def tell_of_put_aside(config: BrokerConfig) -> None:
         return
     if found:
         logger.warning(
-            "damaged folders of snapshots that were put aside: %d of %.1f MiB, the newest is %s; `postdate snapshots "
-            "put-aside` shows them, and with --remove deletes them",
+            "damaged folders of snapshots that were put aside: %d of %.1f MiB; `postdate snapshots put-aside` shows "
+            "them, and with --remove deletes them",
             len(found),
             sum(one.size_bytes for one in found) / 2**20,
-            found[-1].path,
         )
 
 
