@@ -44,7 +44,7 @@ class BlockingWriting(Protocol):
         """Remove the snapshot so far, also one that is committed and whose id was not returned."""
 
 
-def write_whole(writing: BlockingWriting, metadata: bytes, segments: Sequence[bytes]) -> int:
+def _write_whole(writing: BlockingWriting, metadata: bytes, segments: Sequence[bytes]) -> int:
     """Write a whole snapshot and return its id; after a failure leave as little of it as the storage allows."""
     try:
         writing.add(segments)
@@ -71,6 +71,8 @@ class BlockingSnapshots(Protocol):
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
         """Store a snapshot and return its id."""
+        writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
+        return _write_whole(writing, metadata, segments)
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return info, metadata and the segments that come for nothing."""

@@ -45,7 +45,7 @@ from snapshot_storage.objects.format import (
 )
 from snapshot_storage.objects.keys import Serials, bucket_id_for, bucket_id_of, list_prefix, marks_prefix, object_key
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
-from snapshot_storage.threaded import ThreadedBucketSnapshotStorage, write_whole
+from snapshot_storage.threaded import BlockingSnapshots, ThreadedBucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class ObjectFolderBucketSnapshotStorage(ThreadedBucketSnapshotStorage["ObjectFol
         return list(await self._run("check the headers", lambda folder: folder.damage()))
 
 
-class ObjectFolder:
+class ObjectFolder(BlockingSnapshots):
     """An open folder, with blocking calls that any thread may make."""
 
     def __init__(self, path: Path, *, is_read_only: bool) -> None:
@@ -120,12 +120,6 @@ class ObjectFolder:
         writing = FileWriting(self._path, self._unfinished, self._serials, names)
         self._writings.add(writing)
         return writing
-
-    def create(
-        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
-    ) -> int:
-        writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return write_whole(writing, metadata, segments)
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         with self._opened(bucket_id) as (file, size):

@@ -55,7 +55,7 @@ from snapshot_storage.storage import (
     BucketSnapshotInfo,
     first_bucket_id,
 )
-from snapshot_storage.threaded import write_whole
+from snapshot_storage.threaded import BlockingSnapshots
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ processor's time instead of 0.22.
 """
 
 
-class RocksDBFolder:
+class RocksDBFolder(BlockingSnapshots):
     """An open folder. Reads run side by side, writes one after the other."""
 
     def __init__(self, opened: OpenDatabase, *, is_read_only: bool) -> None:
@@ -163,13 +163,6 @@ class RocksDBFolder:
                 self._path,
             )
         return is_in_place
-
-    def create(
-        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
-    ) -> int:
-        """Store a snapshot and return its id."""
-        writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return write_whole(writing, metadata, segments)
 
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> SnapshotWriting:
         """Begin a snapshot that comes piece by piece."""

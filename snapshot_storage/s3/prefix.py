@@ -6,7 +6,6 @@ fit. The places of segments are kept in a cache of bounded size, so that a later
 """
 
 import logging
-from collections.abc import Sequence
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
@@ -37,7 +36,7 @@ from snapshot_storage.s3.client import ObjectPiece, S3Client
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.writing import S3Writing
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
-from snapshot_storage.threaded import write_whole
+from snapshot_storage.threaded import BlockingSnapshots
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ _INFO_CACHE_BYTES = 6 * 2**20
 _BUCKET_IDS = range(2**63)
 
 
-class S3Snapshots:
+class S3Snapshots(BlockingSnapshots):
     """An open bucket and prefix."""
 
     def __init__(self, config: S3Config, *, is_read_only: bool) -> None:
@@ -113,13 +112,6 @@ class S3Snapshots:
     def _remember(self, bucket_id: int, head: ObjectHead) -> None:
         self._heads.put(bucket_id, head)
         self._infos.put(bucket_id, head.info(bucket_id))
-
-    def create(
-        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
-    ) -> int:
-        """Store a snapshot and return its id."""
-        writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return write_whole(writing, metadata, segments)
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return header, metadata and the first segments that came with them."""
