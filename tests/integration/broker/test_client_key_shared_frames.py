@@ -5,7 +5,6 @@ send that request themselves. The judge runs them too, except for its silent act
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pulsar import ConsumerType
 
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import Clients, now_ms, receive, subscribe, wait_for
-from tests.helpers.services.programs.frames import RawConnection, command, raw_connection
+from tests.helpers.services.programs.frames import RawConnection, command, play, raw_connection
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
 from tests.helpers.services.topic_stats import ask_topic
 
@@ -23,16 +22,6 @@ ACK_RESPONSE = 38
 CONSUMER_BUSY, CONSUMER_ASSIGN_ERROR, NOT_ALLOWED = 5, 19, 22
 EVERYTHING = [{1: 0, 2: 65535}]
 CUMULATIVE = 1
-
-
-def with_connection(service: RunningService, story: Callable[[RawConnection], Awaitable[None]]) -> None:
-    """Run a story on a connection of its own."""
-
-    async def run() -> None:
-        async with raw_connection(service.port) as connection:
-            await story(connection)
-
-    asyncio.run(run())
 
 
 async def join(connection: RawConnection, topic: str, consumer_id: int, **policy: Any) -> tuple[int, dict[int, Any]]:
@@ -87,7 +76,7 @@ def test_what_was_not_acknowledged_in_time_comes_again_in_its_place(service: Run
         ((consumer, at, count),) = await messages(connection, 1)
         assert (consumer, at[1], count) == (owner, 4, 0)
 
-    with_connection(service, story)
+    play(service.port, story)
 
 
 def test_a_key_may_be_acknowledged_through_another_consumer_and_twice(service: RunningService, topic: str) -> None:
@@ -109,7 +98,7 @@ def test_a_key_may_be_acknowledged_through_another_consumer_and_twice(service: R
         draining = ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]["drainingHashesCount"]
         assert draining == 0
 
-    with_connection(service, story)
+    play(service.port, story)
 
 
 @pytest.mark.parametrize("never_was", [(2**64 - 1, 2**64 - 1), (2**63, 0), (0, 2**32), (0, 2**63)], ids=str)
@@ -131,7 +120,7 @@ def test_an_id_that_cannot_be_is_no_harm_to_the_others_of_its_command(
         await connection.write(command(frames.REDELIVER, {1: 1}))
         assert await messages(connection, 2) == [(1, second, 1), (1, third, 2)]
 
-    with_connection(service, story)
+    play(service.port, story)
 
 
 def test_a_cumulative_acknowledgement_is_refused_with_an_error(
@@ -155,7 +144,7 @@ def test_a_cumulative_acknowledgement_is_refused_with_an_error(
         await connection.write(command(frames.REDELIVER, {1: 1}))
         assert [at for _, at, _ in await messages(connection, 2)] == positions
 
-    with_connection(service, story)
+    play(service.port, story)
 
 
 def test_another_policy_is_refused_while_consumers_are_connected(
@@ -172,7 +161,7 @@ def test_another_policy_is_refused_while_consumers_are_connected(
         assert kind == frames.SUCCESS
         assert (await join(connection, topic, 2, ranges=[{1: 0, 2: 65535}]))[0] == frames.SUCCESS
 
-    with_connection(service, story)
+    play(service.port, story)
 
 
 async def answer_pings(connection: RawConnection) -> None:
@@ -196,7 +185,7 @@ def test_a_range_stays_with_a_holder_that_gives_a_sign_of_life(service: RunningS
         finally:
             there.cancel()
 
-    with_connection(service, story)
+    play(service.port, story)
 
 
 def test_a_holder_that_gives_no_sign_of_life_loses_its_range_and_messages(tmp_path: Path, topic: str) -> None:
@@ -215,7 +204,7 @@ def test_a_holder_that_gives_no_sign_of_life_loses_its_range_and_messages(tmp_pa
         assert await silent.is_ended()
 
     try:
-        with_connection(service, story)
+        play(service.port, story)
     finally:
         service.stop()
 

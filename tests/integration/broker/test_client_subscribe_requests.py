@@ -3,15 +3,13 @@
 The fields are written by hand, as most clients set only some of them; a real Pulsar says what is right.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import now_ms
-from tests.helpers.services.programs.frames import RawConnection, raw_connection
+from tests.helpers.services.programs.frames import RawConnection, play
 from tests.helpers.services.services import RunningService
 
 EXCLUSIVE, SHARED = 0, 1
@@ -22,16 +20,6 @@ QUIET_S = 1.0
 
 FIRST_ID, LAST_ID = {1: 2**64 - 1, 2: 2**64 - 1}, {1: 2**63 - 1, 2: 2**63 - 1}
 """The message ids that stand for the two ends of a topic."""
-
-
-def play(service: RunningService, story: Callable[[RawConnection], Awaitable[None]]) -> None:
-    """Run a story on one connection."""
-
-    async def run() -> None:
-        async with raw_connection(service.port) as connection:
-            await story(connection)
-
-    asyncio.run(run())
 
 
 async def subscribe(connection: RawConnection, topic: str, consumer_id: int, **fields: Any) -> tuple[int, Any]:
@@ -94,7 +82,7 @@ def test_a_reader_and_a_durable_consumer_share_no_subscription(
         else:
             assert await received(connection, 1) == [b"1"]
 
-    play(service, story)
+    play(service.port, story)
 
 
 @pytest.mark.parametrize("start", [FIRST_ID, LAST_ID], ids=["first", "last"])
@@ -111,7 +99,7 @@ def test_a_reader_may_start_so_many_seconds_ago(service: RunningService, topic: 
         assert asked[0] == frames.SUCCESS
         assert await received(connection, 1) == [b"3", b"4"]
 
-    play(service, story)
+    play(service.port, story)
 
 
 def test_a_missing_topic_is_not_created_for_a_consumer_that_does_not_want_it(
@@ -125,7 +113,7 @@ def test_a_missing_topic_is_not_created_for_a_consumer_that_does_not_want_it(
         await close(connection, 2)
         assert (await subscribe(connection, topic, 3, may_create=False))[0] == frames.SUCCESS
 
-    play(service, story)
+    play(service.port, story)
 
 
 def test_a_producer_may_bring_a_subscription_along(service: RunningService, topic: str) -> None:
@@ -140,7 +128,7 @@ def test_a_producer_may_bring_a_subscription_along(service: RunningService, topi
         assert (await subscribe(connection, topic, 1, may_create=False))[0] == frames.SUCCESS
         assert await received(connection, 1) == [b"1"]
 
-    play(service, story)
+    play(service.port, story)
 
 
 def test_an_acknowledgement_beyond_the_end_is_of_nothing(service: RunningService, topic: str) -> None:
@@ -161,4 +149,4 @@ def test_an_acknowledgement_beyond_the_end_is_of_nothing(service: RunningService
         assert (await subscribe(connection, topic, 2))[0] == frames.SUCCESS
         assert await received(connection, 2) == [b"1", b"2"]
 
-    play(service, story)
+    play(service.port, story)

@@ -12,7 +12,7 @@ is here: no fixed-size fields, no negative numbers.
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -210,3 +210,13 @@ async def raw_connection(port: int, *, greet: bool = True) -> AsyncIterator[RawC
         # The service may have ended it first, which is what some tests are about.
         with suppress(ConnectionError):
             await writer.wait_closed()
+
+
+def play(port: int, story: Callable[[RawConnection], Awaitable[None]]) -> None:
+    """Run a story on a connection of its own."""
+
+    async def run() -> None:
+        async with raw_connection(port) as connection:
+            await story(connection)
+
+    asyncio.run(run())
