@@ -13,6 +13,7 @@ from uuid import uuid4
 import numpy as np
 
 from broker.configuration.config import BrokerConfig
+from command_line.extras import install_advice
 from command_line.progress import Advance
 from managed_ledger.names import subscription_of
 from snapshot_storage.encoding.codec import decode_segment
@@ -101,7 +102,7 @@ class _ParquetFile:
             import pyarrow
             from pyarrow import parquet
         except ImportError as error:
-            raise StorageAccessError("pyarrow is not installed: pip install 'postdate[export]'") from error
+            raise StorageAccessError(install_advice(error.name, ["export"]) or str(error)) from error
         if path.exists():
             raise StorageAccessError(f"{path} is there already: name another file")
         if not path.parent.is_dir():

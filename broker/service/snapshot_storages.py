@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from broker.configuration.config import BrokerConfig
+from command_line.extras import install_advice
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
@@ -35,9 +36,8 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
                 # Boto3 is an extra, and slow to import.
                 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
             except ImportError as error:
-                raise StorageAccessError(
-                    f"bucketSnapshotStorage=s3 needs `pip install 'postdate[s3]'`: {error}"
-                ) from error
+                advice = install_advice(error.name, ["s3"]) or str(error)
+                raise StorageAccessError(f"bucketSnapshotStorage=s3: {advice}") from error
             return S3BucketSnapshotStorage(config.s3, is_read_only=is_read_only, folder=config.data_directory)
         case _:
             return _on_rocksdb(config, is_read_only=is_read_only)()
