@@ -174,11 +174,15 @@ def _only_for(audience: WebAudience) -> Middleware:
     return check
 
 
-def _refusal(request: web.Request, reason: str) -> dict[str, str | None]:
+def _refusal(request: web.Request, reason: str, *, status: int = 0) -> dict[str, str | None]:
     """Return the body of a refusal: Pulsar's `reason`, or the error object of this service's own interface."""
     if not f"{request.path}/".startswith(f"{PREFIX}/"):
         return {"reason": reason}
-    return {"error": reason, "field": None, "advice": f"See {PREFIX}/openapi.json"}
+    advice = f"See {PREFIX}/openapi.json"
+    if status == web.HTTPUnauthorized.status_code:
+        # That document is for callers with credentials, too.
+        advice = "Send a token as Authorization: Bearer TOKEN; commands take it as --auth-params"
+    return {"error": reason, "field": None, "advice": advice}
 
 
 @web.middleware
@@ -205,7 +209,7 @@ async def _errors_as_json(
         if error.status == web.HTTPUnauthorized.status_code:
             headers = {"WWW-Authenticate": "Bearer"}
         reason = f"{error.reason}: {request.path}"
-        return web.json_response(_refusal(request, reason), status=error.status, headers=headers)
+        return web.json_response(_refusal(request, reason, status=error.status), status=error.status, headers=headers)
     except Exception as error:
         if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
             # The caller has left. A frame of aiohttp may hold the error, whose traceback holds all frames and what they

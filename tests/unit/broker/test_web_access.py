@@ -357,3 +357,14 @@ def test_requests_that_come_at_once_are_all_in_force(tmp_path: Path) -> None:
         assert len((await ask("root", "GET", f"{NAMESPACE}/permissions"))[1]) == 20
 
     play_web(tmp_path, story)
+
+
+def test_a_caller_without_a_token_is_told_how_to_send_one(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        status, body, _ = await ask(None, "GET", "/postdate/v1/topics")
+        assert (status, body["advice"]) == (
+            401,
+            "Send a token as Authorization: Bearer TOKEN; commands take it as --auth-params",
+        )
+
+    play_web(tmp_path, story)
