@@ -2,7 +2,6 @@
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
 from broker.configuration.config import BrokerConfig
 from broker.service.snapshot_storages import snapshots_folder
@@ -11,6 +10,7 @@ from command_line.options import yes_option
 from command_line.output import counted, json_option, print_json, size
 from snapshot_storage.rocksdb.put_aside import PutAside, put_aside_folders, remove_put_aside
 from snapshot_tools.options import make_console, on_config
+from snapshot_tools.report import plain_table
 
 
 @click.command(
@@ -53,8 +53,7 @@ def put_aside(config: BrokerConfig, *, is_removing: bool, is_sure: bool, is_json
 def _print(found: list[PutAside]) -> None:
     if not found:
         return
-    table = Table("folder", "size")
-    table.columns[1].justify = "right"
+    table = plain_table(("folder", "left"), ("size", "right"))
     for one in found:
         table.add_row(escape(str(one.path)), size(one.size_bytes))
     make_console().print(table)

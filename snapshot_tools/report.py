@@ -66,7 +66,7 @@ def _list_table(summaries: Sequence[Summary], *, is_wide: bool) -> Table:
     if not is_wide:
         columns = [("id", "right"), ("ledgers", "right"), ("rows,\nsegments", "right"), ("bytes", "right"),
                    ("due from,\nto", "left")]  # fmt: skip
-    table = _table(*columns)
+    table = plain_table(*columns)
     for one in summaries:
         info, times = one.info, one.times_ms
         bucket_id, ledgers, length = str(info.bucket_id), escape(ledgers_of(info)), size(info.length_bytes)
@@ -108,7 +108,7 @@ def print_snapshot(console: Console, summary: Summary, named_by: Sequence[str], 
 
 def print_segments(console: Console, summary: Summary, sizes_bytes: Mapping[int, int], *, is_all: bool) -> None:
     """Print a table of the segments, the first and the last ones where there are many."""
-    table = _table(
+    table = plain_table(
         ("segment", "right"), ("rows", "right"), ("bytes", "right"), ("ledgers", "right"), ("first due", "left"),
         ("lasts ms", "right"),
     )  # fmt: skip
@@ -164,7 +164,7 @@ def print_verdict(console: Console, verdict: CheckVerdict) -> None:
     shown = sorted(verdict.problems[:PROBLEMS_SHOWN_MAX], key=lambda one: (one.topic_name, one.cursor_name))
     for (topic, cursor), group in groupby(shown, lambda one: (one.topic_name, one.cursor_name)):
         console.print(_heading(topic, cursor) if topic else "[bold]unknown[/]", soft_wrap=True)
-        table = _table(("problem", "left"), ("id", "right"))
+        table = plain_table(("problem", "left"), ("id", "right"))
         table.add_column("what", overflow="fold")
         for one in group:
             bucket_id = "" if one.bucket_id is None else str(one.bucket_id)
@@ -197,7 +197,7 @@ def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> No
         console.print("Every snapshot is named by a cursor: nothing to delete.")
         return
     for group in _by_cursor(console, garbage.infos):
-        table = _table(("id", "right"), ("ledgers", "left"), ("bytes", "right"))
+        table = plain_table(("id", "right"), ("ledgers", "left"), ("bytes", "right"))
         for info in group:
             table.add_row(str(info.bucket_id), escape(ledgers_of(info)), size(info.length_bytes))
         console.print(table)
@@ -232,7 +232,7 @@ def print_exported(console: Console, exported: Exported, path: Path) -> None:
 def print_copied(console: Console, copied: Copied, target: str) -> None:
     """Print the ids, and the result of the copy."""
     for group in _by_cursor(console, [info for info in copied.infos if info.bucket_id in copied.new_ids]):
-        table = _table(("old id", "right"), ("new id", "right"), ("ledgers", "left"))
+        table = plain_table(("old id", "right"), ("new id", "right"), ("ledgers", "left"))
         for info in group:
             table.add_row(str(info.bucket_id), str(copied.new_ids[info.bucket_id]), escape(ledgers_of(info)))
         console.print(table)
@@ -283,7 +283,8 @@ def _heading(topic: str, cursor: str) -> str:
     return f"[bold]{escape(topic)}[/]  cursor [bold]{escape(subscription_of(cursor))}[/]"
 
 
-def _table(*columns: tuple[str, Any]) -> Table:
+def plain_table(*columns: tuple[str, Any]) -> Table:
+    """Return an empty table in the style of all reports here, with names and alignments of columns."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for name, justify in columns:
         table.add_column(name, justify=justify, no_wrap=True)
