@@ -16,8 +16,6 @@ class FailedSeed(NamedTuple):
     variant: str | None = None
     mutant: str | None = None
     """The fault of `known_mutants.ITEMS` that it finds when it is put back (`test_simulation_discriminates.py`)."""
-    is_shown_by_a_unit: bool = False
-    """Whether the run is long, and a unit test shows the same fault: `make test` leaves it out."""
 
 
 FAILED_SEEDS: list[FailedSeed] = [
@@ -43,7 +41,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     ),
     FailedSeed(3780758999, "the simulation itself judged by a new rate what was sent before the rate was in force"),
     FailedSeed(2808193559, "a small poll merged 16,384 due rows, more than may be loaded"),
-    FailedSeed(2808194023, "the simulation itself wanted the positions of more copies than an answer has"),
     FailedSeed(3975524176, "9,800 rows of one time were loaded, and all were acknowledged: they made room for none"),
     FailedSeed(3975523916, "the simulation itself let a newcomer wait for messages that were trimmed"),
     FailedSeed(3975524356, "the simulation itself judged a batch by the order in which messages came to consumers"),
@@ -59,11 +56,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(2434607164, "the simulation itself did not know what was trimmed while a seek went there"),
     FailedSeed(2434607236, "the simulation itself forgot parts of batches where the rules of Key_Shared changed"),
     FailedSeed(2068448442, "the simulation itself failed where a move met a subscription that is being made"),
-    FailedSeed(
-        2216500431,
-        "buckets stayed in memory whole where each time was in two segments: 9,202 rows, of 5",
-        is_shown_by_a_unit=True,
-    ),
     FailedSeed(259354742, "the simulation itself did not know entries moved while their subscription is deleted"),
     FailedSeed(3846847777, "the simulation itself gave too few permits for a million messages at rest"),
     FailedSeed(

@@ -23,14 +23,12 @@ SECONDS_MAX = float(os.environ.get("SIMULATION_SECONDS", "90" if os.environ.get(
 @pytest.mark.parametrize(
     ("seed", "variant"),
     [
-        # `make test` leaves out those in which the simulation judged wrongly, and those that a unit test shows as well.
+        # `make test` leaves out those in which the simulation judged wrongly.
         # Those of a mutant are run by `test_simulation_discriminates`.
         pytest.param(
             failed.seed,
             failed.variant,
-            marks=pytest.mark.exhaustive
-            if failed.showed.startswith("the simulation itself") or failed.is_shown_by_a_unit
-            else (),
+            marks=pytest.mark.exhaustive if failed.showed.startswith("the simulation itself") else (),
         )
         for failed in FAILED_SEEDS
         if failed.mutant is None
