@@ -7,5 +7,5 @@ EXAMPLES_PER_STORY = 10
 
 
 def seeds() -> range:
-    """Return the seeds: 1 with the profile `fast`, 10 with `default`, 20 with `ci`, 500 with `long`."""
+    """Return the seeds: 1 with the profile `fast`, 6 with `default`, 20 with `ci`, 500 with `long`."""
     return range(max(1, settings().max_examples // EXAMPLES_PER_STORY))
