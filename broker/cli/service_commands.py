@@ -215,16 +215,17 @@ def config(
         raise click.UsageError("--commented and --table are no JSON")
     configure_logging("warning")
     effective = load_config(config_path, environment=os.environ, overrides=overrides)
+    unread = [str(one) for one in unread_keys(effective.unread)]
     if ignored:
-        unread = [str(one) for one in unread_keys(effective.unread)]
         if is_json:
             print_json(unread)
         for line in [] if is_json else unread:
             click.echo(line)
         return
-    count = len(unread_keys(effective.unread))
-    if count:
-        click.echo(f"postdate: given keys that are not read, and left out: {count}; --ignored names them", err=True)
+    if unread:
+        click.echo(
+            f"postdate: given keys that are not read, and left out: {len(unread)}; --ignored names them", err=True
+        )
     if is_json:
         print_json(config_values(effective, changed_only=changed))
         return

@@ -9,11 +9,11 @@ has switched them off, so what snapshots hold is noted when a topic is opened. L
 from typing import Final
 
 from broker.topics.policies import DelayedDeliveryPolicies
-from broker.topics.topic_index import subscription_cursors
+from broker.topics.topic_index import INDEX_CURSOR_NAME, subscription_cursors
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
-from snapshot_storage.bucket_key import parse_bucket_key
+from tracker.bucket_properties import read_properties
 
 DELAYS_THROUGH_PROPERTY: Final = "#postdate.delays-through"
 
@@ -51,15 +51,14 @@ async def note_delays_of_snapshots(ledger: ManagedLedger) -> None:
     Raises:
         LedgerWriteError: A position could not be stored.
     """
-    cursors = subscription_cursors(ledger)
-    of_index = [cursor for name, cursor in ledger.cursors.items() if name not in cursors]
-    for cursor in cursors.values():
-        last_ledger_id = max(map(_last_ledger_in_snapshots, (cursor, *of_index)))
+    index = ledger.cursors.get(INDEX_CURSOR_NAME)
+    last_in_index = -1 if index is None else _last_ledger_in_snapshots(index)
+    for cursor in subscription_cursors(ledger).values():
+        last_ledger_id = max(last_in_index, _last_ledger_in_snapshots(cursor))
         if last_ledger_id > _noted(cursor).ledger_id:
             await note_delays_through(cursor, min(Position(last_ledger_id + 1, -1), ledger.last_position))
 
 
 def _last_ledger_in_snapshots(cursor: Cursor) -> int:
     """Return the last ledger that a cursor's properties name, -1 without any."""
-    named = map(parse_bucket_key, cursor.properties)
-    return max((ledgers.last_ledger_id for ledgers in named if ledgers is not None), default=-1)
+    return max((one.ledgers.last_ledger_id for one in read_properties(cursor.properties).buckets), default=-1)
