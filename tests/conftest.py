@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -25,8 +26,13 @@ TOGETHER = ("real_pulsar", "java")
 ID_LENGTH_MAX = 60
 
 
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES_MIN = 4 * 1024**3
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--durations-file", type=Path, help="Write here how long each folder, file and test took.")
+    parser.addoption("--in-memory", action="store_true", help=f"Put folders of tests into {MEMORY} if it has room.")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -75,9 +81,15 @@ def _group_of(item: pytest.Item) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     # Workers of xdist are given the width of the terminal; tables of commands would follow it.
     os.environ.pop("COLUMNS", None)
+    if config.getoption("--in-memory") and _has_room(MEMORY):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     path = config.getoption("--durations-file")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Durations(path))
+
+
+def _has_room(folder: Path) -> bool:
+    return folder.is_dir() and shutil.disk_usage(folder).free >= MEMORY_BYTES_MIN
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -19,7 +19,6 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from demo.process import free_ports, wait_until
 from snapshot_storage.s3.config import S3Config
@@ -72,6 +71,9 @@ class MotoServer(S3Server):
     """A mock that speaks real HTTP, in threads of this process."""
 
     def __init__(self) -> None:
+        # Here, as half a second of each worker that makes none is too much.
+        from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
         _, self.port = self._server.get_host_and_port()

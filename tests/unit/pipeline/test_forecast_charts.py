@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.jobs.forecast import MINUTE_MAX, MINUTE_MS, Forecast, forecast_of, write_forecast
-from pipeline.jobs.forecast_charts import draw_forecast
 
 NOW_MINUTE = 29_000_000
 NOW_MS = NOW_MINUTE * MINUTE_MS
@@ -66,6 +65,13 @@ def test_a_forecast_is_written_as_parquet(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "none" / "minutes.parquet").num_rows == 0
 
 
+def draw_forecast(forecast: Forecast, folder: Path) -> list[Path]:
+    # Here, as importing Matplotlib takes a worker that draws nothing half a second.
+    from pipeline.jobs.forecast_charts import draw_forecast
+
+    return draw_forecast(forecast, folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("far", [0, 1, 10_000, 60 * 24 * 365 * 20_000, MINUTE_MAX])
 def test_charts_are_drawn_whatever_is_ahead(far: int, tmp_path: Path) -> None:
@@ -77,6 +83,7 @@ def test_charts_are_drawn_whatever_is_ahead(far: int, tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in few + many)
 
 
+@pytest.mark.slow
 def test_nothing_ahead_has_no_chart(tmp_path: Path) -> None:
     """An empty input is fine."""
     assert draw_forecast(_forecast(), tmp_path) == []
