@@ -1,4 +1,4 @@
-"""Which files have doctests: those with an example in them. Looking for some in every module takes a worker 3 seconds."""
+"""The files with doctests: those that have an example. Looking for some in every module takes a worker a second."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Collect the doctests of a file if there are any."""
     collectors = yield
     if b">>> " in file_path.read_bytes():
         return collectors

@@ -212,8 +212,8 @@ def snapshot_bytes(folder: Path, topic: str, *, is_shared: bool) -> float:
     publish(clients.new(), topic, now_ms() + 12 * 3_600_000, 3_600_000)
     # The last ledger's rows stay in memory: no row of another ledger follows that would seal them.
     created = (MESSAGES // LEDGER_ENTRIES - 1) * (1 if is_shared else len(SUBSCRIPTIONS))
-    wait_for(lambda: figure(service, "pulsar_delayed_message_index_bucket_total") >= created, timeout_s=60)
-    time.sleep(1)
+    operations = "pulsar_delayed_message_index_bucket_op_count", 'state="succeed"'
+    wait_for(lambda: figure(service, *operations) >= created, timeout_s=60)
     size = figure(service, "pulsar_delayed_message_index_bucket_snapshot_size_bytes")
     clients.close()
     service.stop()
