@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from broker.admin.deleted_topics import DeletedTopics, with_deleted
 from broker.errors import BrokerError, SnapshotsLeftError
+from broker.service.clock_steps import ClockSteps
 from broker.slices import in_slices
 from broker.topics.figures import SubscriptionSnapshot, TopicSnapshot
 from broker.topics.inactive import REST_AFTER_MS, InactiveTopicsConfig
@@ -59,17 +60,21 @@ class RestingTopics:
     Args:
         service: Opens and closes topics.
         config: The rules by which inactive topics are deleted.
-        now_ms: The clock.
+        now_ms: The wall clock.
+        steady_ms: A clock that is never set.
     """
 
-    def __init__(self, service: OpenTopics, config: InactiveTopicsConfig, now_ms: Clock) -> None:
+    def __init__(self, service: OpenTopics, config: InactiveTopicsConfig, now_ms: Clock, steady_ms: Clock) -> None:
         self._service = service
         self._config = config
         self._now_ms = now_ms
+        self._clock_steps = ClockSteps(now_ms, steady_ms)
         self._figures: dict[str, bytes] = {}
         """By full name, pickled: half of what objects take, and there may be thousands of them."""
         self._deleted: dict[str, DeletedTopics] = {}
         """By namespace."""
+        self._left_over: set[TopicName] = set()
+        """Topics that could not be deleted."""
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -124,25 +129,49 @@ class RestingTopics:
                     await self._rest(topic)
 
     async def delete_inactive(self) -> None:
-        """Delete the topics that have been inactive for long enough."""
+        """Delete the topics that have been inactive for long enough.
+
+        After a step of the wall clock nothing tells for how long that was: the time begins anew for all.
+        """
+        async for name in in_slices(list(self._left_over)):
+            await self._open_again(name)
         async for topic in self.open_topics():
             # The deletions before may have taken long, and another call may have closed it meanwhile.
             if self._service.topics.get(topic.name) is not topic:
                 continue
+            if self._clock_steps.were_made():
+                logger.info("the wall clock was set: for how long topics have been inactive is counted from now on")
+                for one in self._service.topics.values():
+                    one.note_active()
             if topic.is_active(self._config.mode):
                 topic.note_active()
             elif self._now_ms() - topic.last_active_ms >= self._config.inactive_ms_max:
-                logger.info(
-                    "%s is deleted: it has been inactive for %d s", topic.name, self._config.inactive_ms_max // 1000
-                )
-                # In one step with the end of its figures. Where the deletion fails, the topic begins at 0 when it is
-                # opened again.
-                namespace = topic.name.namespace_name
-                self._deleted[namespace] = with_deleted(self._deleted.get(namespace), topic.metrics())
-                try:
-                    await self._service.take_away_for_good(topic)
-                except (LedgerError, BrokerError) as error:
-                    logger.warning("%s could not be deleted, and is when it is opened again: %s", topic.name, error)
+                await self._delete(topic)
+
+    async def _delete(self, topic: Topic) -> None:
+        # In one step with the end of its figures. Where the deletion fails, the topic begins at 0 when it is opened
+        # again.
+        namespace = topic.name.namespace_name
+        self._deleted[namespace] = with_deleted(self._deleted.get(namespace), topic.metrics())
+        try:
+            await self._service.take_away_for_good(topic)
+        except (LedgerError, BrokerError) as error:
+            logger.warning("%s could not be deleted, which is tried again later: %s", topic.name, error)
+            if not self._stopping.is_set():
+                await self._open_again(topic.name)
+        else:
+            inactive_s = self._config.inactive_ms_max // 1_000
+            logger.info("%s was deleted: it had been inactive for %d s", topic.name, inactive_s)
+
+    async def _open_again(self, name: TopicName) -> None:
+        """Open a topic that could not be deleted: an open one has figures, and is deleted once it is inactive again."""
+        self._left_over.add(name)
+        try:
+            await self._service.visited_topic(name)
+        except (LedgerError, BrokerError) as error:
+            logger.warning("%s could not be deleted, and cannot be opened: %s", name, error)
+        else:
+            self._left_over.discard(name)
 
     async def survey(self, names: Iterable[str], *, ttl_ms: int) -> None:
         """Visit the topics that have not been opened since the start, one after the other."""

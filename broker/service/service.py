@@ -34,6 +34,7 @@ from broker.hosts import is_wildcard
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import note_delayed
 from broker.scheduled.due_times import note_due_times
+from broker.service.clock_steps import steady_ms
 from broker.service.jobs import PeriodicJobs
 from broker.service.refusal_log import RefusalLog
 from broker.service.resting import RestingTopics
@@ -80,6 +81,7 @@ class Service:
         store: The opened log.
         storage: The snapshot storage.
         now_ms: The wall clock in milliseconds.
+        steady_ms: A clock that is never set, in milliseconds.
         authenticator: Finds the roles of clients; None lets every client in.
         opening: Starts the storage, where it is not started yet.
         rng: Chooses how long retries wait; the same seed makes the same choices.
@@ -92,6 +94,7 @@ class Service:
         storage: BucketSnapshotStorage | StorageWorker,
         *,
         now_ms: Clock,
+        steady_ms: Clock = steady_ms,
         authenticator: Authenticator | None = None,
         opening: StorageOpening | None = None,
         rng: Random | None = None,
@@ -134,7 +137,7 @@ class Service:
         """Those of them that are gone in the end."""
         self._topic_counts = Counter(map(TopicName.namespace_in, store.managed_ledger_names()))
         """Topics by namespace, with those that are being made."""
-        self.resting = RestingTopics(self, config.inactive_topics, now_ms)
+        self.resting = RestingTopics(self, config.inactive_topics, now_ms, steady_ms)
         """Topics that were closed because they are unused."""
         self._tasks: set[asyncio.Task[Any]] = set()
         # Generated names must not repeat after a restart: clients reconnect with their old ones.
@@ -142,7 +145,7 @@ class Service:
         self._producers_named = 0
 
     @classmethod
-    async def open(cls, config: BrokerConfig, *, now_ms: Clock) -> "Service":
+    async def open(cls, config: BrokerConfig, *, now_ms: Clock, steady_ms: Clock = steady_ms) -> "Service":
         """Open the data folder, and the snapshots unless they are away: see `storage_opening`.
 
         Raises:
@@ -168,7 +171,9 @@ class Service:
             raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}.{advice}") from error
         except SnapshotStorageError as error:
             raise ServiceStartError(f"The snapshots cannot be opened: {error}") from error
-        return cls(config, store, storage, now_ms=now_ms, authenticator=authenticator, opening=opening)
+        return cls(
+            config, store, storage, now_ms=now_ms, steady_ms=steady_ms, authenticator=authenticator, opening=opening
+        )
 
     # ---- topics ----
 
@@ -197,7 +202,7 @@ class Service:
 
     def take_away(self, topic: Topic) -> "asyncio.Task[None]":
         """Close a topic; a request for it meanwhile gets it opened anew."""
-        return self._end(topic, topic.rest())
+        return self._end(topic, topic.close())
 
     def take_away_for_good(self, topic: Topic) -> "asyncio.Task[None]":
         """Delete a topic with its policies and the grants on it; a request for it meanwhile gets a new one."""
@@ -246,19 +251,35 @@ class Service:
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
         """Store the policies of a topic or a namespace, None to have none, and put them in force at once.
 
-        When delays are switched off, messages read from then on are not delayed; delayed ones keep their times.
+        When delays are switched off, messages that are in the log keep their times, and later ones are not delayed. A
+        topic that is closed now finds out when it is opened.
 
         Raises:
-            LedgerWriteError: They could not be stored; nothing has changed.
+            LedgerWriteError: They could not be stored; nothing has changed, or all is in force and not noted durably.
         """
+        delaying = {topic for topic in self._open_topics_of(owner) if topic.delayed_delivery.is_active}
         if policies is None or not policies.is_active:
-            await side_by_side(topic.keep_delays() for topic in self._open_topics_of(owner))
+            await side_by_side(topic.keep_delays() for topic in delaying)
+        else:
+            # Before the change: after a crash in between, too much is delayed, and nothing is early.
+            await side_by_side(topic.settle_delays(policies) for topic in self._open_topics_of(owner))
         await self.policies.put(owner, policies)
         async for topic in in_slices(self._open_topics_of(owner)):
             topic.apply_delayed_delivery(self.policies.applied(topic.name))
+        # Meanwhile messages may have been delayed, and subscriptions made.
+        await side_by_side(
+            topic.keep_delays()
+            if topic in delaying and not topic.delayed_delivery.is_active
+            else topic.settle_delays(topic.delayed_delivery)
+            for topic in self._open_topics_of(owner)
+        )
 
     def _open_topics_of(self, owner: PolicyOwner) -> list[Topic]:
-        return [topic for topic in self.topics.values() if owner in (topic.name, topic.name.namespace_name)]
+        """Return the open topics for which the policies of an owner are in force, where it has some."""
+        if isinstance(owner, TopicName):
+            return [self.topics[owner]] if owner in self.topics else []
+        of_namespace = (topic for topic in self.topics.values() if topic.name.namespace_name == owner)
+        return [topic for topic in of_namespace if self.policies.of(topic.name) is None]
 
     @completed
     async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:

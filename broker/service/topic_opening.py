@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from broker.configuration.config import BrokerConfig
-from broker.topics.delayed_range import delays_through, note_delays_of_snapshots
-from broker.topics.policies import PolicyBook
+from broker.topics.delayed_range import delays_through, settle_notes
+from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_index import TopicIndex, settle_index
@@ -74,12 +74,7 @@ class TopicOpener:
         index = self._new_index(ledger)
         is_kept = self._config.bucket_snapshot_storage != "memory"
         await settle_index(ledger, is_shared=index is not None, is_kept=is_kept)
-        policies = self._policies.applied(name)
-        if not policies.is_active:
-            try:
-                await note_delays_of_snapshots(ledger)
-            except LedgerWriteError as error:
-                logger.warning("%s: not noted how far delays are heeded; the next opening does: %s", name, error)
+        policies = await self._settle_delays(name, ledger)
         return Topic(
             name,
             ledger,
@@ -91,6 +86,18 @@ class TopicOpener:
             spawn=self._spawn,
             index=index,
         )
+
+    async def _settle_delays(self, name: TopicName, ledger: ManagedLedger) -> DelayedDeliveryPolicies:
+        """Note how far delays are heeded, by policies that may have changed since it was closed; return these."""
+        settled = None
+        while settled != (policies := self._policies.applied(name)):
+            # They may change meanwhile, too.
+            settled = policies
+            try:
+                await settle_notes(ledger, policies)
+            except LedgerWriteError as error:
+                logger.warning("%s: not noted how far delays are heeded; the next opening does: %s", name, error)
+        return policies
 
     def _new_index(self, ledger: ManagedLedger) -> TopicIndex | None:
         factory = self._trackers

@@ -21,7 +21,7 @@ from pyroaring import BitMap
 from broker.errors import MetadataError
 from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, has_index, parts_of, to_property, without
 from broker.topics.consumer import Consumer
-from broker.topics.delayed_range import delays_through, note_delays_through
+from broker.topics.delayed_range import delays_through
 from broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
 from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot
 from broker.topics.link import ClientLink
@@ -504,18 +504,6 @@ class Subscription:
 
     def _on_mark_delete_moved(self, _: Position) -> None:
         self.mark_delete_advanced_ms = self._now_ms()
-
-    async def keep_delays_through(self, position: Position) -> None:
-        """Note that delivery times up to a position stay in force when the topic's policies switch delays off.
-
-        The note is durable on return. Without a dispatcher no entry was read, and what is delayed is in snapshots
-        (`note_delays_of_snapshots`).
-
-        Raises:
-            LedgerWriteError: The position could not be stored.
-        """
-        if self.dispatcher is not None and self.dispatcher.has_delays:
-            await note_delays_through(self.cursor, position)
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies of the topic in force; delayed messages keep their times."""

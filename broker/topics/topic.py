@@ -20,7 +20,7 @@ from broker.errors import (
 )
 from broker.slices import in_slices
 from broker.topics.consumer import Consumer
-from broker.topics.delayed_range import note_delays_of_snapshots
+from broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, note_delays, settle_notes
 from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
 from broker.topics.limits import LimitsConfig
@@ -319,7 +319,12 @@ class Topic:
     async def _create_subscription(self, name: str, *, durable: bool, start: Position | None) -> Subscription:
         if _is_full(self.subscriptions, self._limits.subscriptions_per_topic_max):
             raise NotAllowedError(f"Exceed the maximum number of subscriptions of the topic: {self.name}")
-        cursor = await self.ledger.open_cursor(cursor_name_of(name), initial_position=start, durable=durable)
+        cursor = await self.ledger.open_cursor(
+            cursor_name_of(name),
+            initial_position=start,
+            durable=durable,
+            properties=None if self.delayed_delivery.is_active else PROPERTIES_WITHOUT_DELAYS,
+        )
         subscription = self._add_subscription(name, cursor)
         await self._join_pause(subscription)
         return subscription
@@ -372,15 +377,20 @@ class Topic:
         consumer.disconnect()
 
     async def keep_delays(self) -> None:
-        """Note that delayed messages keep their times when the policies change; durable on return.
+        """Note that messages in the log keep their times when delays are switched off; durable on return.
 
         Raises:
-            LedgerWriteError: The setting could not be stored.
+            LedgerWriteError: That could not be stored.
         """
-        if self.delayed_delivery.is_active:
-            last = self.ledger.last_position
-            await self._for_all(lambda subscription: subscription.keep_delays_through(last))
-            await note_delays_of_snapshots(self.ledger)
+        await note_delays(self.ledger)
+
+    async def settle_delays(self, policies: DelayedDeliveryPolicies) -> None:
+        """Bring what is noted of delays in line with policies; durable on return.
+
+        Raises:
+            LedgerWriteError: That could not be stored.
+        """
+        await settle_notes(self.ledger, policies)
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies in force."""
@@ -553,11 +563,6 @@ class Topic:
             SnapshotsLeftError: Some could not be deleted.
         """
         await self._sweep.finished()
-
-    async def rest(self) -> None:
-        """Close the topic while it is unused; delayed messages keep their times when the policies change meanwhile."""
-        await self.keep_delays()
-        await self.close()
 
     def fence(self) -> None:
         """Let no producer and no consumer in any more: the topic is about to be closed or deleted."""

@@ -142,7 +142,12 @@ async def until(look: Callable[[], Any]) -> Any:
             await asyncio.sleep(0.001)
 
 
-async def open_service(folder: Path, now_ms: Clock = lambda: 1_800_000_000_000, **values: Any) -> Service:
-    """Open a service on a folder, with the time standing still; all of it in this process, which saves a start."""
+async def open_service(
+    folder: Path, now_ms: Clock = lambda: 1_800_000_000_000, steady_ms: Clock | None = None, **values: Any
+) -> Service:
+    """Open a service on a folder, with the time standing still; all of it in this process, which saves a start.
+
+    Without `steady_ms` the clock is never set: its steps are time that passes.
+    """
     config = BrokerConfig(data_directory=folder, has_snapshot_process=False, **values)
-    return await Service.open(config, now_ms=now_ms)
+    return await Service.open(config, now_ms=now_ms, steady_ms=steady_ms or now_ms)

@@ -13,6 +13,7 @@ from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
 from managed_ledger.position import Position
 from snapshot_storage.faults import NO_FAULTS
 from tests.simulation.whole_service.clients import SimulatedConsumer
+from tests.simulation.whole_service.life import TOPIC
 from tests.simulation.whole_service.oracle import Key, OffPeriod, SubscriptionModel, words_of
 from tests.simulation.whole_service.variants import CLASSIC, DRAINING, KINDS, LAST_SENT, subscription_type
 
@@ -591,9 +592,7 @@ async def change_tick(sim: "Simulation") -> None:
 async def _set_policies(sim: "Simulation") -> None:
     policies = DelayedDeliveryPolicies(is_active=sim.is_active, tick_time_ms=sim.tick_time_ms, delay_ms_max=0)
     sim.policies_under_way += 1
-    await sim.in_time(
-        "the change of policies", sim.life.service.set_policies(sim.life.topic.name, policies), ADMINISTRATION_S
-    )
+    await sim.in_time("the change of policies", sim.life.service.set_policies(TOPIC, policies), ADMINISTRATION_S)
     sim.policies_under_way -= 1
 
 
@@ -610,14 +609,24 @@ def look_at_policies(sim: "Simulation") -> None:
 
 async def set_delays(sim: "Simulation", *, is_active: bool) -> None:
     """Set the topic's policy."""
-    sim.is_active = is_active
     sim.did("delays on" if is_active else "delays off")
+    await _change_delays(sim, is_active=is_active)
+
+
+async def switch_delays_of_closed_topic(sim: "Simulation") -> None:
+    """Do what `switch_delays` does after a start, before anything has opened the topic."""
+    sim.did("delays of a closed topic on" if not sim.is_active else "delays of a closed topic off")
+    await _change_delays(sim, is_active=not sim.is_active)
+
+
+async def _change_delays(sim: "Simulation", *, is_active: bool) -> None:
+    sim.is_active = is_active
     if not is_active:
         sim.oracle.delays_off_at = float("inf")
+        committed = (key for key, entry in sim.oracle.entries.items() if entry.committed_at is not None)
+        keeps_through = max(committed, default=(-1, -1))
         for sub in sim.oracle.subs.values():
-            dispatcher = sim.dispatcher(sub)
-            has_tracker = dispatcher is not None and dispatcher.tracker is not None
-            sub.off_periods.append(OffPeriod(tuple(sim.last_position()) if has_tracker else (-1, -1)))
+            sub.off_periods.append(OffPeriod(keeps_through))
     sim.note(f"delays are {'on' if is_active else 'off'}")
     sim.disturb_order(1.0)
     await _set_policies(sim)

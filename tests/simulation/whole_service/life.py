@@ -80,7 +80,7 @@ class Life:
         )
 
     async def open(self) -> None:
-        """Start the service, and open its topic."""
+        """Start the service."""
         config = self._variant.config
         store = await LedgerStore.open(
             Path("unused"),
@@ -91,8 +91,16 @@ class Life:
         )
         await self.storage.start()
         self.service = Service(
-            config, store, self.storage, now_ms=self._clock.now_ms, rng=Random(self._chance.random())
+            config,
+            store,
+            self.storage,
+            now_ms=self._clock.now_ms,
+            steady_ms=lambda: round(self.loop.time() * 1_000),
+            rng=Random(self._chance.random()),
         )
+
+    async def open_topic(self) -> None:
+        """Open the topic of the story."""
         self.topic = await self.service.topic(TOPIC)
 
     def run(self, work: Any) -> Any:

@@ -185,6 +185,11 @@ class Simulation:
         self.life.storage.is_hanging = self.storage_state == "hangs"
         self.life.storage.is_down = self.storage_state == "is down"
         await self.in_time("start", self.life.open(), ADMINISTRATION_S)
+        # By a die of its own: the stories of all seeds would be other ones else.
+        has_switch = "switch_delays" in self.variant.weights and Random(f"{self.seed} {self.lives}").random() < 0.15
+        if has_switch and self.oracle.subs and not self.is_at_the_end:
+            await events.switch_delays_of_closed_topic(self)
+        await self.in_time("opening", self.life.open_topic(), ADMINISTRATION_S)
         self._look_at_cursors()
         events.look_at_policies(self)
         events.apply_faults(self)

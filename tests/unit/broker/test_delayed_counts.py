@@ -104,8 +104,11 @@ def test_where_delays_are_switched_off_only_those_that_keep_their_times_count(tm
     async def after(service: Service, clock: FakeClock) -> None:
         off = DelayedDeliveryPolicies(is_active=False, tick_time_ms=1_000, delay_ms_max=0)
         await service.set_policies(NAME, off)
+        assert await _shown(service) == (10, 6, 4)
 
-        assert await _shown(service) == (10, 0, 10)
+        topic = service.topics[NAME]
+        await topic.ledger.append(b"x", publish_time_ms=clock.now_ms, deliver_at_ms=clock.now_ms + HOUR_MS)
+        assert await _shown(service) == (11, 6, 5)
 
     play(tmp_path, _six_delayed_of_ten, after)
 

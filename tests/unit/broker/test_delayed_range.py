@@ -1,4 +1,4 @@
-"""Delays are switched off by the file or by policies while snapshots hold messages: the whole service agrees."""
+"""Delays are switched off by the file or by policies while messages are delayed: the whole service agrees."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,19 +11,22 @@ from broker.admin.topic_stats import topic_stats
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.scheduled.delayed_counts import delayed_counts
 from broker.service.service import Service
-from broker.topics.delayed_range import delays_through, note_delays_of_snapshots
+from broker.topics.delayed_range import delays_through, settle_notes
+from broker.topics.policies import DelayedDeliveryPolicies
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
-from managed_ledger.position import AFTER_EVERYTHING, Position
+from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from tests.helpers.fakes.service_fakes import open_service, until
 from tests.helpers.service_lives import HOUR_MS, NAME, START_MS, subscribe
 from tracker.config import TrackerConfig
 from tracker.testing import FakeClock
 
 MESSAGES = 10
-IN_SNAPSHOTS = 8
-"""Two ledgers of four; of the third, two are in the mutable bucket, which is too small to be sealed at the end."""
+SNAPSHOTS = 2
+"""They have two ledgers of four. Two of the third are in the mutable bucket, which is not sealed at the end."""
+
+OFF = DelayedDeliveryPolicies(is_active=False, tick_time_ms=1_000, delay_ms_max=0)
 
 
 class Lives:
@@ -67,7 +70,7 @@ async def fill(service: Service) -> None:
     for _ in range(MESSAGES):
         await topic.ledger.append(b"x", publish_time_ms=START_MS, deliver_at_ms=START_MS + HOUR_MS)
     cursors = topic.ledger.cursors.values()
-    await until(lambda: sum("delayed.bucket" in key for cursor in cursors for key in cursor.properties) == 2)
+    await until(lambda: sum("delayed.bucket" in key for cursor in cursors for key in cursor.properties) == SNAPSHOTS)
     await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
 
 
@@ -84,18 +87,24 @@ async def delayed_by_dispatcher(service: Service) -> int:
     dispatcher = service.topics[NAME].subscriptions["s"].dispatcher
     assert dispatcher is not None
     await until(lambda: dispatcher.has_read_all)
-    await until(lambda: dispatcher.stats().msg_delayed == IN_SNAPSHOTS)
+    await until(lambda: dispatcher.stats().msg_delayed == MESSAGES)
     return dispatcher.stats().msg_delayed
 
 
-def test_what_snapshots_hold_keeps_its_times_when_the_file_switches_delays_off(tmp_path: Path, is_shared: bool) -> None:
+async def assert_next_is_not_delayed(service: Service, *, subscriptions: int = 1) -> None:
+    topic = service.topics[NAME]
+    position = await topic.ledger.append(b"x", publish_time_ms=START_MS, deliver_at_ms=START_MS + HOUR_MS)
+    assert len(topic.subscriptions) == subscriptions
+    for subscription in topic.subscriptions.values():
+        assert position > delays_through(subscription.cursor, topic.delayed_delivery)
+
+
+def test_what_is_delayed_keeps_its_times_when_the_file_switches_delays_off(tmp_path: Path, is_shared: bool) -> None:
     async def after(service: Service) -> None:
-        assert await delayed_by_stats(service) == IN_SNAPSHOTS
-        assert await delayed_by_dispatcher(service) == IN_SNAPSHOTS
-        assert await delayed_by_stats(service) == IN_SNAPSHOTS
-        topic = service.topics[NAME]
-        position = await topic.ledger.append(b"x", publish_time_ms=START_MS, deliver_at_ms=START_MS + HOUR_MS)
-        assert position > delays_through(topic.subscriptions["s"].cursor, topic.delayed_delivery)
+        assert await delayed_by_stats(service) == MESSAGES
+        assert await delayed_by_dispatcher(service) == MESSAGES
+        assert await delayed_by_stats(service) == MESSAGES
+        await assert_next_is_not_delayed(service)
 
     lives = Lives(tmp_path)
     lives.play(fill, is_enabled=True, is_shared=is_shared)
@@ -108,12 +117,67 @@ def test_policies_switch_delays_off_before_a_consumer_comes(tmp_path: Path, is_s
         topic = await service.topic(NAME)
         await service.set_policies(NAME, replace(topic.delayed_delivery, is_active=False))
 
-        assert await delayed_by_stats(service) == IN_SNAPSHOTS
-        assert await delayed_by_dispatcher(service) == IN_SNAPSHOTS
+        assert await delayed_by_stats(service) == MESSAGES
+        assert await delayed_by_dispatcher(service) == MESSAGES
 
     lives = Lives(tmp_path)
     lives.play(fill, is_enabled=True, is_shared=is_shared)
     lives.play(after, is_enabled=True, is_shared=is_shared)
+
+
+def test_policies_switch_delays_off_while_the_topic_is_closed(tmp_path: Path, is_shared: bool) -> None:
+    async def after(service: Service) -> None:
+        await service.set_policies(NAME, OFF)
+        assert NAME not in service.topics
+
+        assert await delayed_by_dispatcher(service) == MESSAGES
+        assert await delayed_by_stats(service) == MESSAGES
+        await assert_next_is_not_delayed(service)
+
+    lives = Lives(tmp_path)
+    lives.play(fill, is_enabled=True, is_shared=is_shared)
+    lives.play(after, is_enabled=True, is_shared=is_shared)
+
+
+def test_a_subscription_that_is_made_without_delays_has_none(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        await service.set_policies(NAME, OFF)
+        topic = await service.topic(NAME)
+        await assert_next_is_not_delayed(service, subscriptions=0)
+        await subscribe(service)
+        assert delays_through(topic.subscriptions["s"].cursor, topic.delayed_delivery) == BEFORE_EVERYTHING
+
+    Lives(tmp_path).play(story, is_enabled=True, is_shared=False)
+
+
+def test_the_policies_of_a_namespace_do_not_touch_a_topic_with_its_own(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        await fill(service)
+        topic = service.topics[NAME]
+        await service.set_policies(NAME, OFF)
+        await assert_next_is_not_delayed(service)
+        for policies in (replace(OFF, is_active=True), OFF, None):
+            await service.set_policies(NAME.namespace_name, policies)
+            assert delays_through(topic.subscriptions["s"].cursor, topic.delayed_delivery) < topic.ledger.last_position
+
+    Lives(tmp_path).play(story, is_enabled=True, is_shared=False)
+
+
+def test_a_note_ends_with_the_time_without_delays(tmp_path: Path) -> None:
+    """Messages that were published in that time keep their times when they are switched off once more."""
+
+    async def story(service: Service) -> None:
+        await fill(service)
+        topic = service.topics[NAME]
+        for policies in (OFF, replace(OFF, is_active=True)):
+            await service.set_policies(NAME, policies)
+            await topic.ledger.append(b"x", publish_time_ms=START_MS, deliver_at_ms=START_MS + HOUR_MS)
+        assert not any("delays-through" in name for name in topic.subscriptions["s"].cursor.properties)
+        await service.set_policies(NAME, OFF)
+        through = delays_through(topic.subscriptions["s"].cursor, topic.delayed_delivery)
+        assert through == topic.ledger.last_position
+
+    Lives(tmp_path).play(story, is_enabled=True, is_shared=False)
 
 
 def test_nothing_published_while_delays_are_off_is_delayed_later(tmp_path: Path) -> None:
@@ -149,8 +213,9 @@ def test_a_note_that_cannot_be_stored_is_told_and_the_topic_is_opened(
             topic = await service.topic(NAME)
         assert "not noted how far delays are heeded" in caplog.text
         assert "no room" in caplog.text
-        await note_delays_of_snapshots(topic.ledger)
-        assert await delayed_by_stats(service) == IN_SNAPSHOTS
+        assert delays_through(topic.subscriptions["s"].cursor, topic.delayed_delivery) == AFTER_EVERYTHING
+        await settle_notes(topic.ledger, topic.delayed_delivery)
+        assert await delayed_by_stats(service) == MESSAGES
 
     lives = Lives(tmp_path)
     lives.play(fill, is_enabled=True, is_shared=False)

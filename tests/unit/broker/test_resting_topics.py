@@ -41,10 +41,10 @@ POLICIES = DelayedDeliveryPolicies(is_active=False, tick_time_ms=1_000, delay_ms
 Story = Callable[[Service, FakeClock], Awaitable[None]]
 
 
-def play(folder: Path, story: Story, **config: Any) -> None:
+def play(folder: Path, story: Story, steady: FakeClock | None = None, **config: Any) -> None:
     async def run() -> None:
         clock = FakeClock(1_800_000_000_000)
-        service = await open_service(folder, clock, **config)
+        service = await open_service(folder, clock, steady, **config)
         try:
             await story(service, clock)
         finally:
@@ -525,6 +525,50 @@ def test_a_deletion_that_fails_at_its_last_write_leaves_what_was_acknowledged(
 
 async def _refuse(*_: object) -> None:
     raise LedgerWriteError("the disk is full")
+
+
+def test_a_step_of_the_clock_is_no_time_without_use(tmp_path: Path) -> None:
+    """A message with a receipt was deleted three seconds after its producer had left, as the clock was set then."""
+    steady = FakeClock(0)
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        await _publish(service, clock, delay_ms=0)
+        await service.resting.delete_inactive()
+        for step_ms in (HOUR_MS, -2 * HOUR_MS, HOUR_MS):
+            clock.now_ms += step_ms
+            await service.resting.delete_inactive()
+            assert NAME in service.topics
+        for clocks in (59_000, 1_000):
+            assert NAME in service.topics
+            clock.now_ms += clocks
+            steady.now_ms += clocks
+            await service.resting.delete_inactive()
+        assert NAME not in service.topics
+
+    play(tmp_path, story, steady, inactive_topics=InactiveTopicsConfig(is_deleted=True))
+
+
+def test_a_topic_that_could_not_be_deleted_has_figures_and_is_deleted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise LedgerWriteError("no room")
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        await _publish(service, clock, delay_ms=0)
+        for broken in ("delete_managed_ledger", "open_managed_ledger"):
+            clock.now_ms += 60_000
+            with monkeypatch.context() as patched:
+                patched.setattr(LedgerStore, "delete_managed_ledger", fail)
+                patched.setattr(LedgerStore, broken, fail)
+                await service.resting.delete_inactive()
+            await service.resting.delete_inactive()
+            assert NAME in service.topics
+        clock.now_ms += 60_000
+        await service.resting.delete_inactive()
+        assert not service.topic_names()
+
+    play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=True))
 
 
 def test_a_question_about_a_topic_that_is_being_deleted_does_not_make_it_anew(tmp_path: Path) -> None:
