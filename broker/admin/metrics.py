@@ -6,6 +6,7 @@ topics have none, as in Pulsar. With `exposeConsumerLevelMetricsInPrometheus`, e
 """
 
 from array import array
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import isnan
@@ -51,6 +52,7 @@ async def stream_metrics(
     is_by_consumer: bool,
     turns: LoopTurns | None,
     store: StoreSnapshot | None = None,
+    topic_counts: Mapping[str, int] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Write the metrics in slices: 10,000 topics take seconds, and deliveries go on between two slices.
 
@@ -63,8 +65,9 @@ async def stream_metrics(
         is_by_consumer: Whether consumers have, too.
         turns: How long the turns of the event loop took.
         store: The state of the log and of the process for snapshots.
+        topic_counts: The topics by namespace, also those of which no figures are known yet; None for those given.
     """
-    page = MetricsPage(cluster, is_by_topic=is_by_topic, is_by_consumer=is_by_consumer)
+    page = MetricsPage(cluster, is_by_topic=is_by_topic, is_by_consumer=is_by_consumer, topic_counts=topic_counts)
     async for topic in in_slices(topics):
         page.add(topic)
     for one in deleted:
@@ -80,13 +83,22 @@ class MetricsPage:
         cluster: The cluster's name.
         is_by_topic: Whether each topic and subscription has series of its own; else each namespace has.
         is_by_consumer: Whether each consumer has some, too.
+        topic_counts: The topics by namespace; None for those that are added.
     """
 
-    def __init__(self, cluster: str, *, is_by_topic: bool, is_by_consumer: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        *,
+        is_by_topic: bool,
+        is_by_consumer: bool = False,
+        topic_counts: Mapping[str, int] | None = None,
+    ) -> None:
         self._cluster = {"cluster": cluster}
         self._is_by_topic = is_by_topic
         self._is_by_consumer = is_by_topic and is_by_consumer
-        self._topic_counts: dict[str, int] = {}
+        self._topic_counts = topic_counts
+        self._added_counts = Counter[str]()
         self._topics = _Table(TOPIC_FIGURES, is_summed=not is_by_topic)
         self._windows = _Table(WINDOW_FIGURES, is_summed=not is_by_topic)
         self._lateness: dict[str, tuple[Labels, list[int], int]] = {}
@@ -119,7 +131,7 @@ class MetricsPage:
             self._add_index(at, one.tracker, summed(one.tracker, one.index_counters_before))
 
     def _add_topic(self, labels: Labels, topic: TopicSnapshot) -> None:
-        self._topic_counts[topic.namespace] = self._topic_counts.get(topic.namespace, 0) + 1
+        self._added_counts[topic.namespace] += 1
         self._topics.add(labels, topic)
         if topic.appended is not None and topic.appended.entries:
             self._windows.add(labels, topic)
@@ -201,7 +213,8 @@ class MetricsPage:
         """
         cluster = label_text(self._cluster)
         yield from family("postdate_connections", "Open client connections.", [(cluster, connection_count)])
-        counted = ((label_text({**self._cluster, "namespace": name}), n) for name, n in self._topic_counts.items())
+        topic_counts = self._added_counts if self._topic_counts is None else self._topic_counts
+        counted = ((label_text({**self._cluster, "namespace": name}), n) for name, n in topic_counts.items())
         yield from family("pulsar_topics_count", "Topics.", counted)
         if turns is not None:
             yield from _turn_lines(turns, self._cluster)

@@ -19,6 +19,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
@@ -112,8 +113,8 @@ class ScheduleService(Protocol):
     async def existing_topic(self, name: TopicName) -> Topic | None:
         """Return a topic, opened, None if it is missing."""
 
-    async def visited_topic(self, name: TopicName) -> Topic | None:
-        """Return a topic, opened, None if it is missing; without counting that as use."""
+    def looked_at(self, name: TopicName) -> AbstractAsyncContextManager[Topic | None]:
+        """Open a topic for as long as the context lasts, None if it is missing; that is no use of it."""
 
     def topic_names(self) -> list[str]:
         """List all topics, open or not, by full name and in order."""
@@ -228,12 +229,11 @@ class _Routes:
             if limit is not None and len(found) == limit:
                 following = last
                 continue
-            # A look is no use of a topic: one that is at rest may rest again.
-            topic = await self._service.visited_topic(name)
-            if topic is None:
-                # It was deleted meanwhile.
-                continue
-            summary = await topic_summary(topic, self._service.catalog, self._service.now_ms)
+            async with self._service.looked_at(name) as topic:
+                if topic is None:
+                    # It was deleted meanwhile.
+                    continue
+                summary = await topic_summary(topic, self._service.catalog, self._service.now_ms)
             # With thousands of topics, the text of all at once would take as long as a turn of the loop may not.
             found.append(json.dumps(summary).encode())
             last = shown

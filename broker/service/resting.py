@@ -13,7 +13,7 @@ import logging
 import pickle
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -125,8 +125,34 @@ class RestingTopics:
             elif self._now_ms() - topic.last_used_ms >= REST_AFTER_MS and not self._is_to_be_deleted(topic):
                 await self._service.note_last_due_times(topic)
                 # Meanwhile a client may have come, or another call may have closed the topic.
-                if not topic.is_used and self._service.topics.get(topic.name) is topic:
+                if not (topic.is_used or topic.looks) and self._service.topics.get(topic.name) is topic:
                     await self._rest(topic)
+
+    @asynccontextmanager
+    async def looked_at(self, name: TopicName) -> AsyncIterator[Topic | None]:
+        """Open a topic for a question, None if it is missing; one that was at rest rests again at once.
+
+        So a list of ten thousand topics, asked for once a minute, does not keep them all open.
+        """
+        was_open = name in self._service.topics
+        topic = await self._service.visited_topic(name)
+        if topic is None:
+            yield None
+            return
+        topic.looks += 1
+        try:
+            yield topic
+        finally:
+            topic.looks -= 1
+        if not was_open and self._may_rest(topic):
+            await self._service.note_last_due_times(topic)
+            if self._may_rest(topic):
+                await self._rest(topic)
+
+    def _may_rest(self, topic: Topic) -> bool:
+        """Whether a topic that was opened for a visit has no reason to stay open; a stop closes open ones itself."""
+        is_left = self._stopping.is_set() or topic.is_fenced or self._is_to_be_deleted(topic)
+        return not (is_left or topic.is_used or topic.looks or topic.was_asked_for)
 
     async def delete_inactive(self) -> None:
         """Delete the topics that have been inactive for long enough.
@@ -205,9 +231,7 @@ class RestingTopics:
             # Otherwise nothing is trimmed: right after a start, subscribers may still be connecting.
             await topic.swept()
             await self._service.note_last_due_times(topic)
-            # A service that stops closes its open topics, also one that is being visited.
-            is_left = self._stopping.is_set() or topic.is_fenced
-            if not (is_left or topic.is_used or topic.was_asked_for or self._is_to_be_deleted(topic)):
+            if self._may_rest(topic):
                 await self._rest(topic)
         except SnapshotsLeftError:
             # The topic stays open and is tried again later; the sweep has logged it once.

@@ -14,7 +14,7 @@ import socket
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain
@@ -200,6 +200,10 @@ class Service:
         await self._closed(name)
         return await self._opened(name) if self.has_topic(name) else None
 
+    def looked_at(self, name: TopicName) -> AbstractAsyncContextManager[Topic | None]:
+        """Open a topic for as long as the context lasts, None if it is missing; that is no use of it."""
+        return self.resting.looked_at(name)
+
     def take_away(self, topic: Topic) -> "asyncio.Task[None]":
         """Close a topic; a request for it meanwhile gets it opened anew."""
         return self._end(topic, topic.close())
@@ -340,6 +344,7 @@ class Service:
                 disk_size_bytes=disk_size_bytes,
                 disk_free_bytes=disk_free_bytes,
             ),
+            topic_counts=dict(self._topic_counts),
         )
         async for chunk in chunks:
             yield chunk

@@ -94,6 +94,8 @@ class Topic:
         self.last_used_ms = opened_ms
         """When the topic was last used."""
         self.was_asked_for = False
+        self.looks = 0
+        """How many questions about it are under way: it stays open for them, and they are no use of it."""
         self._is_closed = False
         self._last_active_ms = opened_ms
         self.messages_in_total = 0

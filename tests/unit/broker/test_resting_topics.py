@@ -270,11 +270,50 @@ def test_a_survey_tells_of_every_topic_and_leaves_none_open(tmp_path: Path) -> N
         assert sorted(one.name for one in service.resting.figures()) == [
             f"persistent://public/default/t-{number}" for number in range(3)
         ]
-        text = b"".join([chunk async for chunk in service.metrics()]).decode()
-        assert 'pulsar_topics_count{cluster="standalone",namespace="public/default"} 3.0' in text
 
     play(tmp_path, before)
     play(tmp_path, after)
+
+
+def test_topics_are_counted_before_anything_else_is_known_of_them(tmp_path: Path) -> None:
+    async def before(service: Service, clock: FakeClock) -> None:
+        for number in range(3):
+            await service.topic(TopicName.parse(f"t-{number}"))
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        text = b"".join([chunk async for chunk in service.metrics()]).decode()
+        assert 'pulsar_topics_count{cluster="standalone",namespace="public/default"} 3.0' in text
+        assert list(service.resting.figures()) == []
+
+    play(tmp_path, before)
+    play(tmp_path, after)
+
+
+def test_a_topic_that_is_only_looked_at_rests_when_the_last_look_has_ended(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        await _leave(await _subscribe(service))
+        await _publish(service, clock, delay_ms=HOUR_MS)
+        await service.take_away(service.topics[NAME])
+
+        async with service.looked_at(NAME) as first:
+            async with service.looked_at(NAME) as second:
+                assert first is second is service.topics[NAME]
+            clock.now_ms += REST_AFTER_MS
+            await service.resting.rest_unused()
+            assert NAME in service.topics
+        assert NAME not in service.topics
+        (figures,) = service.resting.figures()
+        assert [one.delayed for one in figures.subscriptions] == [1]
+
+        async with service.looked_at(NAME):
+            await service.existing_topic(NAME)
+        async with service.looked_at(NAME):
+            pass
+        assert NAME in service.topics
+        async with service.looked_at(TopicName.parse("missing")) as missing:
+            assert missing is None
+
+    play(tmp_path, story)
 
 
 def test_a_stop_during_a_survey_ends_it_and_closes_the_visited_topic_once(tmp_path: Path) -> None:
