@@ -1,7 +1,7 @@
 """The content of RocksDB's list of files (`MANIFEST-*`): the tables in use, and the numbers of the column families.
 
-It is a log like the write-ahead log, of changes of the list; each is tags with values. Only files and families are
-taken from it. (RocksDB's `version_edit.cc`.)
+It is a log like the write-ahead log, of changes of the list; each is tags with values. Only files, families and the
+last sequence number are taken from it. (RocksDB's `version_edit.cc`.)
 """
 
 from dataclasses import dataclass, field
@@ -9,18 +9,20 @@ from dataclasses import dataclass, field
 from managed_ledger.repair.varints import read_bytes, read_varint
 
 _LENGTH_PREFIXED_MASK = 1 << 13
-_NUMBERS = {2, 3, 4, 9, 10, 203, 300}
-_COMPARATOR, _COMPACT_POINTER, _DELETED_FILE, _NEW_FILE = 1, 5, 6, 103
+_NUMBERS = {2, 3, 9, 10, 203, 300}
+_COMPARATOR, _LAST_SEQUENCE, _COMPACT_POINTER, _DELETED_FILE, _NEW_FILE = 1, 4, 5, 6, 103
 _FAMILY, _ADDED_FAMILY, _DROPPED_FAMILY = 200, 201, 202
 _TERMINATED = 1
 
 
 @dataclass(slots=True)
 class FileList:
-    """Numbers of tables in use, with their families' numbers, and the names of families."""
+    """Numbers of tables in use, with their families' numbers, the names of families, and how far tables came."""
 
     tables: dict[int, int] = field(default_factory=dict)
     families: dict[int, str] = field(default_factory=lambda: {0: "default"})
+    last_sequence: int = 0
+    """The newest change that was ever in a table. A change that only a write-ahead log has is not counted."""
 
     def apply(self, edit: bytes) -> None:
         """Take in one change.
@@ -45,6 +47,9 @@ class FileList:
             elif tag == _NEW_FILE:
                 number, at = _new_file(edit, at)
                 added.append(number)
+            elif tag == _LAST_SEQUENCE:
+                sequence, at = read_varint(edit, at)
+                self.last_sequence = max(self.last_sequence, sequence)
             elif tag == _COMPACT_POINTER:
                 _, at = read_varint(edit, at)
                 _, at = read_bytes(edit, at)

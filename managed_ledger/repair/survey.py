@@ -158,6 +158,7 @@ class _Surveying:
         self._deleted: dict[tuple[Family, int], int] = {}
         self._unproven: list[tuple[int, Block]] = []
         self._sequence = 0
+        """The newest change that is known to be there, or to have been in a table."""
 
     def read_small_files(self) -> None:
         """The list of files, and what names it."""
@@ -188,6 +189,9 @@ class _Surveying:
             log.damage.append(f"it makes no sense ({error})")
         for what in (*log.damage, *log.corrected, *(["it ends too early"] if log.is_cut else [])):
             self._note(name, what, is_harmless=True)
+        # A compaction into the last level sets the sequence numbers of rows to 0 and drops deletions: the newest change
+        # of a whole log may be one that no row tells of any more.
+        self._sequence = max(self._sequence, files.last_sequence)
         if log.damage or log.is_cut:
             return
         self._files = files
