@@ -13,7 +13,7 @@ Every error that leaves is one of ours. Synchronous: callers choose the thread. 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from managed_ledger.errors import (
 from managed_ledger.rocksdb_store.disk_room import Room, is_out_of_room, measure_room, room_to_open_bytes, try_room
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from managed_ledger.rocksdb_store.opening import OpenFolder, looked_at_again, open_to_read, open_to_write
-from managed_ledger.rocksdb_store.store import RocksDBStore, StoreBatch
+from managed_ledger.rocksdb_store.store import RocksDBStore, StoreBatch, TableFile
 
 logger = logging.getLogger(__name__)
 
@@ -219,18 +219,10 @@ class RocksDatabase(RocksDBStore):
         if (
             room is not None
             and not room.can_compact()
-            and self._rewritten_bytes(start, end) > room.compaction_bytes_max
+            and not room.fits_rewriting(rewritten_bytes(self.tables(family), start, end))
         ):
             raise StoreFullError(f"Cannot compact the log in {self._path}: the kept part of its tables has no room")
         self.compact_range(family, start, end)
-
-    def _rewritten_bytes(self, start: bytes, end: bytes) -> int:
-        """The most bytes that a compaction of a deleted range writes: tables that reach beyond it."""
-        return sum(
-            table.size_bytes
-            for table in self.tables()
-            if table.first_key < end <= table.last_key or table.first_key < start <= table.last_key
-        )
 
     def measure_room(self, *, is_due: bool = False) -> Room | None:
         """The room of the disk, None where the system does not tell; it is looked at when it is due or enough changed.
@@ -294,6 +286,23 @@ class RocksDatabase(RocksDBStore):
                 damage_advice(self._path, f"it ends at write {sequence}, but had reached {marker}")
             )
         return found
+
+
+def rewritten_bytes(tables: Iterable[TableFile], start: bytes, end: bytes) -> int:
+    """Bound what a compaction of a deleted range writes: the tables that reach beyond it. The others just go.
+
+    A table that ends at `end` ends with the deletion of this range, which goes as well, or has one block beyond it.
+
+    Args:
+        tables: Those of the family that is compacted.
+        start: The first key of the range.
+        end: The key behind it.
+    """
+    return sum(
+        table.size_bytes
+        for table in tables
+        if table.first_key < end < table.last_key or table.first_key < start <= table.last_key
+    )
 
 
 def _check_room_to_open(path: Path) -> None:

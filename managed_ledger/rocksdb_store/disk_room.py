@@ -22,6 +22,8 @@ BUFFER_DISK_PARTS = 64
 BUFFER_BYTES_MIN = 2**16
 COMPACTION_BYTES_MAX = 2 * 2**30
 """The most bytes that one compaction writes, by RocksDB's own limit and some more."""
+SMALL_REWRITE_PARTS = 16
+"""A compaction that writes at most the free space by this may run on the fullest disk, as it gives back much more."""
 REOPEN_BYTES = 2**19
 """The bytes that an opening writes beside tables: manifest, options, an empty log, its diary."""
 
@@ -84,8 +86,13 @@ class Room:
         return self.fits_rewriting(min(self.table_bytes, COMPACTION_BYTES_MAX))
 
     def fits_rewriting(self, rewritten_bytes: int) -> bool:
-        """Whether tables of so many bytes may be written anew, which takes as much until the old ones go."""
-        return rewritten_bytes <= self.compaction_bytes_max
+        """Whether tables of so many bytes may be written anew, which takes as much until the old ones go.
+
+        >>> full = Room(free_bytes=2**20, disk_bytes=64 * 2**20, unflushed_bytes=2**20)
+        >>> full.fits_rewriting(2**16), full.fits_rewriting(2**17)
+        (True, False)
+        """
+        return rewritten_bytes <= max(self.compaction_bytes_max, self.free_bytes // SMALL_REWRITE_PARTS)
 
     def write_buffer_bytes(self, wanted: int) -> int:
         """Memory that may be written as one table, of what is wanted.

@@ -4,6 +4,7 @@ Calls may come from several threads. Nothing here chooses a thread, and every er
 """
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -17,6 +18,9 @@ from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY, OpenFolder
 
 LISTED_AT_ONCE: Final = 256
 """Rows that are listed without a turn for other threads: 0.1 ms."""
+
+_TABLE: Final = re.compile(r" \d+:(\d+)\[.*?\]\['([0-9A-F]*)' .*? \.\. '([0-9A-F]*)' ")
+"""A line of RocksDB's property `sstables`: number, size, sequence numbers, and the first and the last key."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,7 @@ class TableFile(NamedTuple):
     size_bytes: int
     first_key: bytes
     last_key: bytes
+    """Where the table ends with a deleted range, it is the end of that, which is not deleted itself."""
 
 
 class StoreBatch:
@@ -224,11 +229,16 @@ class RocksDBStore:
             for family in self._families.values():
                 family.set_options({"disable_auto_compactions": "false" if is_compacting else "true"})
 
-    def tables(self) -> list[TableFile]:
-        """The tables that there are now, of all families."""
+    def tables(self, family: str) -> list[TableFile]:
+        """The tables that a family has now."""
+        # `live_files` lists those of all families, and does not say which table is of which one.
         with self._translated("list the tables of"):
-            files = self._database.live_files()
-        return [TableFile(file["size"], file["start_key"], file["end_key"]) for file in files]
+            lines = (self._family(family).property_value("rocksdb.sstables") or "").splitlines()
+        return [
+            TableFile(int(match[1]), bytes.fromhex(match[2]), bytes.fromhex(match[3]))
+            for line in lines
+            if (match := _TABLE.match(line))
+        ]
 
     @property
     def has_failed_behind(self) -> bool:

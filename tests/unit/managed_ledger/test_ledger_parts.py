@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from managed_ledger import errors
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.disk.database import Batch, Database, RocksDatabase
-from managed_ledger.disk.keys import Family, block_key, ledger_range
+from managed_ledger.disk.database import Batch, Database, RocksDatabase, rewritten_bytes
+from managed_ledger.disk.keys import CURSOR_MARK_DELETE, Family, block_key, cursor_state_key, ledger_range
 from managed_ledger.disk.rocksdb_edge import log_settings
 from managed_ledger.entries.blocks import FreshPayloads, HeaderBlock, PayloadBlock
 from managed_ledger.entries.headers import ROW_BYTES, EntryHeaders
@@ -113,6 +113,33 @@ def test_a_list_leaves_the_cache_of_tables_to_scattered_reads(tmp_path: Path) ->
     headers.close()
     store.release()
     assert cached_bytes[0] == cached_bytes[1] < cached_bytes[2]
+
+
+def test_a_compaction_is_judged_by_the_tables_of_its_family_that_reach_beyond_the_deleted_range(tmp_path: Path) -> None:
+    """The deletion of the range is a table of its own, which ends where the range does and goes with it."""
+    database = RocksDatabase.open(tmp_path / "ledgers", write_buffer_bytes=2**20)
+    batch = database.new_batch()
+    for entry_id in range(3):
+        batch.put(Family.HEADERS, block_key(7, entry_id), b"row")
+    for cursor_id in (1, 9):
+        batch.put(Family.CURSORS, cursor_state_key(cursor_id, CURSOR_MARK_DELETE), b"position")
+    database.write(batch, sync=True)
+    database.flush()
+    batch = database.new_batch()
+    batch.delete_range(Family.HEADERS, *ledger_range(7))
+    database.write(batch, sync=True)
+    database.flush()
+
+    tables = database.tables(Family.HEADERS)
+    database.close()
+
+    assert sorted((table.first_key, table.last_key) for table in tables) == [
+        (block_key(7, 0), block_key(7, 2)),
+        ledger_range(7),
+    ]
+    assert all(table.size_bytes > 0 for table in tables)
+    assert rewritten_bytes(tables, *ledger_range(7)) == 0
+    assert rewritten_bytes(tables, block_key(7, 1), block_key(7, 2)) == sum(table.size_bytes for table in tables)
 
 
 def _block(first: int, entries: int) -> HeaderBlock:
