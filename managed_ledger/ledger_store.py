@@ -11,6 +11,7 @@ thread and one for compaction do what would block it.
 
 import asyncio
 import logging
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -38,6 +39,7 @@ from managed_ledger.reading.log_reader import LogReader
 from managed_ledger.reading.shared_calls import SharedCalls
 from managed_ledger.value_types import Clock
 from managed_ledger.writing.committer import Committer
+from managed_ledger.writing.write_watch import LOG_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,9 @@ class LedgerStore:
         """The first and the last ledger that were deleted since space was given back; empty without any."""
         self._trimmed_bytes = 0
         self._compact_again_s = compact_again_s
+        self._compact_timer: asyncio.TimerHandle | None = None
+        self._refusal_logged_s = -math.inf
+        """When the log said last that a compaction has no room."""
         self._services = self._new_services()
         self._is_closed = False
 
@@ -359,6 +364,9 @@ class LedgerStore:
 
     def compact_trimmed(self) -> None:
         """Give back the space of trimmed ledgers now, in a thread, if there are any and there is room for it."""
+        if self._compact_timer is not None:
+            self._compact_timer.cancel()
+            self._compact_timer = None
         if self._trimmed_ids and not self._is_closed:
             first, last = self._trimmed_ids
             size_bytes = self._trimmed_bytes
@@ -371,17 +379,25 @@ class LedgerStore:
             for family in (Family.HEADERS, Family.PAYLOADS):
                 self._database.compact(family, start, end)
         except LedgerError as error:
-            logger.info("Space of trimmed ledgers %d to %d is given back later: %s", first, last, error)
+            self._log_refusal(first, last, error)
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._compact_again, [first, last], size_bytes)
             return
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.committer.probe_now)
 
+    def _log_refusal(self, first: int, last: int, error: LedgerError) -> None:
+        # A disk that stays full is tried every few seconds, and after each trim.
+        now_s = self._loop.time()
+        if now_s - self._refusal_logged_s >= LOG_SECONDS:
+            self._refusal_logged_s = now_s
+            logger.info("Space of trimmed ledgers %d to %d is given back later: %s", first, last, error)
+
     def _compact_again(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         self._note_trimmed(ledger_ids, size_bytes)
-        if not self._is_closed:
-            self._loop.call_later(self._compact_again_s, self.compact_trimmed)
+        # Other callers try as well while it waits: with a timer for each refusal there would be more and more of them.
+        if self._compact_timer is None and not self._is_closed:
+            self._compact_timer = self._loop.call_later(self._compact_again_s, self.compact_trimmed)
 
     def _note_trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         # The ends are enough, as the range between them is compacted. A list would grow for ever where topics without

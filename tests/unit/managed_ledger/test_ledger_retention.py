@@ -1,16 +1,21 @@
 """Trimming and expiry: entries that go, entries that stay, and complete removal."""
 
 import asyncio
+import logging
 import threading
+from pathlib import Path
 
 import pytest
 from pyroaring import BitMap
 
+from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.keys import Family, ledger_range
 from managed_ledger.errors import LedgerWriteError, StoreCorruptedError, StoreFullError
+from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries
+from tests.helpers.fakes.life_loop import LifeLoop, LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, LedgerClock, MemoryDatabase, append_all, open_store
 
 
@@ -284,6 +289,41 @@ def test_space_that_had_no_room_to_be_given_back_is_given_back_later() -> None:
         await ledger.close()
 
     asyncio.run(scenario())
+
+
+def test_a_disk_that_stays_full_is_tried_at_a_steady_pace_and_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The housekeeping of a service asks every 2 seconds, and the log by itself after 5."""
+    caplog.set_level(logging.INFO, logger="managed_ledger.ledger_store")
+    minutes, tries_max = 5, 1_000
+
+    async def scenario(loop: LifeLoop) -> int:
+        database = _TooFullToCompact(refusals=tries_max)
+        store = await LedgerStore.open(
+            Path("unused"),
+            ManagedLedgerConfig(),
+            now_ms=loop.now_ms,
+            open_database=lambda _path, _config: database,
+            new_executor=lambda workers, _name: _executor(loop, workers),
+        )
+        await store.open_managed_ledger("orders")
+        await store.delete_managed_ledger("orders")
+        for _ in range(minutes * 30):
+            store.compact_trimmed()
+            await asyncio.sleep(2)
+        await store.close()
+        return tries_max - database.refusals
+
+    with asyncio.Runner(loop_factory=lambda: LifeLoop(0.0, _executor)) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, LifeLoop)
+        assert runner.run(scenario(loop)) == minutes * 30
+    assert len([line for line in caplog.messages if "given back later" in line]) == minutes
+
+
+def _executor(loop: LifeLoop, workers: int) -> LoopExecutor:
+    return LoopExecutor(loop, workers, lambda: 0.001)
 
 
 class _NotesRanges(MemoryDatabase):
