@@ -154,6 +154,33 @@ def test_a_disk_that_others_fill_costs_nothing(disk: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_acknowledgements_on_a_disk_without_a_free_byte_are_forgotten_by_a_crash(disk: Path, tmp_path: Path) -> None:
+    """They are in memory until there is room, so their messages are delivered again, and none is lost."""
+
+    async def scenario() -> None:
+        async with _opened(disk) as store:
+            ledger = await store.open_managed_ledger("orders")
+            cursor = await ledger.open_cursor("subscription")
+            kept = await _fill(ledger, entries_max=100)
+            ballast = fill_up(disk)
+            kept += await _fill(ledger, entries_max=1_000)
+            cursor.acknowledge_cumulative(ledger.last_confirmed_position)
+            with pytest.raises(LedgerError):
+                await cursor.flush()
+            # As a process leaves it that is killed.
+            await asyncio.to_thread(shutil.copytree, disk / "log", tmp_path / "killed" / "log")
+            backlog = cursor.backlog
+            ballast.unlink()
+            await _until(lambda: store.refusal is None)
+        assert backlog == 0
+        async with _opened(tmp_path / "killed") as store:
+            ledger = await store.open_managed_ledger("orders")
+            assert await _payloads(ledger) == kept
+            assert ledger.cursors["subscription"].backlog == len(kept)
+
+    asyncio.run(scenario())
+
+
 def test_a_log_on_a_full_disk_closes_and_opens_again(disk: Path) -> None:
     async def scenario() -> None:
         async with _opened(disk) as store:
