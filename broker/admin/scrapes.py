@@ -57,7 +57,8 @@ class Scrapes:
         self._callers.add(task)
         try:
             with connection.while_connected():
-                page = await self._page()
+                # A HEAD is answered without a page, which would be seconds of work for nothing.
+                page = b"" if request.method == hdrs.METH_HEAD else await self._page()
                 is_packed = takes_gzip(request)
                 return await send_pieces(
                     request,

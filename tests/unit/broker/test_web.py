@@ -128,6 +128,13 @@ def test_metrics_are_compressed_for_who_takes_gzip(accepted: str, is_compressed:
     assert headers["Vary"] == "Accept-Encoding"
 
 
+def test_a_head_of_the_metrics_makes_no_page() -> None:
+    def collect() -> AsyncGenerator[bytes, None]:
+        raise AssertionError("a page is collected")
+
+    assert ask("HEAD", "/metrics", metrics=collect)[:3] == (200, "text/plain; version=0.0.4; charset=utf-8", "")
+
+
 @pytest.mark.parametrize("path", ["/", "/nothing", "/health/", "/admin/v2/brokers/health/x"])
 def test_an_unknown_path_is_a_404_in_json(path: str) -> None:
     status, content_type, body, _ = ask("GET", path)
