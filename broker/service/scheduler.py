@@ -67,6 +67,9 @@ class Housekeeping:
         if self._scheduler is None:
             return
         scheduler, self._scheduler = self._scheduler, None
+        # A turn that is due meanwhile would be cancelled before it begins, which APScheduler logs as an error. Turns
+        # that it has submitted already begin before the locks below are taken.
+        scheduler.pause()
         # A storage may hang.
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(turn.acquire() for turn in self._turns.values())), timeout_s)
