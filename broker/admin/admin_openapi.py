@@ -146,6 +146,11 @@ def _changed() -> Json:
     return {"204": {"description": "Done, and durable"}, "4XX": {"$ref": "#/components/responses/Reason"}}
 
 
+def _changed_by_body() -> Json:
+    too_many = "The bodies of all requests are too large together; `Retry-After` says when to come again"
+    return _changed() | {"503": _body(too_many, _JSON, ref("Reason"))}
+
+
 def _of_topic(name: str, summary: str, schema: Json) -> Json:
     return {"parameters": topic_parts(), "get": _get(name, summary, _answered(schema))}
 
@@ -164,7 +169,7 @@ def _policies(of: str, parts: list[Json]) -> Json:
     return {
         "parameters": parts,
         "get": get,
-        "post": {**_get(f"set{of}DelayedDelivery", "Set them", _changed()), "requestBody": body},
+        "post": {**_get(f"set{of}DelayedDelivery", "Set them", _changed_by_body()), "requestBody": body},
         "delete": _get(f"remove{of}DelayedDelivery", "Remove them", _changed()),
     }
 
@@ -177,6 +182,6 @@ def _grant(of: str, parts: list[Json]) -> Json:
     body = {"required": True, "content": {_JSON: {"schema": ref("Actions")}}}
     return {
         "parameters": [*parts, in_path("role", "The role")],
-        "post": {**_get(f"grantOn{of}", "Replace the actions of a role", _changed()), "requestBody": body},
+        "post": {**_get(f"grantOn{of}", "Replace the actions of a role", _changed_by_body()), "requestBody": body},
         "delete": _get(f"revokeOn{of}", "Take the actions of a role back", _changed()),
     }

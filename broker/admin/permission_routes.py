@@ -17,6 +17,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from broker.admin.request_bodies import read_body
 from broker.authorization.grants import Action, Actions, GrantBook, role_actions_json
 from broker.errors import BrokerError
 from broker.topics.topic_name import TopicName
@@ -55,7 +56,7 @@ def permission_routes(service: GrantAdministration) -> list[web.RouteDef]:
             raise web.HTTPUnsupportedMediaType(
                 reason=f"The body must be application/json, but is {request.content_type!r}"
             )
-        actions = _actions(await request.read())
+        actions = _actions(await read_body(request))
         await service.set_grant(_owner(request), request.match_info["role"], actions)
         return web.Response(status=204)
 

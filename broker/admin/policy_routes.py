@@ -14,6 +14,7 @@ from typing import Protocol
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from broker.admin.request_bodies import read_body
 from broker.errors import BrokerError
 from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyError, PolicyOwner, parse_policies
 from broker.topics.topic_name import TopicName
@@ -61,7 +62,7 @@ def policy_routes(service: PolicyAdministration) -> list[web.RouteDef]:
             raise _RefusalError(415, f"The body must be application/json, but is {request.content_type}")
         owner = _owner(request, service)
         try:
-            policies = parse_policies(await request.read())
+            policies = parse_policies(await read_body(request))
         except PolicyError as error:
             raise _RefusalError(400, str(error)) from error
         await service.set_policies(owner, policies)

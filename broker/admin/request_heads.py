@@ -2,7 +2,8 @@
 
 A caller that sends a head byte by byte costs a connection and its buffers for as long as it likes, and a hundred of
 them cost nothing to make. aiohttp has a limit for what comes after a request alone. So a head that has begun must be
-complete in time; if not, the caller gets a 408 and the connection ends. Bodies and idle connections are left out.
+complete in time; if not, the caller gets a 408 and the connection ends. Bodies have a limit of their own
+(`request_bodies`); idle connections are left out.
 
     first byte of a head ─► timer ─┬─ complete: `while_answered`, without a timer ─► the next head
                                    └─ too slow: 408, and the end

@@ -29,6 +29,7 @@ from aiohttp.typedefs import Handler
 
 from broker.admin import scheduled_requests as requests
 from broker.admin.openapi import document
+from broker.admin.request_bodies import end_behind, read_body
 from broker.admin.scheduled_requests import RequestError
 from broker.configuration.config import BrokerConfig
 from broker.errors import BrokerError
@@ -587,14 +588,13 @@ async def _body(request: web.Request, known: tuple[str, ...] | frozenset[str], *
     if request.query_string:
         requests.check_fields(request.query, (), "parameter")
     try:
-        data = await request.read()
+        data = await read_body(request)
     except web.HTTPRequestEntityTooLarge as error:
         advice = f"Give up to {requests.MESSAGE_IDS_MAX} ids at a time, or say which are meant by key, property or time"
         raise RequestError(413, f"The body is too large: {error.text}", field=None, advice=advice) from error
     except web.RequestPayloadError as error:
         # Nothing behind such a body can be read: aiohttp would log a failure if it tried, and the connection ends.
-        request.content.feed_eof()
-        request.protocol.close()
+        end_behind(request)
         advice = "Send the body as it is and without Content-Encoding, or encoded as that header says"
         raise RequestError(400, "The body cannot be decoded", field="Content-Encoding", advice=advice) from error
     if is_optional and not data:

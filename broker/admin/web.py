@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
+from broker.admin.request_bodies import BODIES_BYTES_MAX, BODY_TIMEOUT_S, body_limits
 from broker.admin.request_heads import HeadLimit, head_limit_of
 from broker.admin.scheduled_routes import PREFIX
 from broker.admin.scrapes import Scrapes
@@ -78,6 +79,8 @@ async def start_web(
     *ports: int | WebPort,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     read_timeout_s: float = READ_TIMEOUT_S,
+    body_timeout_s: float = BODY_TIMEOUT_S,
+    bodies_bytes_max: int = BODIES_BYTES_MAX,
     metrics: Callable[[], AsyncGenerator[bytes, None]],
     health: Callable[[], dict[str, Any]],
     problems: Callable[[], Awaitable[list[str]]] = _no_problems,
@@ -93,6 +96,8 @@ async def start_web(
         connect_timeout_s: How long a caller may stay silent, from its connection to its first byte, and how long the
             head of a request may take from its own first byte.
         read_timeout_s: How long a caller of the metrics may take to read them.
+        body_timeout_s: How long the body of a request may take from the end of its head.
+        bodies_bytes_max: Bytes that the bodies of all requests may take at one time.
         metrics: Gives the Prometheus text, piece by piece; see `Scrapes`.
         health: Gives what `/health` says besides the status and the version.
         problems: Gives the present failures of the service, one text each.
@@ -118,7 +123,7 @@ async def start_web(
         return web.Response(text="\n".join(found) or "ok", status=503 if found else 200)
 
     scrapes = Scrapes(metrics, read_timeout_s)
-    middlewares: list[Middleware] = [_with_head_read, _errors_as_json]
+    middlewares: list[Middleware] = [_with_head_read, body_limits(body_timeout_s, bodies_bytes_max), _errors_as_json]
     if audience is not None:
         middlewares.append(_only_for(audience))
     if access is not None:
@@ -204,12 +209,16 @@ async def _errors_as_json(
     try:
         return await handler(request)
     except web.HTTPException as error:
-        # `Allow` of a 405 is part of its meaning, and so is the challenge of a 401.
-        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        # `Allow` of a 405 is part of its meaning, and so are the time of a 503 and the challenge of a 401.
+        headers = {str(name): error.headers[name] for name in (hdrs.ALLOW, hdrs.RETRY_AFTER) if name in error.headers}
         if error.status == web.HTTPUnauthorized.status_code:
             headers = {"WWW-Authenticate": "Bearer"}
         reason = f"{error.reason}: {request.path}"
-        return web.json_response(_refusal(request, reason, status=error.status), status=error.status, headers=headers)
+        refusal = _refusal(request, reason, status=error.status)
+        answer = web.json_response(refusal, status=error.status, headers=headers)
+        if error.status == web.HTTPRequestTimeout.status_code:
+            answer.force_close()
+        return answer
     except Exception as error:
         if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
             # The caller has left. A frame of aiohttp may hold the error, whose traceback holds all frames and what they
