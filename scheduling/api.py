@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 from uuid import uuid4
 
 from command_line.client_tls import ClientTlsError, client_context
+from command_line.failures import reason_of
 from managed_ledger.names import full_topic_name
 from managed_ledger.value_types import Json
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
@@ -126,8 +127,7 @@ class ScheduleApi:
         except HTTPError as error:
             raise _refusal(error) from error
         except (URLError, HTTPException, OSError) as error:
-            reason = error.reason if isinstance(error, URLError) else error
-            raise ServiceUnavailableError(f"no service answers at {self.admin_url}: {reason}") from error
+            raise ServiceUnavailableError(f"no service answers at {self.admin_url}: {reason_of(error)}") from error
         except ValueError as error:
             raise ServiceUnavailableError(f"what answers at {self.admin_url} is no service of Postdate") from error
 

@@ -11,6 +11,7 @@ from urllib.request import Request, urlopen
 from broker.errors import AdminRequestError
 from broker.topics.topic_name import TopicName
 from command_line.client_tls import ClientTlsError, client_context
+from command_line.failures import reason_of
 from command_line.output import iso
 
 TIMEOUT_S: Final = 10.0
@@ -66,7 +67,7 @@ def key_status(
     except ClientTlsError as error:
         raise AdminRequestError(str(error)) from error
     except (HTTPException, OSError) as error:
-        raise AdminRequestError(f"no service answers at {url}: {error}; see --url") from error
+        raise AdminRequestError(f"no service answers at {url}: {reason_of(error)}; see --url") from error
     except ValueError as error:
         raise AdminRequestError(f"what answers at {url} is no service of Postdate; see --url") from error
     return status

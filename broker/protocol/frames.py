@@ -73,6 +73,14 @@ UnparsedFrame = tuple[bytes, int, int, int]
 """Bytes that hold a frame whole, and where in them its command begins, its command ends, and it ends."""
 
 
+_HTTP_BEGINNINGS: Final = frozenset(
+    {b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI "}
+)
+"""The first four bytes of requests of HTTP, by method; as the size of a frame each is above a gigabyte."""
+
+_HTTP_ADVICE: Final = ": this looks like HTTP, which the web port speaks (webServicePort)"
+
+
 class FrameSplitter:
     """Cuts the byte stream of one connection into frames.
 
@@ -105,7 +113,8 @@ class FrameSplitter:
         while end - start >= _TWO_U32.size:
             total, command_size = _TWO_U32.unpack_from(data, start)
             if total > self._frame_size_max:
-                raise FrameTooLargeError(f"frame of {total} bytes, more than {self._frame_size_max}")
+                advice = _HTTP_ADVICE if data[start : start + 4] in _HTTP_BEGINNINGS else ""
+                raise FrameTooLargeError(f"frame of {total} bytes, more than {self._frame_size_max}{advice}")
             if command_size + 4 > total:
                 raise ProtocolError(f"command of {command_size} bytes in a frame of {total}")
             if end - start < 4 + total:

@@ -80,6 +80,12 @@ def test_a_too_large_frame_is_refused_before_it_arrives() -> None:
         FrameSplitter(1024).feed(struct.pack(">II", 2**32 - 1, 4))
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
+def test_a_request_of_http_is_named_as_such(method: str) -> None:
+    with pytest.raises(FrameTooLargeError, match="this looks like HTTP, which the web port speaks"):
+        FrameSplitter().feed(f"{method} /metrics HTTP/1.1\r\n".encode())
+
+
 def test_a_frame_may_come_byte_by_byte() -> None:
     frame = framed(send_command(), entry_of(metadata_with().SerializeToString(), bytes(200_000)))
     splitter = FrameSplitter()

@@ -1,0 +1,59 @@
+"""A port that ends connections without an answer may be the broker's, and commands say so."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from broker.cli.key_report import key_status
+from broker.errors import AdminRequestError
+from scheduling.api import ScheduleApi
+from scheduling.errors import ServiceUnavailableError
+
+ADVICE = r"this may be the broker's port \(brokerServicePort\): give the web port \(webServicePort\)"
+
+
+@pytest.fixture
+def port_without_http() -> Iterator[str]:
+    """The address of a port that reads a request and ends the connection, as the broker's does."""
+
+    def end_one() -> None:
+        caller, _ = listener.accept()
+        with caller:
+            caller.recv(65_536)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=end_one)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def test_a_request_about_schedules_names_the_web_port(port_without_http: str) -> None:
+    with pytest.raises(ServiceUnavailableError, match=ADVICE):
+        ScheduleApi(port_without_http).get("/topics")
+
+
+def test_a_question_about_a_key_names_the_web_port(port_without_http: str) -> None:
+    with pytest.raises(AdminRequestError, match=ADVICE):
+        key_status(
+            "t",
+            "sub",
+            "k",
+            is_base64=False,
+            url=port_without_http,
+            token=None,
+            trust_certs=None,
+            client_cert=None,
+            client_key=None,
+        )
+
+
+def test_a_refused_connection_has_no_such_advice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(ServiceUnavailableError) as raised:
+        ScheduleApi(url).get("/topics")
+
+    assert "brokerServicePort" not in str(raised.value)
