@@ -14,7 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
@@ -30,6 +30,8 @@ from broker.network.listening import WebAudience
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
+
+_ADMIN_PREFIX: Final = "/admin/v2"
 
 SHUTDOWN_TIMEOUT_S = 2.0
 """How long a request that is being answered may keep the service from stopping."""
@@ -214,6 +216,10 @@ async def _errors_as_json(
         if error.status == web.HTTPUnauthorized.status_code:
             headers = {"WWW-Authenticate": "Bearer"}
         reason = f"{error.reason}: {request.path}"
+        is_unknown = error.status == web.HTTPNotFound.status_code and request.match_info.route.resource is None
+        if is_unknown and f"{request.path}/".startswith(f"{_ADMIN_PREFIX}/"):
+            # Tools for Pulsar ask for more paths than there are here.
+            reason += f"; see {PREFIX}/openapi.json for the paths that there are"
         refusal = _refusal(request, reason, status=error.status)
         answer = web.json_response(refusal, status=error.status, headers=headers)
         if error.status == web.HTTPRequestTimeout.status_code:

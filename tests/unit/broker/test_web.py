@@ -135,12 +135,25 @@ def test_a_head_of_the_metrics_makes_no_page() -> None:
     assert ask("HEAD", "/metrics", metrics=collect)[:3] == (200, "text/plain; version=0.0.4; charset=utf-8", "")
 
 
-@pytest.mark.parametrize("path", ["/", "/nothing", "/health/", "/admin/v2/brokers/health/x"])
+@pytest.mark.parametrize("path", ["/", "/nothing", "/health/", "/admin/v2x"])
 def test_an_unknown_path_is_a_404_in_json(path: str) -> None:
     status, content_type, body, _ = ask("GET", path)
 
     assert (status, content_type) == (404, "application/json; charset=utf-8")
     assert body == f'{{"reason": "Not Found: {path}"}}'
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/admin/v2", "/admin/v2/tenants", "/admin/v2/clusters", "/admin/v2/persistent/public/default", "/admin/v2/x/y/z"],
+)
+def test_an_unknown_path_of_the_admin_interface_is_a_404_that_names_the_document(path: str) -> None:
+    status, content_type, body, _ = ask("GET", path)
+
+    assert (status, content_type) == (404, "application/json; charset=utf-8")
+    assert json.loads(body) == {
+        "reason": f"Not Found: {path}; see /postdate/v1/openapi.json for the paths that there are"
+    }
 
 
 def test_another_method_is_a_405_in_json_that_says_what_is_allowed() -> None:
