@@ -302,12 +302,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_reading(self, why: str) -> None:
         """Remove a reason to pause."""
-        self._pauses.discard(why)
+        if why not in self._pauses:
+            return
+        self._pauses.remove(why)
         if not self._pauses and not self.is_closed and self._transport is not None:
+            # An answer to a PING of before may still wait in the socket.
+            self._pings_unanswered = 0
             self._transport.resume_reading()
 
     def check_alive(self) -> None:
-        """Ping a client that has been silent for one interval, and close after the second silent one."""
+        """Ping a client that has been silent for one interval, and close after the second silent one.
+
+        While reading pauses no sign of life can arrive, so the client counts as alive.
+        """
+        if self._pauses:
+            return
         if self._has_received:
             self._has_received = False
             self._pings_unanswered = 0

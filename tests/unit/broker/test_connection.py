@@ -472,6 +472,30 @@ def test_a_silent_client_is_pinged_once_and_then_let_go(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_a_client_is_not_silent_while_nothing_is_read_from_it(tmp_path: Path) -> None:
+    """A client that is closed while the disk is behind sends again what waits for its receipt."""
+
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+
+        def pings_after_a_check() -> int:
+            peer.connection.check_alive()
+            return sum(one.type == BaseCommand.PING for one in peer.answers())
+
+        pings_before = [pings_after_a_check() for _ in range(2)]
+        peer.connection.pause_reading("the disk is behind")
+        pings_meanwhile = [pings_after_a_check() for _ in range(3)]
+        peer.connection.resume_reading("the disk is behind")
+        pings_afterwards = [pings_after_a_check()]
+        was_closed = peer.transport.closed
+        peer.connection.check_alive()
+
+        assert (pings_before, pings_meanwhile, pings_afterwards) == ([0, 1], [1, 1, 1], [2])
+        assert (was_closed, peer.transport.closed) == (False, True)
+
+    play(tmp_path, story)
+
+
 def test_a_client_that_reads_no_more_gives_up_its_consumers_at_once(tmp_path: Path) -> None:
     """Its messages and keys must not wait for the last byte that it will never take."""
 
