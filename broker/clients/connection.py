@@ -41,7 +41,8 @@ from managed_ledger.position import Position
 logger = logging.getLogger(__name__)
 
 PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of a connection that are not durable yet; above it the connection reads nothing."""
+"""Bytes of a connection that are not durable yet; above it the connection reads nothing. `PublishBuffer` has the bound
+of all connections."""
 
 
 UNREAD_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -100,7 +101,12 @@ class Connection(asyncio.BufferedProtocol):
         """Received, and left for the next turns of the event loop."""
         self._handling: asyncio.Task[None] | None = None
         """Handles them; None while there are none."""
-        self._publisher = Publisher(self, pending_bytes_max=publish_pending_bytes_max, refusal_log=service.refusal_log)
+        self._publisher = Publisher(
+            self,
+            pending_bytes_max=publish_pending_bytes_max,
+            buffer=service.publish_buffer,
+            refusal_log=service.refusal_log,
+        )
         self._requests = RequestQueues(
             self._answer_request,
             producer_topic=lambda producer_id: _topic_of(self.producers.get(producer_id)),

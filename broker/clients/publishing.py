@@ -2,7 +2,8 @@
 
 Appending gives a position at once; the receipt waits until the group commit that holds it is synced. So a chunk's
 SENDs share one callback per topic, and receipts leave in SEND order because commits complete in order. Bytes that
-are not durable yet are counted, and reading from the client pauses above a bound: that is the back-pressure.
+are not durable yet are counted, for the connection and for the service, and reading from the client pauses above either
+bound: that is the back-pressure.
 
 When an entry cannot be stored, its producer is closed, as in Pulsar. The client asks for the producer again with
 growing pauses, and sends the messages without a receipt again. An error answer would make most clients end the whole
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Final
 
 from broker.protocol import commands, frames
+from broker.service.publishing_buffer import PublishBuffer
 from broker.service.refusal_log import RefusalLog
 from broker.topics.link import ClientLink
 from broker.topics.topic import Topic
@@ -41,13 +43,17 @@ class Publisher:
 
     Args:
         link: The connection that receipts are written to.
-        pending_bytes_max: Reading pauses while more bytes than this wait to become durable.
+        pending_bytes_max: Reading pauses while more bytes of this connection wait to become durable.
+        buffer: Counts the bytes of all connections.
         refusal_log: Logs the messages that are refused.
     """
 
-    def __init__(self, link: ClientLink, *, pending_bytes_max: int, refusal_log: RefusalLog) -> None:
+    def __init__(
+        self, link: ClientLink, *, pending_bytes_max: int, buffer: PublishBuffer, refusal_log: RefusalLog
+    ) -> None:
         self._link = link
         self._pending_bytes_max = pending_bytes_max
+        self._buffer = buffer
         self._receipts: dict[ManagedLedger, list[Receipt]] = {}
         self._bytes: dict[ManagedLedger, int] = {}
         self._pending_bytes = 0
@@ -93,6 +99,7 @@ class Publisher:
         for ledger, receipts in self._receipts.items():
             size = self._bytes[ledger]
             self._pending_bytes += size
+            self._buffer.add(self._link, size)
             ledger.committed().add_done_callback(partial(self._on_committed, receipts, size))
         self._receipts, self._bytes = {}, {}
         if self._pending_bytes > self._pending_bytes_max:
@@ -118,6 +125,7 @@ class Publisher:
 
     def _on_committed(self, receipts: list[Receipt], size: int, committed: "asyncio.Future[None]") -> None:
         self._pending_bytes -= size
+        self._buffer.remove(size)
         if self._pending_bytes <= self._pending_bytes_max // 2:
             self._link.resume_reading("the disk is behind")
         # After a failed commit, the topic has closed its producers.

@@ -108,6 +108,20 @@ class BrokerConfig:
     )
     """The largest message in bytes, metadata included; a larger one closes its connection. Default 5,242,880."""
 
+    publish_buffer_bytes_max: int = field(
+        default=256 * 2**20,
+        metadata={
+            "key": "maxMessagePublishBufferSizeInMB",
+            "factor": 2**20,
+            "range": (2**20 * _INT32[0], 2**20 * _INT32[1]),
+        },
+    )
+    """Bytes of messages that may wait for the disk, of all connections; above it, nothing is read from senders.
+
+    Larger takes more memory while the disk stalls; 0 or less is no bound. Default 268,435,456, Pulsar's half of the
+    direct memory.
+    """
+
     keep_alive_interval_s: int = field(default=30, metadata={"key": "keepAliveIntervalSeconds", "range": _INT32})
     """A client silent for this long is asked for a sign of life, and disconnected after as long again.
 

@@ -36,6 +36,7 @@ from broker.scheduled.delayed_counts import note_delayed
 from broker.scheduled.due_times import note_due_times
 from broker.service.clock_steps import steady_ms
 from broker.service.jobs import PeriodicJobs
+from broker.service.publishing_buffer import PublishBuffer
 from broker.service.refusal_log import RefusalLog
 from broker.service.resting import RestingTopics
 from broker.service.scheduler import Job
@@ -106,6 +107,7 @@ class Service:
         self.connections: set[ClientLink] = set()
         self.refusal_log = RefusalLog()
         """The lines about clients that are refused again and again."""
+        self.publish_buffer = PublishBuffer(config.publish_buffer_bytes_max)
         self.connection_controller = ConnectionController(config.limits)
         self.topics: dict[TopicName, Topic] = {}
         self.public_host = _public_host(config)

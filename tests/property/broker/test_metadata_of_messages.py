@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from broker.clients.publishing import Publisher
 from broker.protocol.frames import Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from broker.service.publishing_buffer import PublishBuffer
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, PACK_ROW
 from managed_ledger.entries.messages import MessageFilter, messages_of
@@ -81,7 +82,8 @@ def published(metadata: bytes) -> tuple[bytes, bytes]:
     topic = SimpleNamespace(ledger=ledger, delay_ms_max=0, entries_in_total=0, messages_in_total=0, bytes_in_total=0)
     link: Any = None
     refusals: Any = None
-    Publisher(link, pending_bytes_max=1, refusal_log=refusals).append(topic, send)  # type: ignore[arg-type]
+    publisher = Publisher(link, pending_bytes_max=1, buffer=PublishBuffer(1), refusal_log=refusals)
+    publisher.append(topic, send)  # type: ignore[arg-type]
     return ledger.entries[0], ledger.rows[0]
 
 

@@ -70,6 +70,7 @@ REFUSED = {
     "bucketSnapshotRocksDBWriteBufferSizeMB": ("0", "must be 1 or more"),
     "bucketSnapshotRocksDBBlockCacheSizeMB": ("-1", "must be 1 or more"),
     "maxMessageSize": ("0", "must be from 1 to"),
+    "maxMessagePublishBufferSizeInMB": ("2147483648", "must be from -2147483648 to 2147483647"),
     "keepAliveIntervalSeconds": ("2147483648", "must be from -2147483648 to 2147483647"),
     "connectionLivenessCheckTimeoutMillis": ("-1", "must be from 0 to 3600000"),
     "ttlDurationDefaultInSeconds": ("9223372036854775807", "must be from -9223372036854775 to 9223372036854775"),

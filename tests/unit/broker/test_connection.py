@@ -293,6 +293,28 @@ def test_reading_pauses_while_too_much_waits_for_the_disk(tmp_path: Path) -> Non
     play(tmp_path, story)
 
 
+def test_what_a_closed_connection_has_sent_counts_for_the_others_until_it_is_stored(tmp_path: Path) -> None:
+    """Clients that connect again would otherwise add to the memory for as long as the disk stalls."""
+
+    async def story(service: Service) -> None:
+        closed, other, silent = Peer(service), Peer(service), Peer(service)
+        await producer(closed)
+        await other.request(BaseCommand.PRODUCER, "producer", topic="other", producer_id=1)
+
+        closed.send_bytes(b"".join(send_frame(i, b"x" * 100) for i in range(20)))
+        waiting_bytes = service.publish_buffer.size_bytes
+        closed.connection.close()
+        other.send_bytes(send_frame(0))
+        were_reading = (other.transport.reads, silent.transport.reads)
+        await until(lambda: other.transport.reads)
+
+        assert waiting_bytes > 2_000
+        assert were_reading == (False, True)
+        assert service.publish_buffer.size_bytes <= 500
+
+    play(tmp_path, story, publish_buffer_bytes_max=1_000)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "answer"),
     [

@@ -7,6 +7,7 @@ import pytest
 
 from broker.clients.publishing import RECEIPTS_WAIT_S, Publisher
 from broker.protocol.commands import close_producer
+from broker.service.publishing_buffer import PublishBuffer
 from broker.service.refusal_log import RefusalLog
 from broker.topics.link import ClientLink
 from managed_ledger.errors import LedgerWriteError
@@ -42,7 +43,9 @@ def test_a_client_is_told_of_its_closed_producer_when_the_commit_has_ended_or_ta
 ) -> None:
     async def story() -> list[tuple[float, bytes]]:
         log, link = HeldLog(), RememberedLink()
-        publisher = Publisher(cast(ClientLink, link), pending_bytes_max=1, refusal_log=RefusalLog())
+        publisher = Publisher(
+            cast(ClientLink, link), pending_bytes_max=1, buffer=PublishBuffer(1), refusal_log=RefusalLog()
+        )
 
         publisher.tell_closed(cast(ManagedLedger, log), 7)
         await asyncio.sleep(1)
