@@ -33,7 +33,7 @@ from broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slow
 from broker.topics.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.errors import ConsumerBusyError
+from dispatcher.errors import ConsumerBusyError, DispatcherClosedError
 from dispatcher.lateness import LatenessHistogram
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerError
@@ -272,6 +272,13 @@ class Topic:
         self._joining[consumer] = None
         try:
             return await self._subscribe(consumer, subscription_type, durable=durable, start=start)
+        except DispatcherClosedError:
+            # Its clients come back for it by themselves.
+            raise
+        except Exception:
+            del self._joining[consumer]
+            await self._delete_unused(consumer.subscription_name)
+            raise
         finally:
             self._joining.pop(consumer, None)
             self.note_active()
@@ -367,9 +374,17 @@ class Topic:
             if subscription is None:
                 return
             subscription.remove_consumer(consumer)
-            if not subscription.consumers and not subscription.cursor.is_durable:
-                await subscription.abandon()
-                await self._delete(subscription)
+        await self._delete_unused(consumer.subscription_name)
+
+    async def _delete_unused(self, name: str) -> None:
+        """Delete a reader's subscription that has no consumer, unless one is about to be attached to it."""
+        async with self._changing():
+            subscription = self.subscriptions.get(name)
+            is_joined = any(one.subscription_name == name for one in self._joining)
+            if subscription is None or subscription.cursor.is_durable or subscription.consumers or is_joined:
+                return
+            await subscription.abandon()
+            await self._delete(subscription)
 
     def dismiss_consumer(self, consumer: Consumer) -> None:
         """Close a consumer and tell its client at once; `consumer_left` does the rest."""

@@ -622,6 +622,68 @@ def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> N
     play(tmp_path, after)
 
 
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_a_reader_that_is_refused_leaves_no_subscription_behind(tmp_path: Path, *, has_reader: bool) -> None:
+    """Its cursor would keep ledgers from being deleted for as long as the topic is in use."""
+
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await producer(peer)
+        if has_reader:
+            await subscribe(peer, 1, durable=False)
+
+        sticky_without_ranges = KeySharedMeta(keySharedMode=KeySharedMode.STICKY)
+        answer = await subscribe(peer, 2, durable=False, keySharedMeta=sticky_without_ranges)
+
+        topic = service.topics[TopicName.parse("t")]
+        assert answer.type == BaseCommand.ERROR
+        assert [len(one.consumers) for one in topic.subscriptions.values()] == [1] * has_reader
+        assert len(topic.ledger.cursors) == has_reader
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("way", ["closes its consumer", "leaves"])
+def test_a_client_that_ends_its_subscribe_leaves_no_reader_behind(tmp_path: Path, way: str) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        topic = await service.topic(TopicName.parse("t"))
+        asked = asyncio.ensure_future(subscribe(peer, durable=False))
+        await until(lambda: topic.is_used)
+        if way == "leaves":
+            peer.connection.connection_lost(None)
+            asked.cancel()
+        else:
+            await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
+            await asked
+        await until(lambda: not topic.is_used)
+
+        assert not topic.subscriptions
+        assert not topic.ledger.cursors
+
+    play(tmp_path, story)
+
+
+def test_a_reader_that_comes_while_the_last_one_leaves_keeps_its_subscription(tmp_path: Path) -> None:
+    """It would be told that it is closed before it is told that it is attached, and wait for messages for ever."""
+
+    async def story(service: Service) -> None:
+        holder, other = Peer(service), Peer(service)
+        exclusive = {"subType": CommandSubscribe.Exclusive, "durable": False}
+        await subscribe(holder, **exclusive)
+        asked = asyncio.ensure_future(subscribe(other, **exclusive))
+        await until(lambda: any(one.type == BaseCommand.PING for one in holder.answers()))
+
+        await holder.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
+        holder.send(BaseCommand(type=BaseCommand.PONG, pong={}))
+
+        assert (await asked).type == BaseCommand.SUCCESS
+        (subscription,) = service.topics[TopicName.parse("t")].subscriptions.values()
+        assert [one.link for one in subscription.consumers] == [other.connection]
+
+    play(tmp_path, story, liveness_timeout_ms=3_600_000)
+
+
 async def join_alone(peer: Peer, consumer_id: int, kind: str) -> str:
     """Ask for all hash ranges, or for the whole subscription; return the type of the answer."""
     if kind == "ranges":
