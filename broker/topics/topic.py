@@ -383,8 +383,12 @@ class Topic:
             is_joined = any(one.subscription_name == name for one in self._joining)
             if subscription is None or subscription.cursor.is_durable or subscription.consumers or is_joined:
                 return
-            await subscription.abandon()
-            await self._delete(subscription)
+            try:
+                await subscription.abandon()
+                await self._delete(subscription)
+            except LedgerError as error:
+                # The client has left or was answered: no caller could do more, and the topic is mostly being closed.
+                logger.warning("%s / %s: its cursor could not be deleted: %s", self.name, name, error)
 
     def dismiss_consumer(self, consumer: Consumer) -> None:
         """Close a consumer and tell its client at once; `consumer_left` does the rest."""

@@ -684,6 +684,28 @@ def test_a_reader_that_comes_while_the_last_one_leaves_keeps_its_subscription(tm
     play(tmp_path, story, liveness_timeout_ms=3_600_000)
 
 
+@pytest.mark.parametrize("way", ["closes its consumer", "leaves"])
+def test_a_reader_whose_log_is_closed_meanwhile_holds_up_no_other_consumer_of_its_connection(
+    tmp_path: Path, way: str
+) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await subscribe(peer, 1, topic="closed", durable=False)
+        await subscribe(peer, 2, topic="open")
+        await service.topics[TopicName.parse("closed")].ledger.close()
+        subscription = service.topics[TopicName.parse("open")].subscriptions["s"]
+
+        if way == "leaves":
+            peer.connection.connection_lost(None)
+            await until(lambda: not subscription.consumers)
+        else:
+            answer = await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
+            assert answer.type == BaseCommand.SUCCESS
+            assert len(subscription.consumers) == 1
+
+    play(tmp_path, story)
+
+
 async def join_alone(peer: Peer, consumer_id: int, kind: str) -> str:
     """Ask for all hash ranges, or for the whole subscription; return the type of the answer."""
     if kind == "ranges":
