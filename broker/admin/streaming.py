@@ -40,7 +40,12 @@ JSON_DEPTH_MAX: Final = 4
 
 async def stream_json(request: web.Request, value: Json) -> web.StreamResponse:
     """Answer a request with JSON, which is written in slices; see `send_pieces`."""
-    text, is_packed = json_text(value), takes_gzip(request)
+    return await stream_text(request, json_text(value))
+
+
+async def stream_text(request: web.Request, text: AsyncGenerator[bytes, None]) -> web.StreamResponse:
+    """Answer a request with the text of JSON that is made meanwhile; see `send_pieces`."""
+    is_packed = takes_gzip(request)
     return await send_pieces(
         request,
         packed(text) if is_packed else _pieces(text),

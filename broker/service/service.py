@@ -263,29 +263,34 @@ class Service:
         Raises:
             LedgerWriteError: They could not be stored; nothing has changed, or all is in force and not noted durably.
         """
-        delaying = {topic for topic in self._open_topics_of(owner) if topic.delayed_delivery.is_active}
+        topics = [topic async for topic in self._open_topics_of(owner)]
+        delaying = dict.fromkeys(topic for topic in topics if topic.delayed_delivery.is_active)
         if policies is None or not policies.is_active:
             await side_by_side(topic.keep_delays() for topic in delaying)
         else:
             # Before the change: after a crash in between, too much is delayed, and nothing is early.
-            await side_by_side(topic.settle_delays(policies) for topic in self._open_topics_of(owner))
+            await side_by_side(topic.settle_delays(policies) for topic in topics)
         await self.policies.put(owner, policies)
-        async for topic in in_slices(self._open_topics_of(owner)):
+        topics = [topic async for topic in self._open_topics_of(owner)]
+        async for topic in in_slices(topics):
             topic.apply_delayed_delivery(self.policies.applied(topic.name))
         # Meanwhile messages may have been delayed, and subscriptions made.
         await side_by_side(
             topic.keep_delays()
             if topic in delaying and not topic.delayed_delivery.is_active
             else topic.settle_delays(topic.delayed_delivery)
-            for topic in self._open_topics_of(owner)
+            for topic in topics
         )
 
-    def _open_topics_of(self, owner: PolicyOwner) -> list[Topic]:
-        """Return the open topics for which the policies of an owner are in force, where it has some."""
+    async def _open_topics_of(self, owner: PolicyOwner) -> AsyncIterator[Topic]:
+        """Yield the open topics for which the policies of an owner are in force, where it has some."""
         if isinstance(owner, TopicName):
-            return [self.topics[owner]] if owner in self.topics else []
-        of_namespace = (topic for topic in self.topics.values() if topic.name.namespace_name == owner)
-        return [topic for topic in of_namespace if self.policies.of(topic.name) is None]
+            if owner in self.topics:
+                yield self.topics[owner]
+            return
+        async for topic in in_slices(list(self.topics.values())):
+            if topic.name.namespace_name == owner and self.policies.of(topic.name) is None:
+                yield topic
 
     @completed
     async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -374,6 +375,49 @@ def test_many_pieces_of_work_begin_few_at_a_turn_and_wait_together() -> None:
         assert [str(error) for error in await all_of_them] == ["the first one"]
         with pytest.raises(ValueError, match="the first one"):
             await side_by_side([work(0)])
+
+    asyncio.run(scenario())
+
+
+class CountedFuture(asyncio.Future[None]):
+    """Counts how often it is asked to tell of its end."""
+
+    asked = 0
+
+    def add_done_callback(self, *args: Any, **kwargs: Any) -> None:
+        CountedFuture.asked += 1
+        super().add_done_callback(*args, **kwargs)
+
+
+def test_no_turn_takes_on_the_ends_of_many_pieces_of_work() -> None:
+    async def scenario() -> int:
+        works: list[Any] = [CountedFuture() for _ in range(5 * BEGUN_A_TURN_MAX)]
+        all_of_them = asyncio.ensure_future(side_by_side(works))
+        most = before = CountedFuture.asked
+        while not all_of_them.done():
+            await asyncio.sleep(0)
+            most, before = max(most, CountedFuture.asked - before), CountedFuture.asked
+            if before:
+                for work in works:
+                    if not work.done():
+                        work.set_result(None)
+        return most
+
+    assert 0 < asyncio.run(scenario()) <= BEGUN_A_TURN_MAX
+
+
+def test_all_pieces_of_work_end_with_the_one_that_waits_for_them() -> None:
+    async def scenario() -> None:
+        works: list[Any] = [asyncio.get_running_loop().create_future() for _ in range(2 * BEGUN_A_TURN_MAX)]
+        all_of_them = asyncio.ensure_future(side_by_side(works))
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+        all_of_them.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await all_of_them
+
+        assert all(work.cancelled() for work in works)
 
     asyncio.run(scenario())
 
