@@ -3,12 +3,12 @@
 Snapshots are derived from the log, so none is worth a repair. A folder that a writer cannot open, that is empty though
 it has tables, or that has another layout, is renamed and kept, an empty one takes its place, and the trackers read
 again from the log what cursor properties name and the folder no longer has. So is one in which a folder, a pipe or a
-link to nowhere stands where RocksDB has a file, and a file or a pipe in the place of the folder: no further try helps.
-One line of the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it
-is, and the opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk
-fails, the target of a link is not there, or the folder has a log or another program's database: no writer of ours has
-left its lock there, and our mark cannot be read from it. A folder that cannot be renamed, as a mount point, is emptied
-into a folder in it (`put_aside`).
+link to nowhere stands where RocksDB has a file, and a pipe or an empty file in the place of the folder: no further try
+helps. One line of the log at level ERROR names the folder. A folder that cannot be opened for another reason stays
+where it is, and the opening raises an error: another process has the folder open, rights are missing, the disk is full,
+the disk fails, the target of a link is not there, a file with bytes stands in its place, or the folder has a log or
+another program's database: no writer of ours has left its lock there, and our mark cannot be read from it. A folder
+that cannot be renamed, as a mount point, is emptied into a folder in it (`put_aside`).
 
 A folder that is removed or replaced under its writer is opened again at the next write, with its files of then.
 
@@ -104,8 +104,8 @@ def open_to_write(path: Path, *, memory: RocksDBMemory, damage: str | None = Non
 
     Raises:
         StorageLockedError: It is in use by another writer.
-        StorageAccessError: It cannot be written, is a link to nowhere or to files of others, or has a log or a database
-            of others.
+        StorageAccessError: It cannot be written, is a file, is a link to nowhere or to files of others, or has a log or
+            a database of others.
         StorageUnavailableError: The disk refuses.
     """
     lock = _locked(path, memory)
@@ -167,12 +167,16 @@ def open_to_read(path: Path, *, memory: RocksDBMemory, pause: Callable[[float], 
 def _locked(path: Path, memory: RocksDBMemory) -> WriterLock:
     with Translated(error_of, path, "use the folder"):
         is_something_else = os.path.lexists(path) and not path.is_dir()
+        is_others_file = path.is_file() and path.stat().st_size > 0
         # The snapshots may be whole, on a disk that is not mounted yet.
         is_target_missing = path.is_symlink() and not path.exists()
         has_log = not is_something_else and _has_log(path)
         foreign = None if is_something_else or not path.is_symlink() else _first_foreign(path)
     if is_target_missing:
         raise StorageAccessError(f"the target of the link {path} is not there: mount it, or remove the link")
+    if is_others_file:
+        # No writer of ours makes one there. Put aside, it would be gone from its place, and later be removed.
+        raise StorageAccessError(f"{path} is a file, not a folder of snapshots: name a folder, or move the file away")
     if has_log:
         # A log is not derived. Put aside, it would be gone from its place, and later be removed.
         raise StorageAccessError(f"{path} is a folder with a log of messages: mend the link, or move the log away")

@@ -3,8 +3,8 @@
 A folder is put aside by a rename, `snapshots` to `snapshots-put-aside-<time>`, where it really is: behind a link its
 target is renamed, and the link stays. A folder that cannot be renamed, as a mount point, gives its files to a new
 folder in it, `snapshots/put-aside-<time>`. No program reads what was put aside: its index was read from the log again.
-It is kept as evidence of the disk's fault, until an operator removes it. A file, or a link to one, that stands where
-the folder should be is put aside by a rename too.
+It is kept as evidence of the disk's fault, until an operator removes it. An empty file or a pipe, or a link to
+one, that stands where the folder should be is put aside by a rename too.
 """
 
 import os

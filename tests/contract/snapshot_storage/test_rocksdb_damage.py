@@ -600,10 +600,19 @@ def _make_looping_link(place: Path) -> None:
     place.symlink_to(place)
 
 
-def _make_link_to_a_file(place: Path) -> None:
+def _make_link_to_an_empty_file(place: Path) -> None:
     other = place.with_name("other")
-    other.write_text("not ours")
+    other.touch()
     place.symlink_to(other)
+
+
+def _make_text(place: Path) -> None:
+    place.write_text("not ours")
+
+
+def _make_link_to_a_text(place: Path) -> None:
+    _make_text(place.with_name("other"))
+    place.symlink_to("other")
 
 
 def _make_socket(place: Path) -> None:
@@ -682,7 +691,7 @@ def test_a_link_to_nowhere_in_the_place_of_the_folder_is_refused_and_kept(
         assert (target / "CURRENT").is_file()
 
 
-@pytest.mark.parametrize("make", [Path.touch, mkfifo, _make_link_to_a_file])
+@pytest.mark.parametrize("make", [Path.touch, mkfifo, _make_link_to_an_empty_file])
 def test_what_is_no_folder_in_the_place_of_the_folder_is_put_aside(
     tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -705,7 +714,29 @@ def test_what_is_no_folder_in_the_place_of_the_folder_is_put_aside(
     assert [one.path for one in put_aside_folders(path)] == [aside]
     remove_put_aside(*put_aside_folders(path))
     assert not os.path.lexists(aside)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["other", "snapshots"][make is not _make_link_to_a_file :]
+    assert (
+        sorted(one.name for one in tmp_path.iterdir())
+        == ["other", "snapshots"][make is not _make_link_to_an_empty_file :]
+    )
+
+
+@pytest.mark.parametrize("make", [_make_text, _make_link_to_a_text])
+def test_a_file_with_bytes_in_the_place_of_the_folder_is_refused_and_kept(
+    tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no snapshots of ours; put aside, it would be offered for removal."""
+    path = tmp_path / "snapshots"
+    make(path)
+    before = {one.name: one.is_symlink() for one in tmp_path.iterdir()}
+
+    with pytest.raises(StorageAccessError) as refused:
+        _opened(path)
+
+    assert str(refused.value) == f"{path} is a file, not a folder of snapshots: name a folder, or move the file away"
+    assert {one.name: one.is_symlink() for one in tmp_path.iterdir()} == before
+    assert path.read_text() == "not ours"
+    assert not put_aside_folders(path)
+    assert not caplog.records
 
 
 def test_a_folder_that_took_the_place_meanwhile_is_not_put_aside(tmp_path: Path) -> None:
