@@ -113,11 +113,11 @@ def test_no_turn_checks_the_permissions_of_two_connections(tmp_path: Path, monke
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize(("owner", "looks_max"), [("public/default", 2), (TopicName.parse("t3"), 0)])
+@pytest.mark.parametrize(("owner", "looks_max"), [("public/default", 1), (TopicName.parse("t3"), 0)])
 def test_no_turn_looks_for_the_topics_of_a_policy_among_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: PolicyOwner, looks_max: int
 ) -> None:
-    """One topic is found without a search. Of a namespace, each topic is looked at, and then asked for its policies."""
+    """One topic is found without a search. Of a namespace, each is looked at in a turn."""
 
     async def story() -> list[int]:
         service = await open_service(tmp_path)
