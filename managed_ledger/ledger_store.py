@@ -164,6 +164,11 @@ class LedgerStore:
         """All that exist, open or not."""
         return sorted(self._owner_ids)
 
+    @property
+    def managed_ledger_count(self) -> int:
+        """How many exist, open or not."""
+        return len(self._owner_ids)
+
     def has_managed_ledger(self, name: str) -> bool:
         """Whether one of this name exists, open or not."""
         return name in self._owner_ids

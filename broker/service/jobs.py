@@ -118,7 +118,7 @@ class PeriodicJobs:
             messages_in_total += topic.messages_in_total
         logger.info(
             "%d topics, %d connections, %d messages in since the start",
-            len(self._store.managed_ledger_names()),
+            self._store.managed_ledger_count,
             len(self._connections),
             messages_in_total,
         )
