@@ -122,11 +122,16 @@ class RestingTopics:
         async for topic in self.open_topics():
             if topic.is_used:
                 topic.note_use()
-            elif self._now_ms() - topic.last_used_ms >= REST_AFTER_MS and not self._is_to_be_deleted(topic):
+            elif self._is_unused(topic):
                 await self._service.note_last_due_times(topic)
-                # Meanwhile a client may have come, or another call may have closed the topic.
-                if not (topic.is_used or topic.looks) and self._service.topics.get(topic.name) is topic:
+                # Meanwhile it may have been used, or another call may have closed it.
+                if self._is_unused(topic) and self._service.topics.get(topic.name) is topic:
                     await self._rest(topic)
+
+    def _is_unused(self, topic: Topic) -> bool:
+        """Whether a topic was not used for a while, has no question about it under way, and is not to be deleted."""
+        is_idle = self._now_ms() - topic.last_used_ms >= REST_AFTER_MS
+        return is_idle and not (topic.is_used or topic.looks or self._is_to_be_deleted(topic))
 
     @asynccontextmanager
     async def looked_at(self, name: TopicName) -> AsyncIterator[Topic | None]:

@@ -24,6 +24,7 @@ from broker.topics.inactive import (
 )
 from broker.topics.limits import LimitsConfig
 from broker.topics.policies import DelayedDeliveryPolicies
+from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import LedgerWriteError
@@ -273,6 +274,26 @@ def test_a_survey_tells_of_every_topic_and_leaves_none_open(tmp_path: Path) -> N
 
     play(tmp_path, before)
     play(tmp_path, after)
+
+
+def test_a_topic_that_is_used_while_it_is_about_to_rest_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        async def used_meanwhile(_: Topic) -> None:
+            await service.existing_topic(NAME)
+
+        await service.topic(NAME)
+        clock.now_ms += REST_AFTER_MS
+        with monkeypatch.context() as patched:
+            patched.setattr(service, "note_last_due_times", used_meanwhile)
+            await service.resting.rest_unused()
+        assert NAME in service.topics
+        clock.now_ms += REST_AFTER_MS
+        await service.resting.rest_unused()
+        assert NAME not in service.topics
+
+    play(tmp_path, story)
 
 
 def test_topics_are_counted_before_anything_else_is_known_of_them(tmp_path: Path) -> None:
