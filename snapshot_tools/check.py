@@ -94,8 +94,8 @@ async def _look(
         done += summary.info.length_bytes
         advance(done, total)
     # All properties, as one of another topic may name a snapshot of this one by mistake.
-    everyone = await place.properties(Filter())
-    orphan_ids = {info.bucket_id for info in orphans(infos, everyone)}
+    all_properties = await place.properties(Filter())
+    orphan_ids = {info.bucket_id for info in orphans(infos, all_properties)}
     verdict.problems += [
         problem
         for problem in ownership_problems(infos, properties)

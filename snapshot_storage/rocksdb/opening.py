@@ -207,6 +207,9 @@ def _has_log(path: Path) -> bool:
 def _has_other_database(path: Path, memory: RocksDBMemory) -> bool:
     """Whether there is a database in a folder in which no writer of ours has been, and which is no copy of one of ours.
 
+    A copy may lack the empty lock file, and what else is damaged may be the only other mark. One beside a log of
+    messages is a service's all the same.
+
     Raises:
         SnapshotStorageError: The system refuses.
     """
@@ -214,15 +217,17 @@ def _has_other_database(path: Path, memory: RocksDBMemory) -> bool:
         has_database = any(any(path.glob(name)) for name in ("CURRENT", "MANIFEST-*", "*.sst"))
         if os.path.lexists(path / LOCK_FILE) or not has_database:
             return False
+        if not path.is_symlink() and any(path.parent.glob(f"*/{LOG_MARKER_FILE}")):
+            return False
     try:
         store = RocksDBStore(open_store_to_read(path, _settings(memory)))
+        try:
+            found = store.get(DEFAULT_FAMILY, FORMAT_KEY)
+        finally:
+            store.release()
     except (StorageCorruptedError, StorageUnavailableError):
         # Another order of keys, or damage: a missing file is an outage to a reader.
         return True
-    try:
-        found = store.get(DEFAULT_FAMILY, FORMAT_KEY)
-    finally:
-        store.release()
     return found is None or not found.startswith(MARK)
 
 

@@ -51,7 +51,10 @@ class Machine:
         subprocess.run(["tar", "--extract", "--file", debian_tar(), "--directory", self.root], check=True)
         shutil.copytree(wheels, self.root / "wheels")
         (self.root / "etc/pip.conf").write_text(pip_configuration(Path("/wheels")))
-        shutil.copy(UNIT, self.root / UNIT.name)
+        # As in the repository, which is the folder / here.
+        folder = self.root / UNIT.parent.relative_to(ROOT)
+        folder.mkdir(parents=True)
+        shutil.copy(UNIT, folder)
 
     def install(self) -> None:
         """Run the steps of the unit's head; before the last, which starts the service, choose free ports.

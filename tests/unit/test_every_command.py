@@ -263,3 +263,11 @@ def test_an_early_interrupt_leaves_no_traceback(module: str, names: dict[str, st
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["postdate"] * (result.returncode == 130)
+
+
+def test_each_command_and_each_extra_is_on_a_page() -> None:
+    from command_line.extras import MODULES_OF_EXTRAS
+
+    pages = "\n".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
+    assert [name for name in COMMANDS if f"postdate {name}" not in pages] == []
+    assert [extra for extra in MODULES_OF_EXTRAS if f"`{extra}`" not in pages] == []

@@ -69,7 +69,7 @@ function newTime(onchange) {
   return { content: el("div", { class: "tools" }, labelled("New time", kind), amount, unit, at), value };
 }
 
-/** How many messages a change would concern, from the answer of its dry run: what is due already is cancelled but not moved. */
+/** How many messages a change would concern, from the answer of its dry run; messages that are due already are cancelled but not moved. */
 const changing = (answer, kind) => (kind === "cancel" ? answer.matched : answer.matched - answer.alreadyDue - (answer.skipped ?? 0));
 
 /** Whether a refusal ends where batches of which only a part is meant or left stay where they are. */

@@ -70,7 +70,7 @@ export function showLive(view) {
       lateness.replaceChildren(...shown(now, before));
       before = now;
     } catch (error) {
-      const advice = error.status === 401 || error.status === 403 ? "/metrics is not for everybody here; ask with a token that is known." : "The topic's rates are told all the same.";
+      const advice = error.status === 401 || error.status === 403 ? "/metrics is not open to all here; ask with a token that is known." : "The topic's rates are told all the same.";
       lateness.replaceChildren(el("p", { class: "quiet" }, `Lateness cannot be read: ${error.message}. ${advice}`));
     }
   });

@@ -73,7 +73,7 @@ export function messageList(view) {
       el("td", {}, el("a", { href: `${topicLink(view.name, "search", view.subscription)}?${message.messageId}`, title: "Why is it not here yet?" }, message.messageId)));
   }
 
-  /** Show a page that somebody asked for: nothing of it is chosen, and it is announced. */
+  /** Show a page that was asked for: nothing of it is chosen, and it is announced. */
   function loadAnew() {
     chosen.clear();
     shown = "";

@@ -2,7 +2,7 @@
 
 const WAIT_FACTOR = 5;
 
-/** Call `look` now and every `everyMs`, less often where it takes long; what fails is shown and tried again. */
+/** Call `look` now and every `everyMs`, less often where it takes long; a failure is shown, and the call tried again. */
 export function poll(view, everyMs, look) {
   let timer = null;
   async function once() {

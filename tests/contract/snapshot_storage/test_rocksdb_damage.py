@@ -23,6 +23,7 @@ from typing import NamedTuple
 import pytest
 from rocksdict import Options, Rdict
 
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -555,6 +556,39 @@ def test_the_database_of_another_program_is_refused_and_not_touched(
         _opened(path)
     assert {file.name: file.read_bytes() for file in target.iterdir()} == files
     assert not _aside(path)
+
+
+def _damage_format(path: Path) -> None:
+    (table,) = path.glob("*.sst")
+    whole = table.read_bytes()
+    table.write_bytes(whole.replace(b"format", b"FORMAT", 1))
+    assert table.read_bytes() != whole
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: (path / "CURRENT").unlink(),
+        lambda path: next(path.glob("MANIFEST-*")).unlink(),
+        _damage_format,
+    ],
+    ids=["CURRENT", "MANIFEST", "format"],
+)
+def test_a_damaged_copy_that_lacks_its_empty_files_is_known_by_the_log_beside_it(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "data" / "snapshots"
+    folder = _opened(path)
+    _fill(folder, 3)
+    folder.close()
+    (path / "WRITER").unlink()
+    harm(path)
+    with pytest.raises(StorageAccessError, match="not known as Postdate's"):
+        _opened(path)
+    (tmp_path / "data" / "ledgers").mkdir()
+    (tmp_path / "data" / "ledgers" / LOG_MARKER_FILE).touch()
+    _opened(path).close()
+    assert len(_aside(path)) == 1
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])

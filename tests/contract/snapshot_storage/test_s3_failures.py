@@ -151,7 +151,7 @@ def test_a_conflict_with_another_writer_never_deletes_what_that_one_wrote() -> N
 
 
 def test_uploads_that_may_not_be_listed_do_not_stop_the_start() -> None:
-    """They cost space, and not everyone has the right."""
+    """They cost space, and not every user has the right."""
 
     async def scenario(config: S3Config) -> None:
         async with S3BucketSnapshotStorage(config) as storage:

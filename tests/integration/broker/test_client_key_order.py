@@ -190,7 +190,7 @@ def test_the_ordering_key_goes_before_the_partition_key(clients: Clients, topic:
 
 
 def test_messages_without_a_key_are_spread(clients: Clients, topic: str) -> None:
-    """Without a key the producer's name and the sequence id decide, so that everyone gets some."""
+    """Without a key the producer's name and the sequence id decide, so that each consumer gets some."""
     consumers = [subscribe(clients.new(), topic, ConsumerType.KeyShared, consumer_name=name) for name in "abc"]
 
     send_all(clients.new().create_producer(topic), ["x"] * 60)

@@ -61,12 +61,20 @@ def test_the_longest_intervals_can_be_waited_for() -> None:
     }
     config = load_config(None, environment={}, overrides=[f"{key}={2**31 - 1}" for key in longest])
 
+    begun: list[str] = []
+
     async def scenario() -> None:
-        housekeeping = Housekeeping([Job(name, getattr(config, name), lambda: None) for name in longest.values()])
+        long_jobs = [Job(name, getattr(config, name), lambda: begun.append("long")) for name in longest.values()]
+        enough = asyncio.Event()
+        housekeeping = Housekeeping([*long_jobs, Job("short", INTERVAL_S, enough.set)])
         housekeeping.start()
+        # Those that wait for decades keep no other job from its turn.
+        await enough.wait()
         await housekeeping.close(CLOSE_TIMEOUT_S)
 
     run_until_done(scenario)
+    assert min(getattr(config, name) for name in longest.values()) == 2**31 - 1
+    assert begun == []
 
 
 def test_what_could_not_start_is_closed_in_silence() -> None:
