@@ -125,7 +125,7 @@ def test_where_metrics_are_refused_alone_the_rates_are_told_all_the_same(
     try:
         page.topic(topic, "live")
 
-        page.text_has("#lateness", "Lateness cannot be read: not from here. /metrics is not for everybody here")
+        page.text_has("#lateness", "Lateness cannot be read: not from here. /metrics is not open to all here")
         page.text_has("#rates dt", "Out")
         assert not page.one("#problem").is_displayed()
     finally:
