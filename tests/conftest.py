@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Properties name no numbers of their own: how much is tried is chosen by `--hypothesis-profile`. `ci` tries the same in each
-# run, so that a failure there is of the change; `long` is for a hunt by hand.
+# Properties name no numbers of their own: how much is tried is chosen by `--hypothesis-profile`. `ci` tries the same in
+# each run, so that a failure there is of the change; `long` is for a hunt by hand.
 settings.register_profile("fast", deadline=None, max_examples=10, stateful_step_count=30)
 settings.register_profile("default", deadline=None, max_examples=60, stateful_step_count=50)
 settings.register_profile("ci", deadline=None, max_examples=200, stateful_step_count=60, derandomize=True)
