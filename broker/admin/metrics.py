@@ -6,7 +6,6 @@ topics have none, as in Pulsar. With `exposeConsumerLevelMetricsInPrometheus`, e
 """
 
 from array import array
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import isnan
@@ -48,11 +47,11 @@ async def stream_metrics(
     deleted: Iterable[DeletedTopics] = (),
     *,
     connection_count: int,
+    topic_counts: Mapping[str, int],
     is_by_topic: bool,
     is_by_consumer: bool,
     turns: LoopTurns | None,
     store: StoreSnapshot | None = None,
-    topic_counts: Mapping[str, int] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Write the metrics in slices: 10,000 topics take seconds, and deliveries go on between two slices.
 
@@ -61,18 +60,19 @@ async def stream_metrics(
         topics: Gives the figures of one topic after the other.
         deleted: The counts of deleted topics, as they are at the moment that says which topics there are.
         connection_count: Open connections.
+        topic_counts: The topics by namespace, also those of which no figures are known yet.
         is_by_topic: Whether topics and subscriptions have series of their own.
         is_by_consumer: Whether consumers have, too.
         turns: How long the turns of the event loop took.
         store: The state of the log and of the process for snapshots.
-        topic_counts: The topics by namespace, also those of which no figures are known yet; None for those given.
     """
-    page = MetricsPage(cluster, is_by_topic=is_by_topic, is_by_consumer=is_by_consumer, topic_counts=topic_counts)
+    page = MetricsPage(cluster, is_by_topic=is_by_topic, is_by_consumer=is_by_consumer)
     async for topic in in_slices(topics):
         page.add(topic)
     for one in deleted:
         page.add_deleted(one)
-    async for chunk in in_slices(page.chunks(connection_count=connection_count, turns=turns, store=store)):
+    chunks = page.chunks(connection_count=connection_count, topic_counts=topic_counts, turns=turns, store=store)
+    async for chunk in in_slices(chunks):
         yield chunk
 
 
@@ -83,22 +83,12 @@ class MetricsPage:
         cluster: The cluster's name.
         is_by_topic: Whether each topic and subscription has series of its own; else each namespace has.
         is_by_consumer: Whether each consumer has some, too.
-        topic_counts: The topics by namespace; None for those that are added.
     """
 
-    def __init__(
-        self,
-        cluster: str,
-        *,
-        is_by_topic: bool,
-        is_by_consumer: bool = False,
-        topic_counts: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, cluster: str, *, is_by_topic: bool, is_by_consumer: bool = False) -> None:
         self._cluster = {"cluster": cluster}
         self._is_by_topic = is_by_topic
         self._is_by_consumer = is_by_topic and is_by_consumer
-        self._topic_counts = topic_counts
-        self._added_counts = Counter[str]()
         self._topics = _Table(TOPIC_FIGURES, is_summed=not is_by_topic)
         self._windows = _Table(WINDOW_FIGURES, is_summed=not is_by_topic)
         self._lateness: dict[str, tuple[Labels, list[int], int]] = {}
@@ -131,7 +121,6 @@ class MetricsPage:
             self._add_index(at, one.tracker, summed(one.tracker, one.index_counters_before))
 
     def _add_topic(self, labels: Labels, topic: TopicSnapshot) -> None:
-        self._added_counts[topic.namespace] += 1
         self._topics.add(labels, topic)
         if topic.appended is not None and topic.appended.entries:
             self._windows.add(labels, topic)
@@ -202,18 +191,23 @@ class MetricsPage:
                 self._latency_sums.add(of_kind, operation.latency_sum_ms)
 
     def chunks(
-        self, *, connection_count: int, turns: LoopTurns | None, store: StoreSnapshot | None = None
+        self,
+        *,
+        connection_count: int,
+        topic_counts: Mapping[str, int],
+        turns: LoopTurns | None,
+        store: StoreSnapshot | None = None,
     ) -> Iterator[bytes]:
         """Write everything, some hundred lines at a time.
 
         Args:
             connection_count: Open connections.
+            topic_counts: The topics by namespace.
             turns: How long the turns of the event loop took, None where that is not measured.
             store: The state of the log and of the process for snapshots.
         """
         cluster = label_text(self._cluster)
         yield from family("postdate_connections", "Open client connections.", [(cluster, connection_count)])
-        topic_counts = self._added_counts if self._topic_counts is None else self._topic_counts
         counted = ((label_text({**self._cluster, "namespace": name}), n) for name, n in topic_counts.items())
         yield from family("pulsar_topics_count", "Topics.", counted)
         if turns is not None:

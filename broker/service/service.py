@@ -44,6 +44,7 @@ from broker.service.snapshot_storages import service_storage_of
 from broker.service.storage_opening import StorageOpening
 from broker.service.topic_opening import TopicOpener
 from broker.slices import Turns, in_slices, side_by_side
+from broker.topics.delayed_range import note_delays, settle_notes
 from broker.topics.limits import ConnectionController
 from broker.topics.link import ClientLink
 from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
@@ -266,19 +267,19 @@ class Service:
         topics = [topic async for topic in self._open_topics_of(owner)]
         delaying = dict.fromkeys(topic for topic in topics if topic.delayed_delivery.is_active)
         if policies is None or not policies.is_active:
-            await side_by_side(topic.keep_delays() for topic in delaying)
+            await side_by_side(note_delays(topic.ledger) for topic in delaying)
         else:
             # Before the change: after a crash in between, too much is delayed, and nothing is early.
-            await side_by_side(topic.settle_delays(policies) for topic in topics)
+            await side_by_side(settle_notes(topic.ledger, policies) for topic in topics)
         await self.policies.put(owner, policies)
         topics = [topic async for topic in self._open_topics_of(owner)]
         async for topic in in_slices(topics):
             topic.apply_delayed_delivery(self.policies.applied(topic.name))
         # Meanwhile messages may have been delayed, and subscriptions made.
         await side_by_side(
-            topic.keep_delays()
+            note_delays(topic.ledger)
             if topic in delaying and not topic.delayed_delivery.is_active
-            else topic.settle_delays(topic.delayed_delivery)
+            else settle_notes(topic.ledger, topic.delayed_delivery)
             for topic in topics
         )
 
@@ -339,6 +340,7 @@ class Service:
             ),
             self.resting.deleted(),
             connection_count=len(self.connections),
+            topic_counts=dict(self._topic_counts),
             is_by_topic=self.config.has_topic_metrics,
             is_by_consumer=self.config.has_consumer_metrics,
             turns=turns_of(asyncio.get_running_loop()),
@@ -351,7 +353,6 @@ class Service:
                 disk_size_bytes=disk_size_bytes,
                 disk_free_bytes=disk_free_bytes,
             ),
-            topic_counts=dict(self._topic_counts),
         )
         async for chunk in chunks:
             yield chunk

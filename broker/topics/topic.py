@@ -20,7 +20,7 @@ from broker.errors import (
 )
 from broker.slices import in_slices
 from broker.topics.consumer import Consumer
-from broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, note_delays, settle_notes
+from broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS
 from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
 from broker.topics.limits import LimitsConfig
@@ -396,22 +396,6 @@ class Topic:
         if subscription is not None:
             subscription.remove_consumer(consumer)
         consumer.disconnect()
-
-    async def keep_delays(self) -> None:
-        """Note that messages in the log keep their times when delays are switched off; durable on return.
-
-        Raises:
-            LedgerWriteError: That could not be stored.
-        """
-        await note_delays(self.ledger)
-
-    async def settle_delays(self, policies: DelayedDeliveryPolicies) -> None:
-        """Bring what is noted of delays in line with policies; durable on return.
-
-        Raises:
-            LedgerWriteError: That could not be stored.
-        """
-        await settle_notes(self.ledger, policies)
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies in force."""

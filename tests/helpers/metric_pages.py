@@ -1,5 +1,6 @@
 """The metrics of a whole service as one text."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,4 +28,10 @@ def metrics_text(snapshot: ServiceSnapshot) -> bytes:
     page = MetricsPage(snapshot.cluster, is_by_topic=snapshot.is_by_topic, is_by_consumer=snapshot.is_by_consumer)
     for topic in snapshot.topics:
         page.add(topic)
-    return b"".join(page.chunks(connection_count=snapshot.connection_count, turns=snapshot.turns, store=snapshot.store))
+    chunks = page.chunks(
+        connection_count=snapshot.connection_count,
+        topic_counts=Counter(topic.namespace for topic in snapshot.topics if topic.part != "subscriptions"),
+        turns=snapshot.turns,
+        store=snapshot.store,
+    )
+    return b"".join(chunks)

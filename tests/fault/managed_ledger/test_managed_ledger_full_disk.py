@@ -12,11 +12,12 @@ import pytest
 
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.database import RocksDatabase
-from managed_ledger.disk.keys import CURSOR_MARK_DELETE, Family, block_key, cursor_state_key, ledger_range
+from managed_ledger.disk.keys import Family, ledger_range
 from managed_ledger.errors import AppendRefusedError, LedgerError, LedgerWriteError, StoreFullError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from tests.helpers.deleted_ledgers import write_deleted_ledger
 from tests.helpers.log_reading import read_entries
 from tests.helpers.small_disk import fill_up, free_bytes, small_disk
 
@@ -101,17 +102,7 @@ def test_a_log_that_fills_its_disk_keeps_room_to_be_emptied(disk: Path) -> None:
 def test_a_deleted_ledger_gives_its_space_back_on_a_disk_with_almost_no_room(disk: Path) -> None:
     """Neither the tables of cursors nor the deletion itself count as tables that a compaction would write anew."""
     database = RocksDatabase.open(disk / "log", write_buffer_bytes=2**20)
-    batch = database.new_batch()
-    for entry_id in range(200):
-        batch.put(Family.PAYLOADS, block_key(7, entry_id), os.urandom(PAYLOAD_BYTES))
-    for cursor_id in (1, 9):
-        batch.put(Family.CURSORS, cursor_state_key(cursor_id, CURSOR_MARK_DELETE), b"position")
-    database.write(batch, sync=True)
-    database.flush()
-    batch = database.new_batch()
-    batch.delete_range(Family.PAYLOADS, *ledger_range(7))
-    database.write(batch, sync=True)
-    database.flush()
+    write_deleted_ledger(database, Family.PAYLOADS, 7, [os.urandom(PAYLOAD_BYTES) for _ in range(200)])
     ballast = fill_up(disk)
     os.truncate(ballast, ballast.stat().st_size - 2**18)
     before_bytes = free_bytes(disk)

@@ -79,11 +79,13 @@ def published(metadata: bytes) -> tuple[bytes, bytes]:
     (send,) = frames_in(struct.pack(">II", 4 + len(data) + len(entry), len(data)) + data + entry)
     assert isinstance(send, Send)
     ledger = RecordingLedger()
-    topic = SimpleNamespace(ledger=ledger, delay_ms_max=0, entries_in_total=0, messages_in_total=0, bytes_in_total=0)
+    topic: Any = SimpleNamespace(
+        ledger=ledger, delay_ms_max=0, entries_in_total=0, messages_in_total=0, bytes_in_total=0
+    )
     link: Any = None
     refusals: Any = None
     publisher = Publisher(link, pending_bytes_max=1, buffer=PublishBuffer(1), refusal_log=refusals)
-    publisher.append(topic, send)  # type: ignore[arg-type]
+    publisher.append(topic, send)
     return ledger.entries[0], ledger.rows[0]
 
 

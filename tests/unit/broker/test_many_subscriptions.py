@@ -170,7 +170,7 @@ def test_a_topic_in_parts_has_the_figures_of_the_whole(tmp_path: Path, is_by_top
 
     async def page_of(topics: Iterable[TopicSnapshot]) -> str:
         pieces = stream_metrics(
-            "c", topics, connection_count=1, is_by_topic=is_by_topic, is_by_consumer=True, turns=None
+            "c", topics, connection_count=1, topic_counts={}, is_by_topic=is_by_topic, is_by_consumer=True, turns=None
         )
         return b"".join([piece async for piece in pieces]).decode()
 

@@ -427,7 +427,13 @@ def test_streaming_gives_the_same() -> None:
 
     async def stream() -> bytes:
         text = stream_metrics(
-            "standalone", snapshot.topics, connection_count=1, is_by_topic=True, is_by_consumer=False, turns=None
+            "standalone",
+            snapshot.topics,
+            connection_count=1,
+            topic_counts={snapshot.topics[0].namespace: 1},
+            is_by_topic=True,
+            is_by_consumer=False,
+            turns=None,
         )
         return b"".join([chunk async for chunk in text])
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from managed_ledger import errors
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.database import Batch, Database, RocksDatabase, rewritten_bytes
-from managed_ledger.disk.keys import CURSOR_MARK_DELETE, Family, block_key, cursor_state_key, ledger_range
+from managed_ledger.disk.keys import Family, block_key, ledger_range
 from managed_ledger.disk.rocksdb_edge import log_settings
 from managed_ledger.entries.blocks import FreshPayloads, HeaderBlock, PayloadBlock
 from managed_ledger.entries.headers import ROW_BYTES, EntryHeaders
@@ -22,6 +22,7 @@ from managed_ledger.reading.block_cache import BlockCache
 from managed_ledger.rocksdb_store.opening import open_to_write
 from managed_ledger.rocksdb_store.store import LISTED_AT_ONCE, RocksDBStore
 from managed_ledger.writing.committer import Committer
+from tests.helpers.deleted_ledgers import write_deleted_ledger
 from tests.helpers.fakes.life_loop import LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.helpers.fakes.virtual_time import SimulationLoop, run
@@ -118,17 +119,7 @@ def test_a_list_leaves_the_cache_of_tables_to_scattered_reads(tmp_path: Path) ->
 def test_a_compaction_is_judged_by_the_tables_of_its_family_that_reach_beyond_the_deleted_range(tmp_path: Path) -> None:
     """The deletion of the range is a table of its own, which ends where the range does and goes with it."""
     database = RocksDatabase.open(tmp_path / "ledgers", write_buffer_bytes=2**20)
-    batch = database.new_batch()
-    for entry_id in range(3):
-        batch.put(Family.HEADERS, block_key(7, entry_id), b"row")
-    for cursor_id in (1, 9):
-        batch.put(Family.CURSORS, cursor_state_key(cursor_id, CURSOR_MARK_DELETE), b"position")
-    database.write(batch, sync=True)
-    database.flush()
-    batch = database.new_batch()
-    batch.delete_range(Family.HEADERS, *ledger_range(7))
-    database.write(batch, sync=True)
-    database.flush()
+    write_deleted_ledger(database, Family.HEADERS, 7, [b"row"] * 3)
 
     tables = database.tables(Family.HEADERS)
     database.close()
