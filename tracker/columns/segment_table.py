@@ -48,6 +48,16 @@ class SegmentTable:
         """Return how many spans the first so many segments are; the last one may be a part of its span."""
         return int(self.segment_ends.searchsorted(segment_count)) + 1 if segment_count else 0
 
+    def first(self, span_count: int) -> "SegmentTable":
+        """Return the table of the first so many spans."""
+        # Copies: a view would keep all of the columns.
+        return SegmentTable(
+            self.first_times[:span_count].copy(),
+            self.last_times[:span_count].copy(),
+            self.row_ends[:span_count].copy(),
+            self.segment_ends[:span_count].copy(),
+        )
+
     @property
     def segment_count(self) -> int:
         """How many segments the snapshot has."""

@@ -82,7 +82,7 @@ def _check_cached(state: TrackerState) -> None:
     assert not any(bucket.is_cached for bucket in state.cleared)
     for serial, known in sets.items():
         bucket = state.buckets[serial]
-        assert bucket.unloaded_count <= known.count
+        assert 0 < known.count >= bucket.unloaded_count
         assert bucket.cached_bytes >= known.size_bytes()
         assert all(bucket.covers(ledger_id) for ledger_id in known.bitmaps)
 

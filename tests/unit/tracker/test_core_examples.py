@@ -934,6 +934,83 @@ def test_a_bucket_whose_last_row_is_dropped_as_its_message_is_added_again_goes(r
     assert driver.core.buckets() == []
 
 
+def sealed_ledger(runner: asyncio.Runner) -> Driver:
+    """Return a driver of which ledger 1 is sealed: entry 0 is due first, entries 1 to 3 an hour later."""
+    driver = Driver(runner, index_count_per_bucket_min=4, segment_row_count_max=1, prefetch_ms=0)
+    driver.add((NOW_MS + 1_000, 1, 0), *((NOW_MS + 3_600_000, 1, entry_id) for entry_id in (1, 2, 3)))
+    driver.add((NOW_MS + 7_200_000, 2, 0))
+    driver.answer_all()
+    assert driver.bucket_names == ["1_1"]
+    return driver
+
+
+def cancel(driver: Driver, *entry_ids: int) -> None:
+    """Acknowledge messages of ledger 1 that were not handed out."""
+    for entry_id in entry_ids:
+        driver.cursor.acknowledge(1, entry_id)
+    driver.core.note_acknowledged(1, BitMap(entry_ids))
+    driver.plan()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_bucket_of_which_every_message_was_cancelled_is_deleted_at_once(
+    runner: asyncio.Runner, is_known: bool
+) -> None:
+    """Not an hour later, after loads of segments of which no row is wanted."""
+    driver = sealed_ledger(runner)
+    if not is_known:
+        evict_positions(driver.core)
+    assert cached_bucket_count(driver.core) == is_known
+
+    cancel(driver, 0, 1, 2)
+    driver.answer_all()
+    assert driver.bucket_names == ["1_1"]
+    cancel(driver, 3)
+    driver.answer_all()
+
+    assert (driver.bucket_names, driver.core.message_count) == ([], 1)
+    assert driver.runner.run(driver.storage.list_bucket_snapshots()) == []
+
+
+def test_a_bucket_with_a_row_to_hand_out_stays_when_all_others_are_cancelled(runner: asyncio.Runner) -> None:
+    driver = sealed_ledger(runner)
+    driver.now_ms += 1_000
+    driver.plan()
+    driver.answer_all()
+
+    cancel(driver, 1, 2, 3)
+    driver.answer_all()
+
+    assert driver.bucket_names == ["1_1"]
+    assert driver.pop() == [(NOW_MS + 1_000, 1, 0)]
+    driver.answer_all()
+    assert driver.bucket_names == []
+
+
+def test_segments_that_come_when_all_their_messages_are_cancelled_are_ignored(runner: asyncio.Runner) -> None:
+    driver = sealed_ledger(runner)
+    driver.now_ms += 1_000
+    driver.plan()
+    (load,) = driver.waiting(LoadSegments)
+
+    cancel(driver, 0, 1, 2, 3)
+    driver.answer(load)
+    driver.answer_all()
+
+    assert (driver.bucket_names, driver.core.loaded_row_count) == ([], 1)
+
+
+def test_a_bucket_that_is_recovered_with_nothing_left_is_deleted(runner: asyncio.Runner) -> None:
+    driver = sealed_ledger(runner)
+    for entry_id in range(4):
+        driver.cursor.acknowledge(1, entry_id)
+
+    driver.recover()
+    driver.answer_all()
+
+    assert (driver.bucket_names, driver.core.message_count) == ([], 0)
+
+
 def test_what_is_added_below_the_mark_delete_position_gets_into_no_snapshot(driver: Driver) -> None:
     """It is acknowledged; when its segment is loaded, nothing of it would be taken."""
     driver.core.trim(3)

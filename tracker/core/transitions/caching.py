@@ -10,7 +10,13 @@ from tracker.core.bucket import Bucket
 from tracker.core.position_cache import EVICTION_STEP_MS, READ_AHEAD_STEP_MS
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
-from tracker.core.transitions.life import drop_positions, drop_read, keep_positions, set_unloaded_count
+from tracker.core.transitions.life import (
+    drop_positions,
+    drop_read,
+    forget_untracked_segments,
+    keep_positions,
+    set_unloaded_count,
+)
 from tracker.core.transitions.losing import give_up, report_range
 from tracker.core.transitions.overlapping import note_overlap
 
@@ -97,6 +103,7 @@ def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_
     put_into_cache(state, bucket, known, known.size_bytes())
     # A position with a loaded row is counted there: after a merge, some rows are loaded again.
     set_unloaded_count(state, bucket, known.count - state.positions.loaded_common_count(known))
+    forget_untracked_segments(state, bucket)
 
 
 def on_read_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:

@@ -1,7 +1,8 @@
 """A bucket is deleted when nothing of it is left to be handed out: (3) its snapshot, then (4) its property.
 
-That is so when its last row was handed out, when it was merged, and after some operations (`operations`): the cursor
-has passed all its ledgers, or the index is cleared. Here is also the search for orphans: snapshots without a property.
+That is so when its last row was handed out, when it was merged, and after some operations (`operations`): all of its
+messages are acknowledged, the cursor has passed all its ledgers, or the index is cleared. Here is also the search for
+orphans: snapshots without a property.
 """
 
 import heapq

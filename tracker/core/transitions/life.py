@@ -78,6 +78,18 @@ def progressed(state: TrackerState, bucket: Bucket) -> None:
         state.timers.wake(Why.EXHAUSTED)
 
 
+def forget_untracked_segments(state: TrackerState, bucket: Bucket) -> None:
+    """Let the table end with what is loaded, where no position of the other segments is tracked any more."""
+    if not bucket.is_cached or state.positions.cached.count(bucket.serial):
+        return
+    assert bucket.table is not None
+    bucket.table = bucket.table.first(bucket.loaded_spans)
+    bucket.load = None
+    drop_first_segments(state, bucket)
+    forget_unloaded(state, bucket)
+    progressed(state, bucket)
+
+
 def remove(state: TrackerState, bucket: Bucket) -> None:
     """Stop serving a bucket and delete what is stored of it, now or when its call in flight is over."""
     if bucket.state in NOT_SERVED:

@@ -11,7 +11,12 @@ from tracker.core.questions import first_ms_through
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import note_rows_loaded, want
-from tracker.core.transitions.life import drop_first_segments, forget_unloaded, progressed
+from tracker.core.transitions.life import (
+    drop_first_segments,
+    forget_unloaded,
+    forget_untracked_segments,
+    progressed,
+)
 from tracker.core.transitions.losing import give_up, report_missing_rows
 
 
@@ -111,6 +116,7 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
         report_missing_rows(state, bucket)
         forget_unloaded(state, bucket)
     progressed(state, bucket)
+    forget_untracked_segments(state, bucket)
 
 
 def on_load_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:

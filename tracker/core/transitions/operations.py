@@ -7,7 +7,7 @@ bucket that it is about:
     ADDED          the mutable bucket takes the rows          may have their positions, too: they overlap
     REFUSED        forgotten: they are due, and delivered     may have their positions, too: they overlap
     EXHAUSTED      the last row was handed out                is removed
-    ACKNOWLEDGED   forgotten                                  has its positions read, where they are not known
+    ACKNOWLEDGED   forgotten                                  has its positions read, and none to load if none is left
     TRIMMED        forgotten, below a ledger                  is removed, or has its positions read
     WANTED         known                                      keeps its positions in the cache, or has them read
     CLEARED        forgotten                                  is removed
@@ -28,7 +28,13 @@ from tracker.core.positions.tracked_positions import Forgotten
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import want
-from tracker.core.transitions.life import drop_positions, note_rows_gone, remove, set_unloaded_count
+from tracker.core.transitions.life import (
+    drop_positions,
+    forget_untracked_segments,
+    note_rows_gone,
+    remove,
+    set_unloaded_count,
+)
 from tracker.core.transitions.overlapping import note_overlap
 from tracker.core.transitions.sealing import forget_ledgers
 
@@ -88,6 +94,7 @@ def _trim_unloaded(state: TrackerState, bucket: Bucket, first_ledger_id: int) ->
     if bucket.is_cached:
         known_count = state.positions.cached.count(bucket.serial)
         set_unloaded_count(state, bucket, min(bucket.unloaded_count, known_count))
+        forget_untracked_segments(state, bucket)
     want(state, bucket)
 
 
@@ -169,6 +176,7 @@ def note_forgotten(state: TrackerState, forgotten: Forgotten) -> None:
     for serial, count in forgotten.cached_counts:
         bucket = state.buckets[serial]
         set_unloaded_count(state, bucket, max(0, bucket.unloaded_count - count))
+        forget_untracked_segments(state, bucket)
 
 
 def trim(state: TrackerState, first_ledger_id: int) -> None:

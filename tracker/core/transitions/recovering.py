@@ -15,7 +15,15 @@ from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import cache_if_there_is_room, want
 from tracker.core.transitions.deleting import want_search
-from tracker.core.transitions.life import hold_first_segments, move, new_bucket, progressed, remove, set_unloaded_count
+from tracker.core.transitions.life import (
+    forget_untracked_segments,
+    hold_first_segments,
+    move,
+    new_bucket,
+    progressed,
+    remove,
+    set_unloaded_count,
+)
 from tracker.core.transitions.losing import give_up
 from tracker.core.transitions.overlapping import note_change, note_overlap
 from tracker.core.transitions.sealing import try_again
@@ -81,6 +89,7 @@ def on_metadata(state: TrackerState, bucket: Bucket, event: MetadataRead, now_ms
         set_unloaded_count(state, bucket, known.count)
         bucket.position_sum = event.positions.position_sum
         cache_if_there_is_room(state, bucket, known)
+        forget_untracked_segments(state, bucket)
     elif state.cache.keeps_all or state.positions.may_be_acknowledged_in(bucket.ledgers):
         # Its rows are not all messages that are still to be delivered, and how many are is a figure for operators.
         want(state, bucket)

@@ -15,7 +15,14 @@ from tracker.core.bucket import Bucket, BucketState, free_key_or_none
 from tracker.core.segment_sizes import segment_row_count_max
 from tracker.core.state import NO_LEDGER, TrackerState
 from tracker.core.transitions.caching import cache_if_there_is_room
-from tracker.core.transitions.life import move, new_bucket, note_rows_gone, progressed, set_unloaded_count
+from tracker.core.transitions.life import (
+    forget_untracked_segments,
+    move,
+    new_bucket,
+    note_rows_gone,
+    progressed,
+    set_unloaded_count,
+)
 from tracker.core.transitions.merging import take_over
 from tracker.core.transitions.overlapping import note_overlap
 
@@ -90,6 +97,7 @@ def on_property_put(state: TrackerState, bucket: Bucket, event: PropertyPut, now
     else:
         _leave_memory(state, bucket, now_ms)
     progressed(state, bucket)
+    forget_untracked_segments(state, bucket)
 
 
 def on_property_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
