@@ -3,14 +3,14 @@
 A caller that sends a head byte by byte costs a connection and its buffers for as long as it likes, and a hundred of
 them cost nothing to make. aiohttp has a limit for what comes after a request alone. So a head that has begun must be
 complete in time; if not, the caller gets a 408 and the connection ends. Bodies have a limit of their own
-(`request_bodies`); idle connections are left out.
+(`request_bodies`). Idle connections are left out: they are counted (`broker.topics.limits`), and end after a while.
 
     first byte of a head ─► timer ─┬─ complete: `while_answered`, without a timer ─► the next head
                                    └─ too slow: 408, and the end
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -22,11 +22,13 @@ class HeadLimit(asyncio.Protocol):
     Args:
         handler: The protocol that reads requests.
         timeout_s: From the first byte of a head to its end.
+        on_end: Called when the connection has ended.
     """
 
-    def __init__(self, handler: asyncio.Protocol, timeout_s: float) -> None:
+    def __init__(self, handler: asyncio.Protocol, timeout_s: float, on_end: Callable[[], None]) -> None:
         self._handler = handler
         self._timeout_s = timeout_s
+        self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_answering = False
@@ -85,6 +87,7 @@ class HeadLimit(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self._stop_timer()
         self._transport = None
+        self._on_end()
         # The handler would raise the error where it writes, in a frame that holds it: a cycle, with the whole answer.
         # Writing stops without one all the same.
         self._handler.connection_lost(None)

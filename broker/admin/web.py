@@ -10,6 +10,7 @@ Everything else is a 404 (or 405) in JSON. A request that a browser sends for a 
 this module knows HTTP alone. Access is decided before, in `broker.admin.web_access`.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from typing import Any, Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
+from broker.admin.refused_connections import RefusedConnection
 from broker.admin.request_bodies import BODIES_BYTES_MAX, BODY_TIMEOUT_S, body_limits
 from broker.admin.request_heads import HeadLimit, head_limit_of
 from broker.admin.scheduled_routes import PREFIX
 from broker.admin.scrapes import Scrapes
 from broker.admin.streaming import READ_TIMEOUT_S
-from broker.network.listener import Listener, Port, TlsContexts, listen
+from broker.network.listener import Accepted, Admission, Listener, Port, TlsContexts, listen
 from broker.network.listening import WebAudience
 
 logger = logging.getLogger(__name__)
@@ -89,6 +91,7 @@ async def start_web(
     routes: Iterable[web.RouteDef] = (),
     access: Middleware | None = None,
     audience: WebAudience | None = None,
+    admission: Admission | None = None,
 ) -> WebServer:
     """Listen on one port or two.
 
@@ -106,6 +109,7 @@ async def start_web(
         routes: Further endpoints.
         access: Middleware that refuses callers; None lets every caller in. With it, `/health` lists no problems.
         audience: Chooses the requests that are meant for this port; None takes all.
+        admission: Counts connections; one too many is answered with a 503. None takes all.
 
     Raises:
         OSError: The port cannot be listened on.
@@ -141,16 +145,23 @@ async def start_web(
     await runner.setup()
     handlers = runner.server
     assert handlers is not None
+
+    def protocol_of(accepted: Accepted) -> asyncio.Protocol:
+        if accepted.refusal is not None:
+            return RefusedConnection(accepted)
+        return HeadLimit(handlers(), connect_timeout_s, accepted.leave)
+
     server = WebServer(runner, listeners := [])
     try:
         for one in (WebPort(port) if isinstance(port, int) else port for port in ports):
             port = Port(
                 host=host,
                 number=one.number,
-                factory=lambda _: HeadLimit(handlers(), connect_timeout_s),
+                factory=protocol_of,
                 connect_timeout_s=connect_timeout_s,
                 tls=one.tls,
                 advice=one.advice,
+                admission=admission,
             )
             listeners.append(await listen(port))
     except OSError:

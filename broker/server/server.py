@@ -37,6 +37,7 @@ from broker.server.service_manager import ServiceManager
 from broker.service.scheduler import Housekeeping, Job
 from broker.service.service import TASKS_SHARE, Service
 from broker.service.snapshot_storages import tell_of_put_aside
+from broker.topics.limits import ConnectionController
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
                 routes=all_routes(service),
                 access=access_of(service),
                 audience=WebAudience.of(config, public_host=service.public_host),
+                admission=ConnectionController(config.limits.web_connections_max),
             )
 
             def watch_store() -> None:

@@ -109,7 +109,9 @@ class Service:
         self.refusal_log = RefusalLog()
         """The lines about clients that are refused again and again."""
         self.publish_buffer = PublishBuffer(config.publish_buffer_bytes_max)
-        self.connection_controller = ConnectionController(config.limits)
+        self.connection_controller = ConnectionController(
+            config.limits.connections_max, config.limits.connections_per_ip_max
+        )
         self.topics: dict[TopicName, Topic] = {}
         self.public_host = _public_host(config)
         """The host name or address in answers to look-ups."""

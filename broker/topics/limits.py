@@ -22,6 +22,9 @@ class LimitsConfig:
     connections_per_ip_max: int = field(default=0, metadata={"key": "brokerMaxConnectionsPerIp", "range": _COUNT})
     """Connections from one address. Default 0."""
 
+    web_connections_max: int = field(default=2048, metadata={"key": "maxHttpServerConnections", "range": _COUNT})
+    """Connections to the web port, on both where there are two. Default 2048, as in Pulsar."""
+
     connect_timeout_s: int = field(default=10, metadata={"key": "connectTimeoutSeconds", "range": (1, 3_600)})
     """The time for the TLS handshake and CONNECT, after which a connection is closed (ours). Default 10."""
 
@@ -53,11 +56,13 @@ class ConnectionController:
     """Counts connections, in all and by address.
 
     Args:
-        limits: The most of each.
+        count_max: The most in all; 0 is no limit.
+        per_ip_max: The most from one address; 0 is no limit.
     """
 
-    def __init__(self, limits: LimitsConfig) -> None:
-        self._limits = limits
+    def __init__(self, count_max: int = 0, per_ip_max: int = 0) -> None:
+        self._count_max = count_max
+        self._per_ip_max = per_ip_max
         self._by_address: Counter[str] = Counter()
         self._count = 0
 
@@ -67,10 +72,9 @@ class ConnectionController:
         Args:
             address: The client's IP address, without its port.
         """
-        limits = self._limits
-        if limits.connections_max and self._count >= limits.connections_max:
+        if self._count_max and self._count >= self._count_max:
             return "Reached the maximum number of connections"
-        if limits.connections_per_ip_max and self._by_address[address] >= limits.connections_per_ip_max:
+        if self._per_ip_max and self._by_address[address] >= self._per_ip_max:
             return f"Reached the maximum number of connections on address {address}"
         self._count += 1
         self._by_address[address] += 1

@@ -26,7 +26,7 @@ from broker.protocol.pb.pulsar_api_pb2 import (
 )
 from broker.service.service import Service
 from broker.slices import SLICE_S
-from broker.topics.limits import ConnectionController, LimitsConfig
+from broker.topics.limits import ConnectionController
 from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
@@ -256,7 +256,7 @@ def test_a_client_that_has_connected_has_all_the_time(tmp_path: Path) -> None:
 
 def test_one_connection_too_many_hears_so_when_it_connects(tmp_path: Path) -> None:
     async def story(service: Service) -> None:
-        controller = ConnectionController(LimitsConfig(connections_per_ip_max=1))
+        controller = ConnectionController(per_ip_max=1)
         first = Peer(service, accepted=accepted_now(controller))
         second = Peer(service, accepted=accepted_now(controller))
 

@@ -14,7 +14,7 @@ import pytest
 from broker.configuration.tls_config import TlsConfig
 from broker.network.listener import Accepted, Listener, Port, listen
 from broker.network.tls import ServerTls
-from broker.topics.limits import ConnectionController, LimitsConfig
+from broker.topics.limits import ConnectionController
 from tests.helpers.certificates import Authority
 from tests.helpers.fakes.service_fakes import until
 
@@ -162,7 +162,7 @@ def test_a_client_that_does_not_trust_the_certificate_is_logged_with_the_reason(
 @pytest.mark.parametrize("begin", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00"])
 def test_a_connection_that_gets_nowhere_ends_and_counts_no_more(begin: bytes, tls: ServerTls) -> None:
     """Silent, or stuck in the middle of its handshake."""
-    controller = ConnectionController(LimitsConfig(connections_max=1))
+    controller = ConnectionController(1)
 
     async def story(listener: Listener) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.number)
@@ -178,7 +178,7 @@ def test_a_connection_that_gets_nowhere_ends_and_counts_no_more(begin: bytes, tl
 
 
 def test_a_connection_counts_from_its_first_moment_to_its_last() -> None:
-    controller = ConnectionController(LimitsConfig(connections_max=1))
+    controller = ConnectionController(1)
 
     async def story(listener: Listener) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", listener.number)
@@ -193,7 +193,7 @@ def test_a_connection_counts_from_its_first_moment_to_its_last() -> None:
 
 
 def test_a_client_that_goes_away_before_its_first_byte_counts_no_more() -> None:
-    controller = ConnectionController(LimitsConfig(connections_max=1))
+    controller = ConnectionController(1)
 
     async def story(listener: Listener) -> None:
         for _ in range(3):

@@ -20,6 +20,7 @@ from broker.admin.streaming import parts_of
 from broker.admin.web import WebServer, start_web
 from broker.configuration.config import BrokerConfig
 from broker.network.listening import WebAudience
+from broker.topics.limits import ConnectionController
 from tests.helpers.fakes.service_fakes import until
 
 AUDIENCE = WebAudience.of(BrokerConfig(advertised_address="post.example"), public_host="post.example")
@@ -37,11 +38,14 @@ async def start(
     health: Callable[[], dict[str, Any]] = lambda: {"pid": 7, "uptime_ms": 12},
     problems: Callable[[], list[str]] = list,
     audience: WebAudience | None = None,
+    admission: ConnectionController | None = None,
 ) -> WebServer:
     async def found() -> list[str]:
         return problems()
 
-    return await start_web("127.0.0.1", 0, metrics=metrics, health=health, problems=found, audience=audience)
+    return await start_web(
+        "127.0.0.1", 0, metrics=metrics, health=health, problems=found, audience=audience, admission=admission
+    )
 
 
 def ask(
@@ -338,6 +342,45 @@ def test_a_caller_that_leaves_in_the_middle_leaves_nothing_and_no_line_in_the_lo
     asyncio.run(scenario())
 
     assert not caplog.records
+
+
+def test_a_connection_too_many_is_answered_with_a_503_until_another_one_ends() -> None:
+    async def scenario() -> None:
+        server = await start(admission=ConnectionController(2))
+        try:
+            async with aiohttp.ClientSession() as session:
+                url = f"http://127.0.0.1:{server.port}/health"
+                # One is silent, one is idle: both count.
+                with socket.create_connection(("127.0.0.1", server.port)) as silent:
+                    async with session.get(url) as reply:
+                        assert reply.status == 200
+                    async with aiohttp.ClientSession() as other:
+                        async with other.get(url) as reply:
+                            text = "Reached the maximum number of connections\n"
+                            assert (reply.status, await reply.text()) == (503, text)
+                            assert reply.headers["Retry-After"] == "1"
+                        # The first one is kept and served.
+                        async with session.get(url) as reply:
+                            assert reply.status == 200
+                        silent.close()
+                        await until_served(other, url)
+            # An end that is not noticed would fill it up.
+            async with aiohttp.ClientSession() as session:
+                await until_served(session, url)
+        finally:
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+async def until_served(session: aiohttp.ClientSession, url: str) -> None:
+    """Ask until the answer is 200: the server has noticed the end of another connection."""
+    async with asyncio.timeout(20):
+        while True:
+            async with session.get(url) as reply:
+                if reply.status == 200:
+                    return
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
