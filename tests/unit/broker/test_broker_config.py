@@ -82,6 +82,7 @@ REFUSED = {
     "exposeConsumerLevelMetricsInPrometheus": ("yes", "must be true or false"),
     "brokerMaxConnections": ("-1", "must be from 0 to 2147483647"),
     "brokerMaxConnectionsPerIp": ("2147483648", "must be from 0 to 2147483647"),
+    "maxHttpServerConnections": ("-1", "must be from 0 to 2147483647"),
     "connectTimeoutSeconds": ("0", "must be from 1 to 3600"),
     "maxTopicsPerNamespace": ("-1", "must be from 0 to 2147483647"),
     "maxProducersPerTopic": ("-1", "must be from 0 to 2147483647"),
