@@ -115,7 +115,7 @@ def test_no_module_imports_from_a_test_and_no_helper_from_the_simulation() -> No
     }
     helpers = {(path, name) for path, name in imports if path.startswith("tests/helpers/")}
 
-    assert ("tests/unit/broker/test_cancel_by_id.py", "tests.helpers.scheduled_world.World") in imports
+    assert ("tests/unit/broker/scheduled/test_cancel_by_id.py", "tests.helpers.scheduled_world.World") in imports
     assert {one for one in imports if re.match(r"(tests)?\.+(\w+\.)*(test_|conftest)", one[1])} == set()
     assert {one for one in helpers if re.match(r"tests\.(?!helpers\b)|\.", one[1])} == set()
 

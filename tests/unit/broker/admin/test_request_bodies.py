@@ -12,7 +12,7 @@ from broker.admin.request_bodies import BODY_BYTES_MIN, read_body
 from broker.admin.scheduled_routes import PREFIX
 from broker.admin.web import start_web
 
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[4]
 PATH: Final = f"{PREFIX}/upload"
 LIMIT_S: Final = 0.1
 PART: Final = bytes(BODY_BYTES_MIN)

@@ -22,7 +22,7 @@ from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tracker.stats import BucketOperation, TrackerStats
 
-GOLDEN_FILE = Path(__file__).parents[2] / "golden/admin/metrics-of-one-topic.txt"
+GOLDEN_FILE = Path(__file__).parents[3] / "golden/admin/metrics-of-one-topic.txt"
 NAMESPACE_GOLDEN_FILE = GOLDEN_FILE.with_name("metrics-of-one-namespace.txt")
 """Of a Pulsar 4.2.4 with `exposeTopicLevelMetricsInPrometheus=false`."""
 

@@ -24,7 +24,7 @@ from demo.process import PostdateProcess, free_ports
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 CONF = str(REPOSITORY / "config/broker.conf")
 
 

@@ -16,7 +16,7 @@ from dispatcher.core.intake import Intake
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 PULSAR_FILE = REPOSITORY / "tests/golden/pulsar_config/broker-4.2.4.conf"
 JAVA_PACKAGE = "org.apache.pulsar.broker.delayed"
 

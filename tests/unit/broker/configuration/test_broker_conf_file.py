@@ -7,7 +7,7 @@ from broker.configuration.config import BrokerConfig, load_config, settings
 from broker.configuration.table import comments_of, config_lines, config_table
 from broker.configuration.text import OWN_PREFIXES, parse_config_text
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 FILE = REPOSITORY / "config/broker.conf"
 PULSAR_FILE = REPOSITORY / "tests/golden/pulsar_config/broker-4.2.4.conf"
 KEYS_OF_THE_TOKEN_PROVIDER = {
