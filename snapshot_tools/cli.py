@@ -89,7 +89,7 @@ snapshots.epilog = help_end(
     short_help="List them: owner, size, delivery times.",
     epilog=help_end(
         "postdate snapshots list --data data",
-        "postdate snapshots list --topic orders --cursor billing",
+        "postdate snapshots list --topic orders --subscription billing",
         "postdate snapshots list --json | jq '.[] | select(.rows > 100000)'",
         wrong="the header or entry 0 of one is damaged",
     ),
@@ -326,8 +326,8 @@ def copy(
         raise click.UsageError("--delete-source needs --update-cursors: the cursors would name what is gone")
     if update_cursors and which != Filter():
         raise click.UsageError(
-            "--update-cursors moves everything, without --topic and --cursor: a service has one snapshot storage, and "
-            "would find only a part in either"
+            "--update-cursors moves everything, without --topic and --subscription: a service has one storage, "
+            "and would find only a part in either"
         )
     source = None if index is None else index_place(config, index)
     where = target_place(config, target, source)

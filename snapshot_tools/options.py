@@ -43,15 +43,14 @@ def on_config(command: Callable[Concatenate[BrokerConfig, P], T]) -> Callable[..
 
 
 def filters(command: Callable[..., T]) -> Callable[..., T]:
-    """Add `--topic` and `--cursor`."""
+    """Add `--topic` and `--subscription`."""
 
     @wraps(command)
     def run(*args: Any, topic: str | None, cursor: str | None, **kwargs: Any) -> T:
         return command(*args, which=Filter(topic, cursor), **kwargs)
 
-    for name, what in (("cursor", "subscription"), ("topic", "topic, by its whole or short name")):
-        run = click.option(f"--{name}", help=f"Only of this {what}.")(run)
-    return run
+    run = click.option("--subscription", "--cursor", "cursor", help="Only of this subscription.")(run)
+    return click.option("--topic", help="Only of this topic, by its whole or short name.")(run)
 
 
 def make_console() -> Console:

@@ -20,7 +20,7 @@ _UNKNOWN = "unknown owner"
 @click.command(
     epilog=help_end(
         "postdate pipeline audit data",
-        "postdate pipeline audit --positions /tmp/findings.parquet --cursor worker data",
+        "postdate pipeline audit --positions /tmp/findings.parquet --subscription worker data",
         "postdate pipeline audit --repair data",
         wrong="a fault was found, or a snapshot could not be read; with --repair, that is left",
     )

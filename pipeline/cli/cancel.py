@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 BAD_ROWS_SHOWN = 10
 
 
-def _time_option(name: str, what: str) -> Callable[[Command], Command]:
-    return click.option(name, f"{name}-ms", f"{name.strip('-').replace('-', '_')}_ms", type=TIME, help=what)
+def _time_option(parameter: str, *names: str, what: str) -> Callable[[Command], Command]:
+    return click.option(*names, f"--{parameter.replace('_', '-')}", parameter, type=TIME, help=what)
 
 
 @click.command(
     epilog=help_end(
-        "postdate pipeline cancel data --cursor billing --positions positions.parquet",
-        "postdate pipeline cancel data --cursor billing --key order-17 --dry-run",
-        "postdate pipeline cancel data --cursor billing --property campaign=spring --property country=fi",
-        "postdate pipeline cancel data --cursor billing --cursor audit --deliver-from 2026-12-24T00:00:00Z",
-        'spark-submit "$(python -m pipeline)" cancel /shared/data --cursor billing --positions s3a://bucket/gone.csv',
+        "postdate pipeline cancel data --subscription billing --positions positions.parquet",
+        "postdate pipeline cancel data --subscription billing --key order-17 --dry-run",
+        "postdate pipeline cancel data --subscription billing --property campaign=spring --property country=fi",
+        "postdate pipeline cancel data --subscription billing --subscription audit --from 2026-12-24T00:00:00Z",
+        'spark-submit "$(python -m pipeline)" cancel /shared/data --subscription billing --positions s3a://bucket/gone.csv',
         wrong="no message is found, or not all is cancelled: a position is not in the log or is none, or a bucket "
         "cannot be read",
     )
@@ -40,10 +40,10 @@ def _time_option(name: str, what: str) -> Callable[[Command], Command]:
 @click.option(
     "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with all of these; repeatable."
 )
-@_time_option("--deliver-from", "Only messages that are due at this time or later.")
-@_time_option("--deliver-before", "Only messages that are due before this time.")
-@_time_option("--publish-from", "Only messages that were published at this time or later.")
-@_time_option("--publish-before", "Only messages that were published before this time.")
+@_time_option("deliver_from_ms", "--from", "--deliver-from", what="Only messages due at this time or later.")
+@_time_option("deliver_before_ms", "--until", "--deliver-before", what="Only messages due before this time.")
+@_time_option("publish_from_ms", "--publish-from", what="Only messages published at this time or later.")
+@_time_option("publish_before_ms", "--publish-before", what="Only messages published before this time.")
 @click.option("--acknowledge-only", is_flag=True, help="Leave the index alone, as when it is not in DATA.")
 @job_options(needs_cursors=True, has_dry_run=True)
 def cancel(

@@ -118,7 +118,7 @@ def job_options(
     Args:
         has_index: Whether there is `--index`.
         has_topics: Whether there is `--topic`, repeatable.
-        has_cursors: Whether there is `--cursor`, repeatable.
+        has_cursors: Whether there is `--subscription`, repeatable.
         needs_cursors: Whether at least one must be named.
         has_dry_run: Whether there is `--dry-run`.
         now: The meaning of the time that `--now` gives, for the help text; None where there is no such option.
@@ -136,9 +136,8 @@ def job_options(
                 "--now", "--now-ms", "now_ms", type=TIME, default=wall_clock_ms, help=f"{now} Default: now."
             )(command)
         if has_cursors:
-            command = click.option(
-                "--cursor", "cursors", multiple=True, required=needs_cursors, metavar="NAME", help=cursors
-            )(command)
+            names = ("--subscription", "--cursor", "cursors")
+            command = click.option(*names, multiple=True, required=needs_cursors, metavar="NAME", help=cursors)(command)
         if has_topics:
             command = topics_option(command)
         if has_index:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=help_end(
-        "postdate pipeline ingest data /incoming --cursor billing --checkpoint /state/incoming",
-        "postdate pipeline ingest data /incoming --format csv --cursor billing --checkpoint /state/incoming --follow",
-        "postdate pipeline ingest data /incoming --cursor billing --checkpoint /state/incoming --rejects /rejects",
-        'spark-submit "$(python -m pipeline)" ingest /shared/data s3a://bucket/in --cursor c --checkpoint s3a://bucket/cp',
+        "postdate pipeline ingest data /incoming --subscription billing --checkpoint /state",
+        "postdate pipeline ingest data /incoming --format csv --subscription billing --checkpoint /state --follow",
+        "postdate pipeline ingest data /incoming --subscription billing --checkpoint /state --rejects /rejects",
+        'spark-submit "$(python -m pipeline)" ingest /shared/data s3a://bucket/in --subscription c --checkpoint s3a://b/cp',
         wrong="rows that no index can hold were left out",
     )
 )

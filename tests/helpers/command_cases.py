@@ -90,7 +90,7 @@ def _selecting(command: str, rest: str = "") -> tuple[Case, ...]:
         *_job(command, rest.strip()),
         _refused(f"{command} {{data}}{rest} --topic order", _NO_TOPIC),
         _refused(f"{command} {{data}}{rest} --cursor biling", _NO_CURSOR),
-        _refused(f"{command} {{data}}{rest} --topic reminders --cursor billing", "; there are s2 ü, sub"),
+        _refused(f"{command} {{data}}{rest} --topic reminders --subscription billing", "; there are s2 ü, sub"),
     )
 
 
@@ -230,7 +230,7 @@ CASES: dict[str, Cases] = {
         _snapshots("snapshots list"),
         (
             _done("snapshots list --data {data}", "orders"),
-            _done("snapshots list --topic public/default/orders --cursor billing --data {data}", "billing"),
+            _done("snapshots list --topic public/default/orders --subscription billing --data {data}", "billing"),
             _done("snapshots list --cursor 's2 ü' --data {data}", "s2 ü"),
         ),
     ),
@@ -381,38 +381,38 @@ CASES: dict[str, Cases] = {
     ),
     "pipeline cancel": Cases(
         (
-            *_job("pipeline cancel", "--cursor billing --topic orders"),
+            *_job("pipeline cancel", "--subscription billing --topic orders"),
             _refused("pipeline cancel {data} --cursor biling --key k", _NO_CURSOR),
-            _refused("pipeline cancel {data} --cursor billing --topic order", _NO_TOPIC),
-            _refused("pipeline cancel {data} --cursor billing", "say what to cancel"),
-            _refused("pipeline cancel {data} --cursor billing --property x", "must be NAME=VALUE"),
-            _refused("pipeline cancel {data} --cursor billing --positions {none}.csv", "there is no file"),
+            _refused("pipeline cancel {data} --subscription billing --topic order", _NO_TOPIC),
+            _refused("pipeline cancel {data} --subscription billing", "say what to cancel"),
+            _refused("pipeline cancel {data} --subscription billing --property x", "must be NAME=VALUE"),
+            _refused("pipeline cancel {data} --subscription billing --positions {none}.csv", "there is no file"),
             *(
-                _refused(f"pipeline cancel {{data}} --cursor billing --deliver-from {time}", "Invalid value")
+                _refused(f"pipeline cancel {{data}} --subscription billing --deliver-from {time}", "Invalid value")
                 for time in _TIMES
             ),
         ),
         (
-            _done("pipeline cancel {data} --cursor billing --positions {positions}", ""),
-            Case("pipeline cancel {data} --cursor billing --positions {unknown_positions}", WRONG, ""),
+            _done("pipeline cancel {data} --subscription billing --positions {positions}", ""),
+            Case("pipeline cancel {data} --subscription billing --positions {unknown_positions}", WRONG, ""),
             Case("pipeline cancel {data} --cursor billing --property campaign=nosuch", WRONG, "0 positions asked for"),
-            _done("pipeline cancel {data} --cursor 's2 ü' --topic reminders --deliver-from 0 --dry-run", ""),
+            _done("pipeline cancel {data} --cursor 's2 ü' --topic reminders --from 0 --dry-run", ""),
         ),
         needs_spark=True,
     ),
     "pipeline ingest": Cases(
         (
-            *_job("pipeline ingest", "{tmp} --cursor billing --checkpoint {tmp}/c"),
-            _refused("pipeline ingest {data} {none} --cursor billing --checkpoint {tmp}/c", _NO_FOLDER),
+            *_job("pipeline ingest", "{tmp} --subscription billing --checkpoint {tmp}/c"),
+            _refused("pipeline ingest {data} {none} --subscription billing --checkpoint {tmp}/c", _NO_FOLDER),
             _refused("pipeline ingest {data} {tmp} --cursor biling --checkpoint {tmp}/c", _NO_CURSOR),
-            _refused("pipeline ingest {data} {tmp} --cursor billing", _MISSING),
+            _refused("pipeline ingest {data} {tmp} --subscription billing", _MISSING),
             _refused(
-                "pipeline ingest {data} {tmp} --cursor billing --checkpoint c --files-per-batch 99999999999",
+                "pipeline ingest {data} {tmp} --subscription billing --checkpoint c --files-per-batch 99999999999",
                 "not in the range",
             ),
         ),
         (
-            _done("pipeline ingest {data} {stream} --format csv --cursor billing --checkpoint {tmp}/c", ""),
+            _done("pipeline ingest {data} {stream} --format csv --subscription billing --checkpoint {tmp}/c", ""),
             _done("pipeline ingest {data} {empty} --cursor 's2 ü' --checkpoint {tmp}/c2", ""),
         ),
         needs_spark=True,

@@ -75,11 +75,11 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
     def figures(words: str) -> Any:
         return json.loads(ended[words].json["stdout"])
 
-    cancelled = figures("pipeline cancel {data} --cursor billing --positions {positions}")
-    unknown = figures("pipeline cancel {data} --cursor billing --positions {unknown_positions}")
+    cancelled = figures("pipeline cancel {data} --subscription billing --positions {positions}")
+    unknown = figures("pipeline cancel {data} --subscription billing --positions {unknown_positions}")
     torn = figures("pipeline audit {torn} --now-ms 0")
     repaired = figures("pipeline audit {torn} --now-ms 0 --repair")
-    ingested = figures("pipeline ingest {data} {stream} --format csv --cursor billing --checkpoint {tmp}/c")
+    ingested = figures("pipeline ingest {data} {stream} --format csv --subscription billing --checkpoint {tmp}/c")
     ahead = figures("pipeline forecast {data} --topic orders --topic reminders --now-ms 0 --out {tmp}/both")
     ahead_of_one = figures("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead")
 
