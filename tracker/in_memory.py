@@ -27,6 +27,7 @@ from tracker.delayed_delivery_tracker import (
 )
 from tracker.errors import TrackerClosedError
 from tracker.shell.alarms import TIMER_MS_MAX, Alarms, TrackerTimer
+from tracker.shell.callbacks import call_program
 from tracker.shell.next_turn import NextTurn
 from tracker.shell.wake_up import WakeUp
 
@@ -274,7 +275,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         """Bring everything up to date, once per turn of the loop."""
         self._set_timer()
         if self._wake_up.is_wanted(deliver_at_ms=self._first_deliver_at_ms(), is_paused=self._is_paused()):
-            self._context.on_available()
+            call_program(self._context.on_available)
 
     def _set_timer(self) -> None:
         """Look again at the time of the first window; one whose time has come waits for a poll.

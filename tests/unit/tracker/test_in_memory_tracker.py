@@ -354,3 +354,27 @@ def test_many_trackers_with_messages_of_tomorrow_set_one_timer_between_them() ->
 
     with asyncio.Runner(loop_factory=_CountingLoop) as runner:
         assert runner.run(main()) == 1
+
+
+def test_an_exception_of_one_program_keeps_no_other_tracker_from_being_called() -> None:
+    """All trackers of a factory share one timer of the event loop."""
+
+    async def main() -> None:
+        reports: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+        told: list[str] = []
+
+        def fail() -> None:
+            told.append("the one that fails")
+            raise LookupError("of the program")
+
+        factory = InMemoryDelayedDeliveryTrackerFactory(TrackerConfig(tick_time_ms=0), now_ms=virtual_now_ms)
+        for on_available in (fail, lambda: told.append("the other one")):
+            context = TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=on_available)
+            factory.new_tracker(context).add_message(1, 1, START_MS + 1_000)
+        await asyncio.sleep(2)
+
+        assert told == ["the one that fails", "the other one"]
+        assert [str(report["exception"]) for report in reports] == ["of the program"]
+
+    run_virtually(main())
