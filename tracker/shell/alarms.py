@@ -53,6 +53,7 @@ class Alarms:
         self._cancelled = 0
         self._stepped: list[Alarm] = []
         """Those that are called because the clock was stepped, the next one last."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed_at = (0, 0.0)
         """The wall clock and the loop's, in milliseconds and seconds, when the timer was set."""
@@ -62,6 +63,7 @@ class Alarms:
 
     def set(self, at_ms: int, on_time: Callable[[], None]) -> Alarm:
         """Have something called at a time, or at once if that is over."""
+        self._leave_other_loop()
         alarm = Alarm(at_ms, on_time)
         heappush(self._heap, (at_ms, next(self._numbers), alarm))
         self._arm()
@@ -81,6 +83,15 @@ class Alarms:
         if not self and self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _leave_other_loop(self) -> None:
+        """Forget the alarms of an event loop that has ended before they were cancelled: its timer never comes."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            for alarm in (*(alarm for _, _, alarm in self._heap), *self._stepped):
+                alarm.on_time = None
+            self._heap, self._stepped, self._cancelled = [], [], 0
+            self._loop, self._timer = loop, None
 
     def _arm(self) -> None:
         self._drop_cancelled()

@@ -152,3 +152,25 @@ def test_an_alarm_that_is_set_after_a_step_of_the_clock_is_on_time() -> None:
         assert told == ["soon"]
 
     _play(story)
+
+
+def test_alarms_of_an_event_loop_that_has_ended_keep_none_of_the_next_one_from_being_told() -> None:
+    """A program that was interrupted closes nothing, and its factory may be used by the next event loop."""
+    told: list[str] = []
+    first, second = _Loop(), _Loop()
+    alarms = Alarms(lambda: second.wall_ms)
+
+    async def be_interrupted() -> None:
+        alarms.set(second.wall_ms + 100, lambda: told.append("of the first"))
+
+    async def go_on() -> None:
+        second.now_s = first.now_s + 60
+        alarms.set(second.wall_ms + 100, lambda: told.append("of the second"))
+        await second.pass_ms(200)
+
+    for loop, story in ((first, be_interrupted), (second, go_on)):
+        with asyncio.Runner(loop_factory=lambda loop=loop: loop) as runner:  # type: ignore[misc]
+            runner.run(story())
+
+    assert told == ["of the second"]
+    assert len(alarms) == 0
