@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Final
 
 from managed_ledger.value_types import Clock
+from snapshot_storage.errors import StorageUnavailableError
 from tracker.core.actions import (
     Action,
     ActionFailed,
@@ -120,6 +121,12 @@ class ActionRunner:
             async with calls:
                 started_at_ms = self._now_ms()
                 answers = await self._work.run(actions)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The storage gave up its own work, as a pool of threads does that is shut down: an error like others.
+            answers = [StorageUnavailableError(f"the call was cancelled there: {error}")] * len(actions)
         except Exception as error:  # A supervisor: any error in an action is an answer to the core.
             answers = [error] * len(actions)
         for action, answer in zip(actions, answers, strict=True):

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.storage import BucketSnapshotInfo
 from tracker.shell.storage_worker import StorageWorker
 
@@ -59,10 +60,12 @@ class TopicLists:
         try:
             async with asyncio.timeout(self._timeout_s):
                 lists = await self._worker.list_topics([topic_name for topic_name, _ in asked])
-        except Exception as error:  # Any error is the answer to each caller.
+        except (Exception, asyncio.CancelledError) as error:  # Any error is the answer to each caller.
+            # A storage may give up its own work; no caller is to take that for its own end.
+            told = error if isinstance(error, Exception) else StorageUnavailableError("the list was cancelled there")
             for _, answer in asked:
                 if not answer.done():
-                    answer.set_exception(error)
+                    answer.set_exception(told)
             return
         for (_, answer), found in zip(asked, lists, strict=True):
             if not answer.done():
