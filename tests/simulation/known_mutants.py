@@ -321,8 +321,8 @@ TRACKER: Final = [
     Mutant(
         "property-stays",
         "tracker/core/transitions/deleting.py",
-        "    move(state, bucket, BucketState.UNREGISTERING if bucket.has_property else BucketState.GONE)\n\n\ndef on_delete_failed",
-        "    move(state, bucket, BucketState.GONE)\n\n\ndef on_delete_failed",
+        "    move(state, bucket, BucketState.UNREGISTERING if bucket.has_property else BucketState.GONE)\n\n\ndef on_property_removed",
+        "    move(state, bucket, BucketState.GONE)\n\n\ndef on_property_removed",
         "the property of a deleted snapshot stays",
     ),
     Mutant(

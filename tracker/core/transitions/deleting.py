@@ -17,7 +17,6 @@ from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.life import forget_rows, move, new_bucket
 from tracker.core.transitions.operations import CallerEvent, meet
-from tracker.core.transitions.sealing import try_again
 
 REMOVALS_MAX: Final = 256
 """So many buckets that are exhausted are removed in one turn, which takes some milliseconds."""
@@ -64,12 +63,6 @@ def on_deleted(state: TrackerState, bucket: Bucket, event: SnapshotDeleted, now_
     del event, now_ms
     bucket.size_bytes = 0
     move(state, bucket, BucketState.UNREGISTERING if bucket.has_property else BucketState.GONE)
-
-
-def on_delete_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
-    """Try again: the property names it until it is gone."""
-    del event, now_ms
-    try_again(state, bucket)
 
 
 def on_property_removed(state: TrackerState, bucket: Bucket, event: PropertyRemoved, now_ms: int) -> None:

@@ -75,8 +75,12 @@ def on_created(state: TrackerState, bucket: Bucket, event: SnapshotCreated, now_
     move(state, bucket, BucketState.REGISTERING)
 
 
-def on_create_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
-    """Try again; a snapshot that it may have stored all the same is found by the search for orphans."""
+def on_call_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+    """Try again: it may have taken effect, and that changes nothing.
+
+    A property is written or removed once more, a snapshot that is gone counts as deleted, and one that was stored
+    without an answer is found by the search for orphans.
+    """
     del event, now_ms
     try_again(state, bucket)
 
@@ -98,12 +102,6 @@ def on_property_put(state: TrackerState, bucket: Bucket, event: PropertyPut, now
         _leave_memory(state, bucket, now_ms)
     progressed(state, bucket)
     forget_untracked_segments(state, bucket)
-
-
-def on_property_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
-    """Try again: it may have been written, which changes nothing."""
-    del event, now_ms
-    try_again(state, bucket)
 
 
 def _leave_memory(state: TrackerState, bucket: Bucket, now_ms: int) -> None:

@@ -46,7 +46,6 @@ from tracker.core.state import Merging, OrphanSearch, TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import on_positions, on_read_failed
 from tracker.core.transitions.deleting import (
-    on_delete_failed,
     on_deleted,
     on_discarded_failed,
     on_discarded_stored,
@@ -59,7 +58,7 @@ from tracker.core.transitions.life import forget_waits
 from tracker.core.transitions.loading import on_load_failed, on_loaded
 from tracker.core.transitions.merging import on_merge_failed
 from tracker.core.transitions.recovering import on_alien, on_metadata, on_metadata_failed
-from tracker.core.transitions.sealing import on_create_failed, on_created, on_property_failed, on_property_put
+from tracker.core.transitions.sealing import on_call_failed, on_created, on_property_put
 
 Transition = Callable[[TrackerState, Bucket, Any, int], None]
 
@@ -89,10 +88,10 @@ COLUMNS: Final = (
 _ROWS: Final[Mapping[type, tuple[Transition | Unexpected, ...]]] = {
     # The order of the columns: sealing, merging, registering, recovering, sealed, discarded, deleting, unregistering.
     SnapshotCreated: (on_created, on_created, DONE, OTHER, DONE, on_discarded_stored, DONE, DONE),
-    PersistBucket: (on_create_failed, OTHER, DONE, OTHER, DONE, on_discarded_failed, DONE, DONE),
+    PersistBucket: (on_call_failed, OTHER, DONE, OTHER, DONE, on_discarded_failed, DONE, DONE),
     MergeBuckets: (OTHER, on_merge_failed, DONE, OTHER, DONE, on_discarded_failed, DONE, DONE),
     PropertyPut: (EARLY, EARLY, on_property_put, OTHER, DONE, on_discarded_stored, DONE, DONE),
-    PutProperty: (EARLY, EARLY, on_property_failed, OTHER, DONE, on_discarded_failed, DONE, DONE),
+    PutProperty: (EARLY, EARLY, on_call_failed, OTHER, DONE, on_discarded_failed, DONE, DONE),
     MetadataRead: (OTHER, OTHER, OTHER, on_metadata, DONE, OTHER, LATE, LATE),
     SnapshotIsAlien: (OTHER, OTHER, OTHER, on_alien, DONE, OTHER, LATE, LATE),
     ReadMetadata: (OTHER, OTHER, OTHER, on_metadata_failed, DONE, OTHER, LATE, LATE),
@@ -101,9 +100,9 @@ _ROWS: Final[Mapping[type, tuple[Transition | Unexpected, ...]]] = {
     PositionsRead: (EARLY, EARLY, EARLY, EARLY, on_positions, EARLY, LATE, LATE),
     ReadPositions: (EARLY, EARLY, EARLY, EARLY, on_read_failed, EARLY, LATE, LATE),
     SnapshotDeleted: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_deleted, DONE),
-    DeleteSnapshot: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_delete_failed, DONE),
+    DeleteSnapshot: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_call_failed, DONE),
     PropertyRemoved: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_property_removed),
-    RemoveProperty: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_property_failed),
+    RemoveProperty: (EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, EARLY, on_call_failed),
 }
 
 TABLE: Final[Mapping[tuple[type, BucketState], Transition | Unexpected]] = {
