@@ -59,7 +59,6 @@ class LoadQueue:
         self._tries: list[tuple[int, RowKey, int]] = []
         """The buckets that are queued or ready, by failures; looked at while loads seem to be down, and therefore freed
         of stale entries when it has too many."""
-        self._in_flight: dict[int, None] = {}
         self._waiting: list[tuple[int, int]] = []
         """By when it may be tried again."""
         self.unknown: dict[int, Bucket] = {}
@@ -101,7 +100,6 @@ class LoadQueue:
         """Want nothing of a bucket."""
         if self._due.pop(serial, None) is not None:
             self.unknown.pop(serial, None)
-            self._in_flight.pop(serial, None)
             self._reserve(serial, 0)
             self._timers.wake(Why.LOADS)
 
@@ -121,12 +119,10 @@ class LoadQueue:
     def note_started(self, bucket: Bucket) -> None:
         """Note that a load of a bucket is in flight."""
         assert bucket.load is not None
-        self._in_flight[bucket.serial] = None
         self._reserve(bucket.serial, bucket.load.row_count)
 
     def note_failed(self, bucket: Bucket) -> None:
         """Note that a load of a bucket came back in vain; it is tried again. The answer has set the timer (`Calls`)."""
-        self._in_flight.pop(bucket.serial, None)
         if self._due.get(bucket.serial) is bucket:
             self._reserve(bucket.serial, 0)
             self._wait_or_queue(bucket)
@@ -260,10 +256,9 @@ class LoadQueue:
                 assert serial not in self._due
             elif serial not in self._due:
                 assert (bucket.barrier, serial) in upcoming
-            elif serial not in self._in_flight:
+            elif bucket.load is None:
                 next_try = (bucket.load_attempts.failures, bucket.barrier, serial)
                 is_idle = (bucket.barrier, serial) in idle and next_try in tries
                 assert is_idle or serial in waiting or serial in self.unknown
             if bucket.load is not None:
-                assert serial in self._in_flight
                 assert self._row_counts[serial] == bucket.load.row_count
