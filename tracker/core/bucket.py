@@ -208,6 +208,11 @@ class Bucket:
         """How many rows its snapshot has beyond those that are loaded."""
         return 0 if self.table is None else self.table.row_count - self.loaded_row_count
 
+    @property
+    def held_row_count(self) -> int:
+        """How many rows came with its metadata and are not loaded yet."""
+        return 0 if self.table is None else self.table.rows_before(self.table.spans_of(len(self.first_segments)))
+
     def unloaded_count_through(self, time_ms: int) -> int:
         """Return how many messages are in segments that are not loaded and end by a time."""
         if self.table is None or self.next_segment_deliver_at_ms > time_ms:
@@ -260,8 +265,7 @@ class Bucket:
         table, first = self.table, self.loaded_spans
         rows_before = table.rows_before(first)
         if not first and self.first_segments:
-            segment_count = len(self.first_segments)
-            return NextLoad(1, segment_count, table.rows_before(table.spans_of(segment_count)))
+            return NextLoad(1, len(self.first_segments), self.held_row_count)
         end = len(table)
         # All of a bucket that is overdue or small is wanted.
         if table.first_times[-1] > through_ms:

@@ -65,12 +65,8 @@ def _check_buckets(state: TrackerState) -> None:
         assert not is_ending or (bucket.last_ms, serial) in state.ending
     assert state.unloaded_count == sum(bucket.unloaded_count for bucket in buckets.values())
     assert is_heap(state.ending)
-    assert state.held_row_count == sum(state.held_rows.values())
-    for serial, row_count in state.held_rows.items():
-        table, segments = buckets[serial].table, buckets[serial].first_segments
-        assert table is not None
-        assert row_count == table.rows_before(table.spans_of(len(segments)))
-    assert all(serial in state.held_rows for serial, bucket in buckets.items() if bucket.first_segments)
+    assert state.held_row_count == sum(bucket.held_row_count for bucket in buckets.values())
+    assert not any(bucket.first_segments for bucket in state.cleared)
     assert not state.cache.keeps_all or not state.reports.untracked_ranges
 
 

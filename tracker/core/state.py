@@ -135,10 +135,8 @@ class TrackerState:
         """Which buckets with a range that overlaps, as `positions` has it, have changed since it was last looked."""
         self.ending: list[tuple[int, int]] = []
         """Of sealed buckets whose rows are all in memory, a heap of when the last one is due, and the serial."""
-        self.held_rows: dict[int, int] = {}
-        """How many rows came with a bucket's metadata and are not loaded yet, by serial."""
         self.held_row_count = 0
-        """How many that are together."""
+        """How many rows came with the metadata of all buckets together, and are not loaded yet."""
         self.merging = Merging()
         self.orphans = OrphanSearch()
         self.reports = Reports()

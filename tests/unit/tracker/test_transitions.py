@@ -342,7 +342,7 @@ def test_only_transitions_change_a_state() -> None:
     [
         ("core/questions.py", "setattr(bucket, 'is_cached', False)"),
         ("core/questions.py", "object.__setattr__(bucket, 'is_cached', False)"),
-        ("core/questions.py", "state.held_rows[1] = 3"),
+        ("core/questions.py", "state.keys[1] = None"),
         ("core/questions.py", "del state.buckets[1]"),
         ("core/bucket.py", "self.state = None"),
         ("core/questions.py", "bucket.loaded_meanwhile.clear()"),

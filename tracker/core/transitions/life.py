@@ -170,19 +170,10 @@ def let_sources_go(state: TrackerState, target: Bucket) -> None:
     target.sources = ()
 
 
-def hold_first_segments(state: TrackerState, bucket: Bucket, segments: Sequence[bytes]) -> None:
-    """Keep segments that came with the metadata, until they are loaded."""
-    assert bucket.table is not None
-    if segments:
-        bucket.first_segments = segments
-        state.held_rows[bucket.serial] = bucket.table.rows_before(bucket.table.spans_of(len(segments)))
-        state.held_row_count += state.held_rows[bucket.serial]
-
-
 def drop_first_segments(state: TrackerState, bucket: Bucket) -> Sequence[bytes]:
-    """Return what was kept, and keep it no longer."""
+    """Return the segments that came with the metadata and are not loaded yet, and keep them no longer."""
+    state.held_row_count -= bucket.held_row_count
     segments, bucket.first_segments = bucket.first_segments, ()
-    state.held_row_count -= state.held_rows.pop(bucket.serial, 0)
     return segments
 
 

@@ -29,6 +29,7 @@ from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.caching import want
 from tracker.core.transitions.life import (
+    drop_first_segments,
     drop_positions,
     forget_untracked_segments,
     note_rows_gone,
@@ -102,6 +103,7 @@ def _set_aside(state: TrackerState, bucket: Bucket) -> None:
     """Have it deleted some time later: there may be many, and no call for it is in flight that must be waited for."""
     del state.buckets[bucket.serial]
     set_unloaded_count(state, bucket, 0)
+    drop_first_segments(state, bucket)
     if bucket.is_cached:
         drop_positions(state, bucket)
     state.cleared.append(bucket)
@@ -201,7 +203,6 @@ def clear(state: TrackerState) -> None:
     state.loads.clear()
     state.cache.clear()
     state.ranges.clear()
-    state.held_rows, state.held_row_count = {}, 0
     state.overlaps_changed.update(dict.fromkeys(state.positions.overlapping.ranges))
     for why in (Why.CLEARED, Why.OVERLAPS):
         state.timers.wake(why)

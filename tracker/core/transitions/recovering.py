@@ -17,7 +17,6 @@ from tracker.core.transitions.caching import cache_if_there_is_room, want
 from tracker.core.transitions.deleting import want_search
 from tracker.core.transitions.life import (
     forget_untracked_segments,
-    hold_first_segments,
     move,
     new_bucket,
     progressed,
@@ -75,7 +74,8 @@ def on_metadata(state: TrackerState, bucket: Bucket, event: MetadataRead, now_ms
     bucket.size_bytes = event.size_bytes
     bucket.table = event.table
     set_unloaded_count(state, bucket, event.table.row_count)
-    hold_first_segments(state, bucket, event.first_segments)
+    bucket.first_segments = event.first_segments
+    state.held_row_count += bucket.held_row_count
     _narrow(state, bucket, event)
     if bucket.ledgers.last_ledger_id < state.positions.first_ledger_id:
         remove(state, bucket)
