@@ -71,10 +71,10 @@ class CircuitBreaker:
         "_first_try_wait_ms_max",
         "_in_flight_max",
         "_rng",
-        "_successes",
         "_wait_ms",
         "_was_open",
         "in_flight",
+        "successes",
     )
 
     def __init__(
@@ -84,7 +84,8 @@ class CircuitBreaker:
         self._rng = rng
         self._first_try_wait_ms_max = first_try_wait_ms_max
         self._failures = 0
-        self._successes = 0
+        self.successes = 0
+        """How many calls have come back so far."""
         self._failed_at_ms = -1
         self._was_open = False
         """It was open, and no call that had failed has succeeded since."""
@@ -127,19 +128,15 @@ class CircuitBreaker:
         self._was_open = self._was_open and not had_failed
         self.in_flight -= 1
         self._failures = 0
-        self._successes += 1
+        self.successes += 1
         assert self.in_flight >= 0
         return has_ended
-
-    def refused(self) -> None:
-        """Note that a call came back in vain: its bucket or storage is not there."""
-        self.succeeded()
 
     def failed(self, attempts: Attempts, now_ms: int) -> None:
         """Note that a call failed that had failed so often before."""
         self.in_flight -= 1
         assert self.in_flight >= 0
-        is_alone = attempts.failures > 0 and attempts.successes_before != self._successes
+        is_alone = attempts.failures > 0 and attempts.successes_before != self.successes
         # While the breaker is open, failures of calls that were sent together count once.
         if is_alone or (self.is_open and self.in_flight):
             return
@@ -148,11 +145,6 @@ class CircuitBreaker:
         self._was_open = self._was_open or self.is_open
         if self.is_open:
             self._wait_ms = self.backoff_ms(self._failures - FAILURES_BEFORE_OPENING + 1)
-
-    @property
-    def successes(self) -> int:
-        """How many calls have come back so far."""
-        return self._successes
 
     def backoff_ms(self, failures: int) -> int:
         """Return how long a call waits that has failed so often; another time each time, as chance decides."""

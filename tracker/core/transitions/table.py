@@ -146,8 +146,8 @@ def _note_call(state: TrackerState, event: Event, now_ms: int) -> None:
     attempts = _attempts_of(place)
     state.failed.setdefault(type(action), set()).add(action.serial)
     if event.is_lost:
-        # The storage did answer.
-        breaker.refused()
+        # The storage did answer: the snapshot is not there.
+        breaker.succeeded()
     else:
         breaker.failed(attempts, now_ms)
     if place is not None:
