@@ -24,19 +24,23 @@ from tracker.core.actions import (
     Action,
     DeleteSnapshot,
     Event,
+    ListSnapshots,
     LoadSegments,
     MergeBuckets,
     MetadataRead,
     PersistBucket,
+    PositionsRead,
     PropertyPut,
     PropertyRemoved,
     PutProperty,
     ReadMetadata,
+    ReadPositions,
     RemoveProperty,
     SegmentsLoaded,
     SnapshotCreated,
     SnapshotDeleted,
     SnapshotIsAlien,
+    SnapshotsListed,
 )
 from tracker.core.attempts import Attempts
 from tracker.core.bucket import Bucket, BucketState
@@ -52,6 +56,22 @@ for it."""
 
 FIRST_TRY_WAIT_MS_MAX: Final = 7_500
 """A load that has not failed yet waits no longer while loads seem to be down: its snapshot may be readable."""
+
+
+_REASONS_OF: Final[Mapping[type, tuple[Why, ...]]] = {
+    kind: reasons
+    for reasons, kinds in (
+        ((Why.LOADS,), (LoadSegments, SegmentsLoaded)),
+        ((Why.METADATA,), (ReadMetadata, MetadataRead, SnapshotIsAlien)),
+        ((Why.CREATES,), (PersistBucket, MergeBuckets, SnapshotCreated)),
+        ((Why.DELETES,), (DeleteSnapshot, SnapshotDeleted)),
+        ((Why.PROPERTIES,), (PutProperty, RemoveProperty, PropertyPut, PropertyRemoved)),
+        ((Why.CACHE, Why.ORPHANS), (ReadPositions, PositionsRead, ListSnapshots, SnapshotsListed)),
+    )
+    for kind in kinds
+}
+"""The reasons to look again after an answer, by the type of the action or the answer: one for each queue behind its
+breaker."""
 
 
 class CircuitBreaker:
@@ -168,12 +188,12 @@ class CallQueue:
         why: The reason that the timers are told.
     """
 
-    __slots__ = ("_buckets", "_ready", "_timers", "_waiting", "_why", "breaker")
+    __slots__ = ("_buckets", "_ready", "_timers", "_waiting", "breaker", "why")
 
     def __init__(self, breaker: CircuitBreaker, timers: Timers, why: Why) -> None:
         self.breaker = breaker
         self._timers = timers
-        self._why = why
+        self.why = why
         self._buckets: dict[int, Bucket] = {}
         """By serial, in the order of coming; with those whose call is in flight."""
         self._ready: list[tuple[int, int]] = []
@@ -212,7 +232,7 @@ class CallQueue:
 
     def _queue(self, bucket: Bucket) -> None:
         heapq.heappush(self._ready, (bucket.work_attempts.failures, bucket.serial))
-        self._timers.wake(self._why)
+        self._timers.wake(self.why)
 
     def next(self, now_ms: int) -> Bucket | None:
         """Return the bucket whose call may start now, None if there is none; it comes again until it has started.
@@ -226,7 +246,7 @@ class CallQueue:
             bucket = self._idle(serial)
             if bucket is not None and bucket.work_attempts.at_ms > now_ms:
                 if bucket.work_attempts.at_ms == at_ms:
-                    self._timers.at(self._why, at_ms)
+                    self._timers.at(self.why, at_ms)
                     break
             elif bucket is not None:
                 heapq.heappush(self._ready, (bucket.work_attempts.failures, serial))
@@ -238,7 +258,7 @@ class CallQueue:
                 starts_at_ms = self.breaker.starts_at_ms(bucket.work_attempts)
                 if starts_at_ms <= now_ms:
                     return bucket
-                self._timers.at(self._why, starts_at_ms)
+                self._timers.at(self.why, starts_at_ms)
                 return None
             heapq.heappop(self._ready)
         return None
@@ -256,7 +276,7 @@ class CallQueue:
         for serial, bucket in self._buckets.items():
             assert bucket.work is not None or serial in queued
         if any(bucket.work is None for bucket in self._buckets.values()) and not self.breaker.is_full:
-            assert self._timers.when(self._why) < NEVER, f"no timer is set for {self._why.name}"
+            assert self._timers.when(self.why) < NEVER, f"no timer is set for {self.why.name}"
 
 
 class Calls:
@@ -298,33 +318,12 @@ class Calls:
 
     def breaker_of(self, call: Action | Event) -> CircuitBreaker:
         """Return the breaker of an action, or of its answer if it did not fail."""
-        match call:
-            case LoadSegments() | SegmentsLoaded():
-                return self.loads
-            case PersistBucket() | MergeBuckets() | SnapshotCreated():
-                return self.creates.breaker
-            case DeleteSnapshot() | SnapshotDeleted():
-                return self.deletes.breaker
-            case PutProperty() | RemoveProperty() | PropertyPut() | PropertyRemoved():
-                return self.properties.breaker
-            case ReadMetadata() | MetadataRead() | SnapshotIsAlien():
-                return self.metadata.breaker
-            case _:
-                return self.reads
+        why = _REASONS_OF[type(call)][0]
+        if why is Why.LOADS:
+            return self.loads
+        return next((queue.breaker for queue in self.queues if queue.why is why), self.reads)
 
     def note_answered(self, call: Action | Event) -> None:
         """Look again at the buckets that wait behind the breaker of an answered call."""
-        breaker = self.breaker_of(call)
-        if breaker is self.loads:
-            self._timers.wake(Why.LOADS)
-        elif breaker is self.reads:
-            for why in (Why.CACHE, Why.ORPHANS):
-                self._timers.wake(why)
-        elif breaker is self.metadata.breaker:
-            self._timers.wake(Why.METADATA)
-        elif breaker is self.creates.breaker:
-            self._timers.wake(Why.CREATES)
-        elif breaker is self.deletes.breaker:
-            self._timers.wake(Why.DELETES)
-        else:
-            self._timers.wake(Why.PROPERTIES)
+        for why in _REASONS_OF[type(call)]:
+            self._timers.wake(why)
