@@ -236,7 +236,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         passed = [ledger_id for ledger_id in self._members.bitmaps if ledger_id < mark_delete.ledger_id]
         for ledger_id in passed:
             self._members.drop_ledger(ledger_id)
-            self._refused.drop_ledger(ledger_id)
+        self._refused.drop_below(mark_delete.ledger_id)
         if passed:
             self._windows.drop_ledgers(passed, self._first_ledger_id)
             self._turn_soon()

@@ -50,11 +50,7 @@ class RefusedPositions:
     def drop_below(self, ledger_id: int) -> None:
         """Forget the ledgers below this one."""
         for passed in [passed for passed in self._bitmaps if passed < ledger_id]:
-            self.drop_ledger(passed)
-
-    def drop_ledger(self, ledger_id: int) -> None:
-        """Forget a ledger."""
-        self._bitmaps.pop(ledger_id, None)
+            del self._bitmaps[passed]
 
     def clear(self) -> None:
         """Forget all."""

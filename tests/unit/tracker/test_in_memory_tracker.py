@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from tracker.config import TrackerConfig
@@ -378,3 +379,19 @@ def test_an_exception_of_one_program_keeps_no_other_tracker_from_being_called() 
         assert [str(report["exception"]) for report in reports] == ["of the program"]
 
     run_virtually(main())
+
+
+def test_nothing_is_kept_of_passed_ledgers_whose_messages_were_all_acknowledged_early() -> None:
+    cursor = FakeCursor()
+
+    def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
+        clock.now_ms = 0
+        for ledger_id in range(100):
+            assert tracker.add_message(ledger_id, 1, 1_000_000)
+            tracker.note_acknowledged(ledger_id, BitMap([1]))
+            cursor.mark_delete_position = Position(ledger_id, 1)
+
+        refused = tracker._refused  # noqa: SLF001, nothing else shows what is kept
+        assert not any(refused.of(ledger_id) for ledger_id in range(99))
+
+    run(test, cursor=cursor)
