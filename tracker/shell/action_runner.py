@@ -18,6 +18,7 @@ from tracker.core.actions import (
     RemoveProperty,
 )
 from tracker.core.load_queue import LOAD_ROW_COUNT_MAX
+from tracker.shell.callbacks import do_nothing
 from tracker.shell.outages import Outages
 from tracker.shell.snapshot_work import SnapshotWork
 from tracker.stats import TrackerStats, operation_of
@@ -92,7 +93,7 @@ class ActionRunner:
         """Let go of the storage; writes to the cursor go on, and no answer is given back any more."""
         # The tracker and this refer to each other. Without that, the memory of a closed one goes without a collection
         # of cycles.
-        self._take = _take_no_more
+        self._take = do_nothing
         for task in [task for task in self._tasks if task not in self._log_tasks]:
             task.cancel()
 
@@ -152,10 +153,6 @@ class ActionRunner:
         elif counters is not None:
             counters.note_success(max(0, now_ms - started_at_ms))
         self._take(event)
-
-
-def _take_no_more(_: Event) -> None:
-    """Stand for a tracker that is closed."""
 
 
 def _parts(actions: Sequence[Action], at_once_max: int) -> Iterator[Sequence[Action]]:

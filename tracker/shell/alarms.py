@@ -14,6 +14,7 @@ from itertools import count
 from typing import Final
 
 from managed_ledger.value_types import Clock
+from tracker.shell.callbacks import do_nothing
 
 TIMER_MS_MAX: Final = 5_000
 """No sleep is longer, so that a step of the clock is noticed."""
@@ -181,12 +182,8 @@ class TrackerTimer:
     def close(self) -> None:
         """Set it for no time, and refer to the tracker no more: a closed one is to go without a search for cycles."""
         self.cancel()
-        self._on_time = _nothing
+        self._on_time = do_nothing
 
     def _on_alarm(self) -> None:
         self._alarm = self.at_ms = None
         self._on_time()
-
-
-def _nothing() -> None:
-    """Stand for a tracker that is closed."""

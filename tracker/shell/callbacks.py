@@ -1,4 +1,4 @@
-"""Calls of the program's callbacks, whose exceptions are the program's own."""
+"""Callbacks: the program's, whose exceptions are its own, and what stands for one of an owner that is closed."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,3 +18,7 @@ def call_program(callback: Callable[[Unpack[_Arguments]], None], *arguments: *_A
         asyncio.get_running_loop().call_exception_handler(
             {"message": f"Exception in callback {callback!r} of a tracker", "exception": error}
         )
+
+
+def do_nothing(*_: object) -> None:
+    """Stand for the callback of an owner that is closed, so that it goes without a search for cycles."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from tracker.errors import TrackerError
+from tracker.shell.callbacks import do_nothing
 
 
 class NextTurn:
@@ -53,7 +54,7 @@ class NextTurn:
     def close(self) -> None:
         """Make no call any more, and refer to its owner no more: a closed one is to go without a search for cycles."""
         self._is_closed = True
-        self._call = _nothing
+        self._call = do_nothing
         if self._handle is not None:
             self._handle.cancel()
 
@@ -67,7 +68,3 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 def _wrong_loop() -> TrackerError:
     return TrackerError("a tracker is called on its own event loop alone: threads use its call_soon_threadsafe")
-
-
-def _nothing() -> None:
-    """Stand for the call of an owner that is closed."""
