@@ -9,5 +9,5 @@ async def settle(tracker: BucketDelayedDeliveryTracker, *, every_s: float = 0.00
     """Wait until nothing is being sealed, merged, read, recovered or removed."""
     await asyncio.sleep(0)
     # Nothing of the tracker's is to be measured while waiting.
-    while tracker._core.unsettled_count or tracker._core.has_work or not tracker._actions.is_idle:  # noqa: ASYNC110
+    while tracker._core.unsettled_count or tracker._core.has_work or tracker._actions._tasks:  # noqa: ASYNC110
         await asyncio.sleep(every_s)

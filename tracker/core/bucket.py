@@ -163,10 +163,6 @@ class Bucket:
             return self.has_property
         return self.state is not BucketState.GONE
 
-    def covers(self, ledger_id: int) -> bool:
-        """Whether a ledger is within the bucket's range."""
-        return self.ledgers.first_ledger_id <= ledger_id <= self.ledgers.last_ledger_id
-
     @property
     def is_fully_loaded(self) -> bool:
         """Whether every row of its snapshot is in memory or was handed out."""

@@ -66,11 +66,6 @@ class ActionRunner:
         self._log_tasks: dict[asyncio.Task[None], None] = {}
         self._calls: dict[type[Action], asyncio.Semaphore] = {}
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no action is under way."""
-        return not self._tasks
-
     def start(self, actions: Sequence[Action]) -> None:
         """Start actions; those of one kind that need a moment each go together."""
         together: dict[type[Action], list[Action]] = {}
