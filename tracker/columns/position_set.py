@@ -102,14 +102,6 @@ class PositionSet:
             members.unite(ledger_id, entry_ids)
         return members
 
-    @classmethod
-    def union(cls, parts: Iterable["PositionSet"]) -> "PositionSet":
-        """Return what is in any of these; they must not be used any more."""
-        union = cls()
-        for part in parts:
-            union.absorb(part)
-        return union
-
     def absorb(self, other: "PositionSet") -> None:
         """Put everything that another one has into the set; that must not be used any more."""
         if self.bitmaps.keys().isdisjoint(other.bitmaps):

@@ -90,8 +90,12 @@ class BucketPositions:
     def take(self, serials: Iterable[int]) -> PositionSet | None:
         """Let go of the positions of buckets; return them as one, None if those of any are not known."""
         taken = [self._sets.pop(serial, None) for serial in serials]
-        known = [one for one in taken if one is not None]
-        return PositionSet.union(known) if len(known) == len(taken) else None
+        union = PositionSet()
+        for known in taken:
+            if known is None:
+                return None
+            union.absorb(known)
+        return union
 
     def subtract(self, ledger_id: int, entry_ids: BitMap) -> list[tuple[int, int]]:
         """Forget positions of a ledger; return of which buckets, by serial, and how many of each."""
