@@ -72,7 +72,7 @@ class TrackerCore(Questions):
         super().__init__(state)
         self.timers = state.timers
         """When to call `plan`; for reading."""
-        self._set_lead(config.tick_time_ms)
+        planning.set_tick_time(state, config.tick_time_ms)
 
     # Adding.
 
@@ -146,12 +146,7 @@ class TrackerCore(Questions):
             ValueError: It is below 0.
         """
         check_tick_time(tick_time_ms)
-        self._set_lead(tick_time_ms)
-
-    def _set_lead(self, tick_time_ms: int) -> None:
-        lead_ms = 0 if self._state.config.is_deliver_at_time_strict else tick_time_ms
-        if lead_ms != self._state.lead_ms:
-            planning.set_lead(self._state, lead_ms)
+        planning.set_tick_time(self._state, tick_time_ms)
 
     def recover(self, properties: Mapping[str, str], *, now_ms: int) -> BucketProperties:
         """Begin to recover what the cursor's properties name; call once, before anything else but `trim`."""

@@ -80,10 +80,12 @@ def forget_failures(state: TrackerState) -> None:
             serials.discard(next(iter(serials)))
 
 
-def set_lead(state: TrackerState, lead_ms: int) -> None:
-    """Set how early rows count as due."""
-    state.lead_ms = lead_ms
-    state.timers.wake(Why.LOADS)
+def set_tick_time(state: TrackerState, tick_time_ms: int) -> None:
+    """Set how early rows count as due: by a tick, unless times are strict."""
+    lead_ms = 0 if state.config.is_deliver_at_time_strict else tick_time_ms
+    if lead_ms != state.lead_ms:
+        state.lead_ms = lead_ms
+        state.timers.wake(Why.LOADS)
 
 
 def look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
