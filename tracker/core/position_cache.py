@@ -62,6 +62,7 @@ class PositionCache:
         self._timers = timers
         self.keeps_all = keeps_all
         self.reads_ahead = reads_ahead
+        """Off when a reader announces its ledgers: only these are wanted from then on."""
         self._read_ahead_from = 0
         """The place among all buckets behind the one that was read last without being announced."""
         self._bytes_max = bytes_max
@@ -102,10 +103,6 @@ class PositionCache:
         """Want nothing of a bucket."""
         if self._wanted.pop(serial, None) is not None:
             self._timers.wake(Why.CACHE)
-
-    def note_announced(self) -> None:
-        """Note that a reader announces its ledgers: only these are wanted from now on."""
-        self.reads_ahead = False
 
     def take_ahead(self, serials: Sequence[int], is_unknown: Callable[[int], bool]) -> Sequence[int]:
         """Return which buckets are to be read next although no reader has come to them; all come in turn.

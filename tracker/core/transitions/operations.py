@@ -151,7 +151,7 @@ def meet(state: TrackerState, event: CallerEvent, buckets: Iterable[Bucket], *ar
 
 def want_ledger(state: TrackerState, ledger_id: int) -> None:
     """Note that a reader has come to a ledger: its tracked positions are to be known for a while."""
-    state.cache.note_announced()
+    state.cache.reads_ahead = False
     meet(state, CallerEvent.WANTED, state.covering(ledger_id))
 
 
