@@ -26,7 +26,7 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.errors import TrackerClosedError
-from tracker.shell.alarms import TIMER_MS_MAX, Alarms, TrackerTimer
+from tracker.shell.alarms import Alarms, TrackerTimer
 from tracker.shell.callbacks import call_program
 from tracker.shell.next_turn import NextTurn
 from tracker.shell.wake_up import WakeUp
@@ -163,8 +163,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def has_message_available(self) -> bool:
         is_available = self._first_deliver_at_ms() is not None
-        if not is_available:
-            self._wake_up.note_nothing_due()
+        if not is_available and self._wake_up.note_nothing_due():
+            self._turn_soon()
         return is_available
 
     def next_delivery_time(self) -> int | None:
@@ -282,12 +282,11 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
         Then no message of it is late. Where it was rounded down it has been due for a while, as a tick is no shorter
         than a window: a poll for another reason gives it up to a tick early. A window that is due is due no more when
-        the clock is put back, so the tracker looks again after some time.
+        the clock is put back: `Alarms` tell of that.
         """
-        now_ms, at_ms = self._now_ms(), self._windows.first_ms(self._members)
-        if at_ms is not None and at_ms <= now_ms:
-            at_ms = LATEST_MS
-        self._timer.set(at_ms, alarm_at_ms=now_ms + TIMER_MS_MAX if at_ms == LATEST_MS else None)
+        at_ms = self._windows.first_ms(self._members)
+        is_due = at_ms is not None and at_ms <= self._now_ms()
+        self._timer.set(LATEST_MS if is_due else at_ms)
 
 
 class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):

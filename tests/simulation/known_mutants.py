@@ -433,7 +433,7 @@ ITEMS: Final = [
             ),
             Edit(
                 "tracker/shell/bucket_tracker.py",
-                "        if not is_available:\n            self._wake_up.note_nothing_due()\n",
+                "        if not is_available and self._wake_up.note_nothing_due():\n            self._turn_soon()\n",
                 "",
             ),
         ),

@@ -159,19 +159,14 @@ class TrackerTimer:
         self.at_ms: int | None = None
         """The time it was set for, None while it is not."""
 
-    def set(self, at_ms: int | None, *, alarm_at_ms: int | None = None) -> None:
-        """Set it for a time, or for none.
-
-        Args:
-            at_ms: The time that it waits for; nothing is done where that has not changed.
-            alarm_at_ms: When to wake up for it, if that is another time.
-        """
+    def set(self, at_ms: int | None) -> None:
+        """Set it for a time, or for none; nothing is done where that has not changed."""
         if at_ms == self.at_ms:
             return
         self.cancel()
         self.at_ms = at_ms
         if at_ms is not None:
-            self._alarm = self._alarms.set(at_ms if alarm_at_ms is None else alarm_at_ms, self._on_alarm)
+            self._alarm = self._alarms.set(at_ms, self._on_alarm)
 
     def cancel(self) -> None:
         """Set it for no time."""

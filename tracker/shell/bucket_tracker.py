@@ -207,8 +207,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         except Exception as error:
             self._note_error(error)
             raise
-        if not is_available:
-            self._wake_up.note_nothing_due()
+        if not is_available and self._wake_up.note_nothing_due():
+            self._turn_soon()
         return is_available
 
     @_guarded

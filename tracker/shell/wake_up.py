@@ -23,9 +23,15 @@ class WakeUp:
         self._withheld_ms: int | None = None
         self._is_paused = False
 
-    def note_nothing_due(self) -> None:
-        """Note that the dispatcher took what there was, or was answered that nothing is due: it waits from now on."""
-        self._told_deliver_at_ms = None
+    def note_nothing_due(self) -> bool:
+        """Note that the dispatcher took what there was, or was answered that nothing is due: it waits from now on.
+
+        Returns:
+            Whether it had been told of a message. If nothing is due all the same, as where the clock was put back, the
+            tracker has to look when that message is due again.
+        """
+        told_deliver_at_ms, self._told_deliver_at_ms = self._told_deliver_at_ms, None
+        return told_deliver_at_ms is not None
 
     def note_withheld(self, withheld_ms: int | None) -> None:
         """Note the answer that due messages from this time on have to wait, None for no such time.

@@ -228,6 +228,26 @@ def test_a_message_comes_at_its_time_after_the_clock_was_put_back(kind: str, gap
     play(story, kind)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_comes_at_its_time_after_the_clock_was_put_back_by_a_moment(kind: str) -> None:
+    """No timer notices such a step; the program looks while the message, of which it was told, is not due."""
+
+    async def story(world: WakeUpWorld) -> None:
+        world.tracker.add_message(1, 0, START_MS + 10_000)
+        await asyncio.sleep(10.1)
+        assert world.program.told_count == 1
+        world.set_back_ms = 500
+        is_due = world.tracker.has_message_available()
+        world.program.flow(1)
+        assert bool(world.program.taken) == is_due
+
+        await asyncio.sleep(3_600)
+        assert world.program.taken == [(START_MS + 10_000, 1, 0)]
+        assert world.program.taken_at_ms[0] <= START_MS + 10_500
+
+    play(story, kind)
+
+
 def test_a_message_of_a_shared_index_comes_to_who_has_acknowledged_what_another_one_took() -> None:
     """The other subscription polls A, this one has acknowledged it; B comes to both."""
 
@@ -399,7 +419,8 @@ def test_a_due_message_is_told_once_and_another_first_one_again() -> None:
     assert wake_up.is_wanted(deliver_at_ms=5)
     assert not wake_up.is_wanted(deliver_at_ms=5)
     assert wake_up.is_wanted(deliver_at_ms=7)
-    wake_up.note_nothing_due()
+    assert wake_up.note_nothing_due()
+    assert not wake_up.note_nothing_due()
     assert wake_up.is_wanted(deliver_at_ms=7)
 
 
