@@ -32,6 +32,17 @@ def without_stale(heap: BarrierHeap, barriers: Mapping[int, RowKey]) -> BarrierH
     return kept
 
 
+def first_of(heap: BarrierHeap, buckets: Mapping[int, Bucket], barriers: Mapping[int, RowKey]) -> Bucket | None:
+    """Return the first bucket of a heap that is among these and whose entry is not stale; entries before it go."""
+    while heap:
+        barrier, serial = heap[0]
+        bucket = buckets.get(serial)
+        if bucket is not None and barriers.get(serial) == barrier:
+            return bucket
+        heapq.heappop(heap)
+    return None
+
+
 class Barriers:
     """Buckets with rows that are not loaded, the one that holds up hand-out first.
 
@@ -127,12 +138,7 @@ class Barriers:
         return max(bucket.waited_for_since_ms, bucket.next_segment_deliver_at_ms) + self._order_wait_ms_max
 
     def _first(self, heap: BarrierHeap) -> Bucket | None:
-        while heap:
-            barrier, serial = heap[0]
-            if self._barriers.get(serial) == barrier:
-                return self._buckets[serial]
-            heapq.heappop(heap)
-        return None
+        return first_of(heap, self._buckets, self._barriers)
 
     def check(self) -> None:
         """Assert that no bucket is missing, and that a timer is set for the first that is to be waived."""

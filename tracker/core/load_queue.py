@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tracker.columns.row_order import NEVER, RowKey, is_heap
-from tracker.core.barriers import STALE_ENTRIES_MAX, BarrierHeap, without_stale
+from tracker.core.barriers import STALE_ENTRIES_MAX, BarrierHeap, first_of, without_stale
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import CircuitBreaker
 from tracker.core.timers import Timers, Why
@@ -163,7 +163,7 @@ class LoadQueue:
                 self._queue(failed)
         if self._waiting:
             self._timers.at(Why.LOADS, self._waiting[0][0])
-        while (bucket := self._first(self._upcoming, self._buckets)) is not None:
+        while (bucket := first_of(self._upcoming, self._buckets, self._barriers)) is not None:
             if bucket.serial not in self._due:
                 if bucket.next_segment_deliver_at_ms > through_ms:
                     self._timers.at(Why.LOADS, bucket.next_segment_deliver_at_ms - (through_ms - now_ms))
@@ -174,7 +174,7 @@ class LoadQueue:
 
     def take_queued(self, room: int) -> Iterator[Bucket]:
         """Take queued buckets, in their order, as long as there is room for rows; each is to be admitted."""
-        while room > self.row_count and (bucket := self._first(self._queued, self._due)) is not None:
+        while room > self.row_count and (bucket := first_of(self._queued, self._due, self._barriers)) is not None:
             heapq.heappop(self._queued)
             if bucket.serial not in self._row_counts and bucket.serial not in self.unknown:
                 yield bucket
@@ -194,7 +194,7 @@ class LoadQueue:
         if self._breaker.is_open:
             bucket = self._next_try()
             return bucket if bucket is not None and self.may_start(bucket, now_ms) else None
-        while (bucket := self._first(self._ready, self._due)) is not None:
+        while (bucket := first_of(self._ready, self._due, self._barriers)) is not None:
             if bucket.serial in self._row_counts and bucket.load is None:
                 return bucket
             heapq.heappop(self._ready)
@@ -228,16 +228,6 @@ class LoadQueue:
         if now_ms < starts_at_ms < NEVER:
             self._timers.at(Why.LOADS, starts_at_ms)
         return starts_at_ms <= now_ms
-
-    def _first(self, heap: list[tuple[RowKey, int]], buckets: Mapping[int, Bucket]) -> Bucket | None:
-        """Return the first bucket of a heap that is among these and where the heap has it."""
-        while heap:
-            barrier, serial = heap[0]
-            bucket = buckets.get(serial)
-            if bucket is not None and self._barriers.get(serial) == barrier:
-                return bucket
-            heapq.heappop(heap)
-        return None
 
     def check(self) -> None:
         """Assert that no bucket is missing, and that what is due is loaded some time."""
