@@ -5,6 +5,7 @@ program that has one tracker after the other keeps their sums (`summed`).
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -74,16 +75,6 @@ class OperationStats:
         self.latency_sum_ms += other.latency_sum_ms
 
 
-class OperationCounters(dict[BucketOperation, OperationStats]):
-    """The counters of those kinds of operations that were looked at: most trackers never have any."""
-
-    __slots__ = ()
-
-    def __missing__(self, operation: BucketOperation) -> OperationStats:
-        counters = self[operation] = OperationStats()
-        return counters
-
-
 UNREADABLE_AFTER: Final = 3
 """Failures in a row after which a snapshot is told by its id."""
 _NAMED_MAX: Final = 5
@@ -97,7 +88,10 @@ class TrackerCounters:
     """Snapshots that were missing or unreadable; their messages were read from the log again."""
     buckets_recovered: int = 0
     """Snapshots that recovery found and used."""
-    operations: OperationCounters = field(default_factory=OperationCounters)
+    operations: defaultdict[BucketOperation, OperationStats] = field(
+        default_factory=lambda: defaultdict(OperationStats)
+    )
+    """Those kinds that were looked at: most trackers never have any."""
 
     def add(self, other: "TrackerCounters") -> None:
         """Count in what another has counted."""
