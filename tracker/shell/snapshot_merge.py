@@ -6,6 +6,7 @@ entry 0: it says which positions the rows must have.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -70,12 +71,8 @@ async def merged_segments(
         rows = take_safe(readers)
         if rows is None:
             break
-        yield await run(_bind(cutter.add, rows))
+        yield await run(partial(cutter.add, rows))
     yield await run(cutter.finish)
-
-
-def _bind(function: Callable[[DelayedIndexes], T], rows: DelayedIndexes) -> Callable[[], T]:
-    return lambda: function(rows)
 
 
 class SourceReader:
@@ -85,8 +82,8 @@ class SourceReader:
         self,
         action: MergeBuckets,
         source: MergeSource,
-        read: Callable[[int, int, int], Awaitable[DelayedIndexes]],
-        read_positions: Callable[[ReadPositions], Awaitable[PositionsRead]],
+        read: ReadSegments,
+        read_positions: ReadBitmaps,
         rows_max: int,
     ) -> None:
         self._action = action
@@ -112,8 +109,7 @@ class SourceReader:
             rows = await self._read_spans(first, end)
             self._spans_read = end
             await self._check(rows)
-            is_loaded = end <= self._source.loaded_spans
-            self.rows = rows.take(self._is_loaded_and_tracked(rows) if is_loaded else self._is_unloaded(rows))
+            self.rows = rows.take(self._is_wanted(rows, is_loaded=end <= self._source.loaded_spans))
 
     def _end_of_read(self, first: int) -> int:
         table = self._source.table
@@ -148,10 +144,9 @@ class SourceReader:
         if self.is_at_end and self._position_sum and not self._has_stale_rows:
             raise SnapshotCorruptedError("its rows are not those that entry 0 names", bucket_id=bucket_id)
 
-    def _is_loaded_and_tracked(self, rows: DelayedIndexes) -> NDArray[np.bool_]:
-        return is_in(self._action.loaded, rows.ledger_ids, rows.entry_ids)
-
-    def _is_unloaded(self, rows: DelayedIndexes) -> NDArray[np.bool_]:
+    def _is_wanted(self, rows: DelayedIndexes, *, is_loaded: bool) -> NDArray[np.bool_]:
+        if is_loaded:
+            return is_in(self._action.loaded, rows.ledger_ids, rows.entry_ids)
         is_settled = is_in(self._action.settled, rows.ledger_ids, rows.entry_ids)
         is_unloaded: NDArray[np.bool_] = ~is_settled & (rows.ledger_ids >= self._action.first_ledger_id)
         return is_unloaded
