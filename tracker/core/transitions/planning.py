@@ -90,7 +90,6 @@ def set_tick_time(state: TrackerState, tick_time_ms: int) -> None:
 
 def look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
     """Handle a reason, and yield the actions that follow; a reason that has to wait sets its timer again."""
-    calls = state.calls
     match why:
         case Why.RECOVERY:
             open_some(state)
@@ -106,14 +105,9 @@ def look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
             begin_merge(state, now_ms)
         case Why.LOADS:
             yield from start_loads(state, now_ms)
-        case Why.METADATA:
-            yield from _start_calls(state, calls.metadata, now_ms)
-        case Why.CREATES:
-            yield from _start_calls(state, calls.creates, now_ms)
-        case Why.DELETES:
-            yield from _start_calls(state, calls.deletes, now_ms)
-        case Why.PROPERTIES:
-            yield from _start_calls(state, calls.properties, now_ms)
+        case Why.METADATA | Why.CREATES | Why.DELETES | Why.PROPERTIES:
+            (queue,) = (queue for queue in state.calls.queues if queue.why is why)
+            yield from _start_calls(state, queue, now_ms)
         case Why.CACHE:
             yield from start_reads(state, now_ms)
         case Why.LATE_ORPHANS:
