@@ -8,7 +8,8 @@ helps. One line of the log at level ERROR names the folder. A folder that cannot
 where it is, and the opening raises an error: another process has the folder open, rights are missing, the disk is full,
 the disk fails, the target of a link is not there, a file with bytes stands in its place, or the folder has a log or
 another program's database: no writer of ours has left its lock there, and our mark cannot be read from it. A folder
-that cannot be renamed, as a mount point, is emptied into a folder in it (`put_aside`).
+that cannot be renamed, as a mount point, is emptied into a folder in it, and so is one with files of others in it,
+which stay (`put_aside`).
 
 A folder that is removed or replaced under its writer is opened again at the next write, with its files of then.
 
@@ -35,14 +36,13 @@ blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once 
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from managed_ledger.rocksdb_store.failures import Translated
-from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, ROCKSDB_NAMES
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from managed_ledger.rocksdb_store.opening import (
     DEFAULT_FAMILY,
     Compression,
@@ -62,14 +62,12 @@ from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, MARK, NEXT_ID_KEY, UNFINISHED
 from snapshot_storage.rocksdb.lock import LOCK_FILE, WriterLock
-from snapshot_storage.rocksdb.put_aside import INSIDE, is_inside, put_aside
+from snapshot_storage.rocksdb.put_aside import foreign_names, is_inside, put_aside
 
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 16 * 2**10
 """Below 16 KiB tiny segments compress worse, above it nothing is won."""
-
-_OWN_NAMES: Final = re.compile(f"{ROCKSDB_NAMES}|{LOCK_FILE}.*|{INSIDE}.*")
 
 
 class OpenDatabase(NamedTuple):
@@ -236,8 +234,7 @@ def _first_foreign(path: Path) -> str | None:
 
     A folder in which a writer has been is one of snapshots, also with other files in it.
     """
-    names = sorted(file.name for file in path.iterdir())
-    return None if LOCK_FILE in names else next((name for name in names if not _OWN_NAMES.fullmatch(name)), None)
+    return None if os.path.lexists(path / LOCK_FILE) else next(iter(foreign_names(path)), None)
 
 
 def _opened(path: Path, memory: RocksDBMemory, lock: WriterLock) -> OpenDatabase:

@@ -2,23 +2,28 @@
 
 A folder is put aside by a rename, `snapshots` to `snapshots-put-aside-<time>`, where it really is: behind a link its
 target is renamed, and the link stays. A folder that cannot be renamed, as a mount point, gives its files to a new
-folder in it, `snapshots/put-aside-<time>`. No program reads what was put aside: its index was read from the log again.
-It is kept as evidence of the disk's fault, until an operator removes it. An empty file or a pipe, or a link to
-one, that stands where the folder should be is put aside by a rename too.
+folder in it, `snapshots/put-aside-<time>`. So does one with files of others in it, as a program may keep its own log
+beside its snapshots: those stay. No program reads what was put aside: its index was read from the log again. It is
+kept as evidence of the disk's fault, until an operator removes it. An empty file or a pipe, or a link to one, that
+stands where the folder should be is put aside by a rename too.
 """
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from managed_ledger.rocksdb_store.files import ROCKSDB_NAMES
 from snapshot_storage.rocksdb.lock import LOCK_FILE
 
 INSIDE: Final = "put-aside-"
 """The beginning of the name of a folder within a mount point, to which the files of that were moved."""
 _MARK: Final = f"-{INSIDE}"
+_OWN_NAMES: Final = re.compile(f"{ROCKSDB_NAMES}|{LOCK_FILE}.*|{INSIDE}.*|REACHED.*")
+"""`REACHED` is a file of folders of layout 3."""
 _STAYING: Final = (LOCK_FILE, "lost+found")
 """The lock, which the caller holds; and the folder that a disk's file system has at its top, which is root's."""
 _LAST_FILE: Final = "CURRENT"
@@ -45,6 +50,8 @@ def put_aside(path: Path) -> Path:
     name = f"{INSIDE}{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}"
     if path.is_dir():
         folder = path.resolve() if path.is_symlink() else path
+        if foreign_names(folder):
+            return _moved_inside(folder, folder / name)
         aside = folder.with_name(f"{folder.name}-{name}")
         try:
             folder.rename(aside)
@@ -63,9 +70,19 @@ def put_aside(path: Path) -> Path:
         raise
 
 
+def foreign_names(folder: Path) -> list[str]:
+    """Return the names of the files that neither RocksDB nor a service makes in a folder of snapshots, in order.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    return sorted(file.name for file in folder.iterdir() if not _OWN_NAMES.fullmatch(file.name))
+
+
 def _moved_inside(folder: Path, aside: Path) -> Path:
-    """Move the files of a folder into a new one in it, but for those that stay."""
-    files = [one for one in folder.iterdir() if one.name not in _STAYING and not one.name.startswith(INSIDE)]
+    """Move the files of a folder into a new one in it, but for those that stay and those of others."""
+    staying = {*_STAYING, *foreign_names(folder)}
+    files = [one for one in folder.iterdir() if one.name not in staying and not one.name.startswith(INSIDE)]
     aside.mkdir()
     for file in sorted(files, key=lambda file: file.name == _LAST_FILE):
         file.rename(aside / file.name)

@@ -754,6 +754,41 @@ def test_what_is_no_folder_in_the_place_of_the_folder_is_put_aside(
     )
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_files_of_others_stay_where_the_snapshots_beside_them_are_put_aside(
+    tmp_path: Path, is_link: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the log of a program that embeds a tracker, which cannot be read again from anywhere."""
+    path = place = tmp_path / "snapshots"
+    if is_link:
+        place = tmp_path / "other"
+        place.mkdir()
+        path.symlink_to(place)
+    folder = _opened(path)
+    written = _fill(folder, 2)
+    folder.close()
+    (place / "log.jsonl").write_text("accepted")
+    (place / "archive").mkdir()
+    (place / "CURRENT").write_bytes(b"damage")
+
+    with caplog.at_level(logging.ERROR):
+        folder = _opened(path)
+    assert _read_all(folder, written) == set(written)
+    folder.close()
+
+    assert (place / "log.jsonl").read_text() == "accepted"
+    assert (place / "archive").is_dir()
+    assert not _aside(place)
+    (aside,) = [one.path for one in put_aside_folders(path)]
+    assert aside.parent == place
+    assert (aside / "CURRENT").read_bytes() == b"damage"
+    assert not [name for name in ("log.jsonl", "archive", "WRITER") if (aside / name).exists()]
+    (error,) = caplog.records
+    assert f"its files were put aside in {aside}" in error.getMessage()
+    remove_put_aside(*put_aside_folders(path))
+    assert (place / "log.jsonl").read_text() == "accepted"
+
+
 @pytest.mark.parametrize("make", [_make_text, _make_link_to_a_text])
 def test_a_file_with_bytes_in_the_place_of_the_folder_is_refused_and_kept(
     tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
