@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 PROBE_SECONDS = 1.0
-"""While entries are refused, a round without news is written so often, to find out when that can end."""
+"""After a round that failed, and while entries are refused, one without news is written so often: that may be over."""
 LOOK_SECONDS = 0.25
 """The shortest time between two such rounds on request (`look_again`)."""
 LOOK_SECONDS_MAX = 0.5
@@ -153,7 +153,12 @@ class Committer:
         self._in_flight = list(islice(self._waiting, self._participants_max))
         are_synced = [self._waiting.pop(participant) for participant in self._in_flight]
         sync = any(are_synced)
-        batch = self._database.new_batch()
+        try:
+            batch = self._database.new_batch()
+        # It could not be opened again. The thread of the writes tries it once more, and the round ends.
+        except LedgerError as error:
+            self._executor.submit(self._look_after, error)
+            return
         try:
             for participant in self._in_flight:
                 self._fill(participant, batch)
@@ -180,7 +185,6 @@ class Committer:
 
     def _write(self, batch: Batch, sync: bool) -> None:
         error: Exception | None = None
-        room: Room | None = None
         began_s = self._loop.time()
         try:
             self._database.write(batch, sync=sync)
@@ -189,6 +193,11 @@ class Committer:
             error = caught
         # There is one write at a time, so one thread at a time notes its duration.
         self.write_seconds.note(self._loop.time() - began_s)
+        self._look_after(error)
+
+    def _look_after(self, error: Exception | None) -> None:
+        """Mend the database after a failure, measure its room, and have the loop end the round."""
+        room: Room | None = None
         try:
             if error is not None:
                 self._database.mend()
@@ -233,8 +242,13 @@ class Committer:
         # The marker is a synced file, so it is written in the thread of the writes, between two of them.
         self._executor.submit(self._database.mark_synced)
 
+    @property
+    def _has_trouble(self) -> bool:
+        """Whether a round without news is worth it: while the database is closed, no reader gets anything either."""
+        return self.watch.refusal is not None or self.watch.is_failing
+
     def _probe_later(self) -> None:
-        if self.watch.refusal is not None and self._probe_timer is None and not self._closed:
+        if self._has_trouble and self._probe_timer is None and not self._closed:
             self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._probe)
 
     def _probe(self) -> None:
@@ -242,8 +256,8 @@ class Committer:
         self.probe_now()
 
     def probe_now(self) -> None:
-        """Find out whether entries can be taken again, if they are refused: an operator may have made room."""
-        if self.watch.refusal is not None and not self._closed:
+        """Find out whether commits succeed again, if they failed or entries are refused: there may be room now."""
+        if self._has_trouble and not self._closed:
             self.request(_Probe(), sync=True)
 
     async def look_again(self) -> None:

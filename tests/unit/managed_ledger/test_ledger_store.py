@@ -1,6 +1,7 @@
 """The store on a real RocksDB folder: it comes back as it was, or it refuses and says what to do."""
 
 import asyncio
+import itertools
 import random
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from managed_ledger.disk.keys import (
 from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.entries.headers import ROW_BYTES
 from managed_ledger.errors import (
+    LedgerWriteError,
     StoreCorruptedError,
     StoreLockedError,
     StoreUnavailableError,
@@ -33,6 +35,8 @@ from managed_ledger.errors import (
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
+from managed_ledger.rocksdb_store.store import StoreBatch
+from managed_ledger.writing import committer
 from tests.helpers.fakes.managed_ledger_fakes import (
     CountingDatabase,
     LedgerClock,
@@ -40,6 +44,7 @@ from tests.helpers.fakes.managed_ledger_fakes import (
     append_all,
     open_store,
 )
+from tests.helpers.fakes.service_fakes import until
 from tests.helpers.log_reading import read_entries
 from tests.helpers.storages.rocksdict_edge import replace_rocksdict
 
@@ -168,6 +173,81 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         assert other.stdout.strip() == "StoreLockedError", other.stderr
         await store.close()
         await (await _open(tmp_path)).close()
+
+    asyncio.run(scenario())
+
+
+class _FailingFolder:
+    """Opens a folder to write; a test lets the open database refuse a write, and openings fail."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.openings_that_fail = 0
+        self._opened: RocksDatabase | None = None
+        clock = itertools.count(step=10)
+        self.database = ReopeningDatabase(path, self._open, monotonic=lambda: float(next(clock)))
+
+    def _open(self) -> RocksDatabase:
+        if self.openings_that_fail:
+            self.openings_that_fail -= 1
+            raise StoreUnavailableError("Too many open files")
+        self._opened = RocksDatabase.open(self.path, write_buffer_bytes=2**20)
+        return self._opened
+
+    def refuse_writes(self) -> None:
+        """Until it is opened again."""
+
+        def write(batch: StoreBatch, *, sync: bool) -> None:
+            raise StoreUnavailableError("the disk says no")
+
+        assert self._opened is not None
+        self._opened.write = write  # type: ignore[method-assign]
+
+
+def test_a_log_that_could_not_be_opened_again_is_tried_once_more_by_the_next_commit(tmp_path: Path) -> None:
+    """As while clients take all files that the process may open: each commit fails meanwhile, none waits for ever."""
+
+    async def scenario() -> None:
+        folder = _FailingFolder(tmp_path)
+        store = await open_store(folder.database)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"kept"])
+        folder.refuse_writes()
+        folder.openings_that_fail = 2
+
+        for reason in ("the disk says no", "closed until it can be opened", "closed until it can be opened"):
+            with pytest.raises(LedgerWriteError, match=reason):
+                await asyncio.wait_for(append_all(ledger, [b"lost"]), 10)
+        await append_all(ledger, [b"after"])
+
+        read = await read_entries(ledger, ledger.first_position, entries_max=10)
+        assert read.payloads == [b"kept", b"after"]
+        await asyncio.wait_for(store.close(), 10)
+
+    asyncio.run(scenario())
+
+
+def test_a_log_that_could_not_be_opened_again_is_tried_once_more_without_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else consumers of delayed messages would wait until a producer sends a message."""
+    monkeypatch.setattr(committer, "PROBE_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        folder = _FailingFolder(tmp_path)
+        store = await open_store(folder.database)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"kept"])
+        folder.refuse_writes()
+        folder.openings_that_fail = 2
+        with pytest.raises(LedgerWriteError):
+            await append_all(ledger, [b"lost"])
+
+        await until(lambda: not store.committer.watch.is_failing)
+
+        read = await read_entries(ledger, ledger.first_position, entries_max=10)
+        assert read.payloads == [b"kept"]
+        await store.close()
 
     asyncio.run(scenario())
 
