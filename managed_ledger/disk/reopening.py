@@ -4,9 +4,13 @@ After some errors (a full disk, a disk that fails, a compaction that met damage)
 opened anew, though what it has can still be read. So it stays open for readers until opening it has a chance: there is
 room for what opening writes. Then it is closed and opened between two commits, in the thread that writes. Readers wait
 meanwhile, some milliseconds up to the time that replaying the write-ahead log takes.
+
+Where the folder is removed or replaced, RocksDB writes on to its open files, which no start would find, and opening it
+anew would make an empty log. So all writes fail until the folder is back in its place, and it is not opened again.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +20,7 @@ from pathlib import Path
 
 from managed_ledger.disk.database import Batch, RocksDatabase
 from managed_ledger.disk.keys import Family
+from managed_ledger.disk.rocksdb_edge import checked
 from managed_ledger.errors import LedgerError, StoreFullError, StoreUnavailableError
 from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES, Room, has_room_to_open
 from managed_ledger.rocksdb_store.opening import REOPENING_PAUSE_S, ReopeningPace
@@ -50,6 +55,11 @@ class ReopeningDatabase:
         self._open_folder = open_folder
         self._pace = ReopeningPace(monotonic)
         self._database: RocksDatabase | None = open_folder()
+        try:
+            self._place = _Place(path)
+        except LedgerError:
+            self._database.release()
+            raise
         self._gate = _Gate()
         self._wanted_bytes = 0
         """Room that the last large commit lacked."""
@@ -58,13 +68,14 @@ class ReopeningDatabase:
         return self._opened().new_batch()
 
     def write(self, batch: StoreBatch, *, sync: bool) -> None:
+        self._place.check()
         if batch.size_bytes > SMALL_COMMIT_BYTES:
             self._check_room(batch.size_bytes)
         self._opened().write(batch, sync=sync)
 
     def mark_synced(self) -> None:
-        # Without a database nothing is marked; opening it again does so.
-        if self._database is not None:
+        # Without a database nothing is marked; opening it again does so. Nor is another folder.
+        if self._database is not None and self._place.is_kept():
             self._database.mark_synced()
 
     def get(self, family: Family, key: bytes) -> bytes | None:
@@ -128,7 +139,7 @@ class ReopeningDatabase:
         return room and replace(room, wanted_bytes=self._wanted_bytes)
 
     def mend(self) -> None:
-        if not self._pace.is_due or not has_room_to_open(self._path):
+        if not self._pace.is_due or not self._place.is_kept() or not has_room_to_open(self._path):
             return
         try:
             with self._gate.closed():
@@ -139,8 +150,14 @@ class ReopeningDatabase:
 
     def close(self) -> None:
         database, self._database = self._database, None
-        if database is not None:
-            database.close()
+        try:
+            if database is not None:
+                self._place.check()
+                database.close()
+        finally:
+            if database is not None:
+                database.release()
+            self._place.close()
 
     def _reopen(self) -> None:
         database, self._database = self._database, None
@@ -153,6 +170,45 @@ class ReopeningDatabase:
         if self._database is None:
             raise StoreUnavailableError(f"The log in {self._path} is closed until it can be opened again")
         return self._database
+
+
+class _Place:
+    """The folder that was opened, by a descriptor, so that its number is not given again."""
+
+    def __init__(self, path: Path) -> None:
+        """Look at it.
+
+        Raises:
+            LedgerError: The system refuses.
+        """
+        self._path = path
+        with checked(path, "look at the log"):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def is_kept(self) -> bool:
+        """Whether the folder is where it was."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        except OSError:
+            return False
+
+    def check(self) -> None:
+        """Refuse to go on elsewhere.
+
+        Raises:
+            StoreUnavailableError: The folder is not where it was.
+        """
+        if not self.is_kept():
+            raise StoreUnavailableError(
+                f"The folder of the log, {self._path}, was removed or replaced while the log is open: stop the "
+                "service, put the folder back and start it again"
+            )
+
+    def close(self) -> None:
+        """Look no more; also a second time."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
 
 class _Gate:

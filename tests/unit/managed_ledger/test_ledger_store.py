@@ -252,6 +252,46 @@ def test_a_log_that_could_not_be_opened_again_is_tried_once_more_without_a_commi
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_log_whose_folder_is_removed_or_replaced_takes_no_writes_until_it_is_back(
+    tmp_path: Path, is_replaced: bool
+) -> None:
+    """RocksDB would write on to files that no start finds. The other folder may be a backup, and is not touched."""
+    path, aside = tmp_path / "ledgers", tmp_path / "aside"
+
+    async def scenario() -> None:
+        folder = _FailingFolder(path)
+        store = await open_store(folder.database)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"kept"])
+        path.rename(aside)
+        if is_replaced:
+            path.mkdir()
+        for _ in range(2):
+            with pytest.raises(LedgerWriteError, match="was removed or replaced while the log is open"):
+                await append_all(ledger, [b"lost"])
+        assert path.exists() == is_replaced
+        if is_replaced:
+            assert not list(path.iterdir())
+            path.rmdir()
+        aside.rename(path)
+        await append_all(ledger, [b"after"])
+        path.rename(aside)
+
+        with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
+            await store.close()
+
+        assert not path.exists()
+        aside.rename(path)
+        store = await _open(path)
+        ledger = await store.open_managed_ledger("orders")
+        read = await read_entries(ledger, ledger.first_position, entries_max=10)
+        assert read.payloads == [b"kept", b"after"]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def _newest(path: Path, pattern: str) -> Path:
     return max(path.glob(pattern), key=lambda file: file.stat().st_size)
 
