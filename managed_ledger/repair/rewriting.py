@@ -4,6 +4,7 @@ The damaged folder is moved aside and kept. A folder that is open is left alone:
 """
 
 import ctypes
+import errno
 import fcntl
 import os
 import struct
@@ -42,7 +43,8 @@ def locked(folder: Path, *, creates: bool) -> Iterator[None]:
 
     Args:
         folder: The log.
-        creates: Whether a lock file that is missing is made; without one no process has the log open.
+        creates: Whether a lock file that is missing is made; without one no process has the log open. If not, the right
+            to read the folder is enough, as of a snapshot of a file system.
 
     Raises:
         StoreLockedError: A service has it open.
@@ -50,24 +52,31 @@ def locked(folder: Path, *, creates: bool) -> Iterator[None]:
         OSError: The folder cannot be read.
     """
     check_is_log(folder)
+    kind = fcntl.LOCK_EX
     try:
-        descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if creates else 0), 0o644)
+        try:
+            descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if creates else 0), 0o644)
+        except OSError as error:
+            if creates or error.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            # RocksDB takes the whole lock, so a part of it keeps writers out as well.
+            descriptor, kind = os.open(folder / "LOCK", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), fcntl.LOCK_SH
     except FileNotFoundError:
         descriptor = None
     except OSError as error:
         raise StoreUnavailableError(f"Cannot lock the log in {folder}: {error}") from error
     try:
         if descriptor is not None:
-            _lock(folder, descriptor)
+            _lock(folder, descriptor, kind)
         yield
     finally:
         if descriptor is not None:
             os.close(descriptor)
 
 
-def _lock(folder: Path, descriptor: int) -> None:
+def _lock(folder: Path, descriptor: int, kind: int) -> None:
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
         raise StoreLockedError(f"The log in {folder} is in use by another process: stop that one") from error
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -267,6 +268,28 @@ def test_a_log_in_use_is_refused(damaged: Path, words: tuple[str, ...]) -> None:
     assert refused.stderr.count("\n") == 1
     assert "is in use by another process: stop that one" in refused.stderr
     assert [path.name for path in damaged.iterdir()] == ["ledgers"]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts disks")
+def test_a_log_that_cannot_be_written_is_verified(damaged: Path, data: Path, tmp_path: Path) -> None:
+    """As in a snapshot of a file system. A service that writes to it by another way is noticed all the same."""
+    whole = Path(shutil.copytree(data, tmp_path / "whole"))
+    read_only = tmp_path / "read-only"
+    read_only.mkdir()
+    for folder, exit_code in ((whole, 0), (damaged, 1)):
+        if subprocess.run(["mount", "--bind", str(folder), str(read_only)], check=False).returncode:
+            pytest.skip("mounting is not allowed here")
+        try:
+            subprocess.run(["mount", "-o", "remount,bind,ro", str(read_only)], check=True)
+            verified = _run("verify", str(read_only))
+            assert verified.exit_code == exit_code, verified.stderr
+            refused = _run("repair", "--yes", str(read_only))
+            assert "Read-only file system" in refused.stderr
+            with _in_use(folder / "ledgers"):
+                refused = _run("verify", str(read_only))
+            assert "is in use by another process: stop that one" in refused.stderr
+        finally:
+            subprocess.run(["umount", str(read_only)], check=True)
 
 
 @pytest.mark.parametrize("words", [("verify",), ("repair", "--yes")], ids=lambda words: words[0])
