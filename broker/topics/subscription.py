@@ -126,8 +126,7 @@ class Subscription:
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
         self._parts_lock = asyncio.Lock()
-        self.consumer_left_ms = 0
-        """When a consumer last left; 0 for never."""
+        self._consumer_left_ms = 0
         self.counters = NOTHING_COUNTED
         """Without those of the dispatcher and of its consumers, which are counted in when they go."""
         self.index_counters_before: TrackerCounters | None = None
@@ -194,7 +193,7 @@ class Subscription:
     @property
     def last_active_ms(self) -> int:
         """When a consumer last left, or the backlog became less: either may have kept the topic; 0 for never."""
-        return max(self.consumer_left_ms, self.mark_delete_advanced_ms)
+        return max(self._consumer_left_ms, self.mark_delete_advanced_ms)
 
     def permits_and_unacked_of(self, consumer: Consumer) -> tuple[int, int]:
         """Give a consumer's permits and its unacknowledged messages; zeros when it is detached."""
@@ -521,7 +520,7 @@ class Subscription:
         if stats is not None:
             self.count(SubscriptionCounters(messages_out=stats.msg_out_counter, bytes_out=stats.bytes_out_counter))
         del self.consumers[consumer]
-        self.consumer_left_ms = self._now_ms()
+        self._consumer_left_ms = self._now_ms()
         self.dispatcher.remove_consumer(consumer)
 
     async def seek(self, position: Position) -> None:

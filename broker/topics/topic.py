@@ -54,9 +54,6 @@ NewSubscription = Callable[[str, ManagedLedger, Cursor], Subscription]
 LATEST_ENTRY_ID = 2**63 - 1
 """Entry and ledger id of the protocol's "latest" message id."""
 
-READER_AWAITED_MS = 300_000
-"""How long a reader's subscription waits for its client after a seek: Pulsar's clients come back within a minute."""
-
 
 class Topic:
     """One topic of the service; belongs to its event loop.
@@ -393,13 +390,6 @@ class Topic:
                 # The client has left or was answered: no caller could do more, and the topic is mostly being closed.
                 logger.warning("%s / %s: its cursor could not be deleted: %s", self.name, name, error)
 
-    async def _delete_lost_readers(self, now_ms: int) -> None:
-        """Delete readers' subscriptions whose client was to come back, after a seek, and did not."""
-        for subscription in list(self.subscriptions.values()):
-            is_left = not subscription.cursor.is_durable and not subscription.consumers
-            if is_left and now_ms - subscription.consumer_left_ms >= READER_AWAITED_MS:
-                await self._delete_unused(subscription.name)
-
     def dismiss_consumer(self, consumer: Consumer) -> None:
         """Close a consumer and tell its client at once; `consumer_left` does the rest."""
         subscription = self.subscriptions.get(consumer.subscription_name)
@@ -447,7 +437,6 @@ class Topic:
 
     async def roll_over_and_trim(self, now_ms: int) -> None:
         """Close the open ledger if it is old, and delete ledgers that every subscription has passed."""
-        await self._delete_lost_readers(now_ms)
         self.ledger.roll_over_if_aged(now_ms)
         follow_slowest(self.ledger)
         if self._index is not None:

@@ -27,14 +27,12 @@ from broker.protocol.pb.pulsar_api_pb2 import (
 from broker.service.service import Service
 from broker.slices import SLICE_S
 from broker.topics.limits import ConnectionController
-from broker.topics.topic import READER_AWAITED_MS
 from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
 from tests.helpers.send_frames import send_frame
 from tracker.config import TrackerConfig
-from tracker.testing import FakeClock
 
 Story = Callable[[Service], Awaitable[None]]
 
@@ -664,30 +662,6 @@ def test_a_client_that_ends_its_subscribe_leaves_no_reader_behind(tmp_path: Path
         assert not topic.ledger.cursors
 
     play(tmp_path, story)
-
-
-def test_a_reader_that_does_not_come_back_after_a_seek_is_awaited_for_a_while(tmp_path: Path) -> None:
-    """Its cursor would keep ledgers from being deleted for as long as others use the topic."""
-    clock = FakeClock(1_800_000_000_000)
-
-    async def story(service: Service) -> None:
-        leaves, stays = Peer(service), Peer(service)
-        await producer(stays)
-        await subscribe(stays, subscription="other", durable=False)
-        await subscribe(leaves, durable=False)
-        topic = service.topics[TopicName.parse("t")]
-        await leaves.request(BaseCommand.SEEK, "seek", consumer_id=1, message_publish_time=0)
-        clock.now_ms += READER_AWAITED_MS - 1
-        await topic.roll_over_and_trim(clock.now_ms)
-        assert sorted(topic.subscriptions) == ["other", "s"]
-
-        clock.now_ms += 1
-        await topic.roll_over_and_trim(clock.now_ms)
-
-        assert sorted(topic.subscriptions) == ["other"]
-        assert len(topic.ledger.cursors) == 1
-
-    play(tmp_path, story, now_ms=clock)
 
 
 def test_a_reader_that_comes_while_the_last_one_leaves_keeps_its_subscription(tmp_path: Path) -> None:
