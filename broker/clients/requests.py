@@ -25,6 +25,7 @@ from broker.protocol import commands
 from broker.protocol.commands import signed
 from broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
+    CommandGetTopicsOfNamespace,
     CommandSubscribe,
     KeySharedMeta,
 )
@@ -90,10 +91,17 @@ _OTHER_ERRORS: Final = {
 
 
 async def on_partitioned_metadata(connection: Connection, command: BaseCommand) -> None:
-    """Answer that a topic has no partitions; a partition's own name is a topic like any other."""
+    """Answer that a topic has no partitions; a partition's own name is a topic like any other.
+
+    A client that does not want the topic made asks whether there is one, as for the older of two default names of a
+    dead letter topic.
+    """
     request = command.partitionMetadata
     try:
-        _check_look_up(connection, TopicName.parse(request.topic), "to get the partitions of")
+        topic_name = TopicName.parse(request.topic)
+        _check_look_up(connection, topic_name, "to get the partitions of")
+        if not (request.metadata_auto_creation_enabled or connection.service.has_topic(topic_name)):
+            raise TopicNotFoundError(f"Topic {topic_name} does not exist")
     except BrokerError as error:
         connection.write(
             commands.partitioned_metadata_error(request.request_id, error=error.server_error, message=str(error))
@@ -125,7 +133,9 @@ async def on_get_topics(connection: Connection, command: BaseCommand) -> None:
     authorizer = connection.service.authorizer
     if authorizer is not None and not authorizer.may_list_topics(connection.credentials.role, request.namespace):
         raise AuthorizationError(f"Client is not authorized to list the topics of {request.namespace}")
-    topics = connection.service.topic_names(request.namespace)
+    # A client that asks for topics that are not persistent takes all it is given for such.
+    is_about_none = request.mode == CommandGetTopicsOfNamespace.NON_PERSISTENT
+    topics = [] if is_about_none else connection.service.topic_names(request.namespace)
     connection.write(commands.topics_of_namespace(request.request_id, topics))
 
 

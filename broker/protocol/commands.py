@@ -43,6 +43,8 @@ def connected(*, server_version: str, protocol_version: int, message_size_max: i
     command.connected.server_version = server_version
     command.connected.protocol_version = min(protocol_version, PROTOCOL_VERSION)
     command.connected.max_message_size = message_size_max
+    # Without it a client asks as if it wanted the topic made, and takes any answer to mean that there is one.
+    command.connected.feature_flags.supports_get_partitioned_metadata_without_auto_creation = True
     return frame(command)
 
 
