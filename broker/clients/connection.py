@@ -361,9 +361,16 @@ class Connection(asyncio.BufferedProtocol):
             topic.remove_producer(producer)
             self._publisher.tell_closed(topic.ledger, producer_id)
 
-    def producer_ready(self, request_id: int, producer_name: str) -> None:
+    def refuse_producer(self, producer_id: int, request_id: int) -> None:
+        """Tell the client that its waiting producer is fenced."""
+        if self.producers.pop(producer_id, None) is not None:
+            self._dismissed_producers.add(producer_id)
+            message = "Another producer has taken exclusive access"
+            self.write(commands.error(request_id, error="ProducerFenced", message=message))
+
+    def producer_ready(self, request_id: int, producer_name: str, topic_epoch: int | None) -> None:
         """Tell the client that its waiting producer may begin."""
-        self.write(commands.producer_success(request_id, producer_name=producer_name))
+        self.write(commands.producer_success(request_id, producer_name=producer_name, topic_epoch=topic_epoch))
 
     def close_consumer(self, consumer_id: int) -> None:
         """Close a consumer and tell its client, which subscribes again by itself."""

@@ -148,8 +148,10 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
     request = command.producer
     if request.producer_id in connection.producers:
         # The client has repeated the request because the first answer was late.
-        name = connection.producers[request.producer_id][0].name
-        connection.write(commands.producer_success(request.request_id, producer_name=name))
+        producer = connection.producers[request.producer_id][0]
+        connection.write(
+            commands.producer_success(request.request_id, producer_name=producer.name, topic_epoch=producer.topic_epoch)
+        )
         return
     topic_name = TopicName.parse(request.topic)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
@@ -171,10 +173,18 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         connection,
         access_mode=ProducerAccessMode(request.producer_access_mode),
         request_id=request.request_id,
+        topic_epoch=request.topic_epoch if request.HasField("topic_epoch") else None,
     )
     await topic.add_producer(producer)
     connection.producers[request.producer_id] = (producer, topic)
-    connection.write(commands.producer_success(request.request_id, producer_name=name, is_ready=producer.is_ready))
+    connection.write(
+        commands.producer_success(
+            request.request_id,
+            producer_name=name,
+            topic_epoch=producer.topic_epoch if producer.is_ready else None,
+            is_ready=producer.is_ready,
+        )
+    )
 
 
 async def on_close_producer(connection: Connection, command: BaseCommand) -> None:

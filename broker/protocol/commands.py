@@ -120,7 +120,9 @@ def lookup_error(request_id: int, *, error: str, message: str) -> bytes:
     return frame(command)
 
 
-def producer_success(request_id: int, *, producer_name: str, is_ready: bool = True) -> bytes:
+def producer_success(
+    request_id: int, *, producer_name: str, topic_epoch: int | None = None, is_ready: bool = True
+) -> bytes:
     """Accept a producer, now or for later. Sequence ids are not kept, so the last one is answered as unknown."""
     command = BaseCommand(type=BaseCommand.PRODUCER_SUCCESS)
     command.producer_success.request_id = request_id
@@ -128,6 +130,8 @@ def producer_success(request_id: int, *, producer_name: str, is_ready: bool = Tr
     command.producer_success.last_sequence_id = -1
     command.producer_success.schema_version = b""
     command.producer_success.producer_ready = is_ready
+    if topic_epoch is not None:
+        command.producer_success.topic_epoch = topic_epoch
     return frame(command)
 
 

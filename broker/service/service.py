@@ -49,6 +49,7 @@ from broker.topics.limits import ConnectionController
 from broker.topics.link import ClientLink
 from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from broker.topics.topic import Topic
+from broker.topics.topic_epochs import TopicEpochs
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.completion import completed
 from managed_ledger.errors import LedgerError, LedgerWriteError
@@ -135,7 +136,10 @@ class Service:
         self.catalog = ScheduleCatalog()
         """The scheduled messages of all topics, as columns."""
         self.policies = PolicyBook(store, _default_policies(config))
-        self._opener = TopicOpener(config, store, self._tracker_factory, self.policies, residual, self.spawn, now_ms)
+        self._epochs = TopicEpochs(store)
+        self._opener = TopicOpener(
+            config, store, self._tracker_factory, self.policies, self._epochs, residual, self.spawn, now_ms
+        )
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
         self._closing: dict[TopicName, asyncio.Task[None]] = {}
         self._deleting: set[TopicName] = set()
@@ -237,6 +241,7 @@ class Service:
             await self.grants.forget_topic(topic.name)
         if self.policies.of(topic.name) is not None:
             await self.policies.put(topic.name, None)
+        await self._epochs.forget(topic.name)
         await self._store.delete_managed_ledger(str(topic.name))
         self._topic_counts[topic.name.namespace_name] -= 1
         if not self._topic_counts[topic.name.namespace_name]:

@@ -15,6 +15,7 @@ from broker.topics.delayed_range import delays_through, settle_notes
 from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
+from broker.topics.topic_epochs import TopicEpochs
 from broker.topics.topic_index import TopicIndex, settle_index
 from broker.topics.topic_name import TopicName
 from dispatcher.config import SubscriptionType
@@ -40,6 +41,7 @@ class TopicOpener:
         store: The log.
         trackers: Makes the tracker of a subscription, or of a topic with a shared index.
         policies: The policies of topics and namespaces.
+        epochs: The epochs of topics.
         residual: Removes snapshots that no tracker looks after.
         spawn: Runs work in the background.
         now_ms: The wall clock in milliseconds.
@@ -51,6 +53,7 @@ class TopicOpener:
         store: LedgerStore,
         trackers: DelayedDeliveryTrackerFactory,
         policies: PolicyBook,
+        epochs: TopicEpochs,
         residual: ResidualSnapshots,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         now_ms: Clock,
@@ -60,6 +63,7 @@ class TopicOpener:
         self._store = store
         self._trackers = trackers
         self._policies = policies
+        self._epochs = epochs
         self._residual = residual
         self._spawn = spawn
         self._now_ms = now_ms
@@ -84,6 +88,7 @@ class TopicOpener:
             residual=self._residual,
             limits=self._config.limits,
             spawn=self._spawn,
+            epochs=self._epochs,
             index=index,
         )
 

@@ -54,7 +54,10 @@ class ClientLink(Protocol):
     def close_producer(self, producer_id: int) -> None:
         """Accept nothing more from a producer, and tell its client after its receipts: it makes it again by itself."""
 
-    def producer_ready(self, request_id: int, producer_name: str) -> None:
+    def refuse_producer(self, producer_id: int, request_id: int) -> None:
+        """Tell the client that its waiting producer is fenced."""
+
+    def producer_ready(self, request_id: int, producer_name: str, topic_epoch: int | None) -> None:
         """Tell the client that its waiting producer may begin."""
 
     def close_consumer(self, consumer_id: int) -> None:

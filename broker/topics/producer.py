@@ -5,7 +5,7 @@ path, over the topic's log directly.
 
     Shared               beside other producers, unless one of them is exclusive
     Exclusive            alone, or refused
-    ExclusiveWithFencing alone; present producers are closed
+    ExclusiveWithFencing alone; present producers are fenced
     WaitForExclusive     alone; it is accepted now and becomes ready when the topic is free
 
 Source: PIP-68, "Exclusive Producer".
@@ -37,6 +37,8 @@ class Producer:
         access_mode: How it shares the topic with other producers.
         request_id: The request that created it, answered again when a waiting producer becomes ready.
         is_ready: False while it waits for the topic to be free.
+        topic_epoch: The topic's epoch when it got access (`broker.topics.topic_epochs`); before that, what its client
+            shows of an earlier time, None at first.
     """
 
     producer_id: int
@@ -45,7 +47,16 @@ class Producer:
     access_mode: ProducerAccessMode = ProducerAccessMode.SHARED
     request_id: int = 0
     is_ready: bool = True
+    topic_epoch: int | None = None
 
     def disconnect(self) -> None:
         """Tell the client that this producer is closed; it will come back by itself."""
         self.link.close_producer(self.producer_id)
+
+    def fence(self) -> None:
+        """Tell the client that another producer has taken the access: one that waits is refused for good."""
+        if self.is_ready:
+            # When it comes back, its epoch is over.
+            self.disconnect()
+        else:
+            self.link.refuse_producer(self.producer_id, self.request_id)

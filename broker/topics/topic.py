@@ -29,6 +29,7 @@ from broker.topics.producer import Producer, ProducerAccessMode
 from broker.topics.rates import RateMeter
 from broker.topics.snapshot_sweep import SnapshotSweep, Spawn
 from broker.topics.subscription import Subscription
+from broker.topics.topic_epochs import EPOCHS_END, TopicEpochs
 from broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest
 from broker.topics.topic_name import TopicName
 from dispatcher.config import SubscriptionType
@@ -68,6 +69,7 @@ class Topic:
         limits: The most producers, subscriptions and consumers.
         spawn: Runs work in the background.
         index: The delayed index that its subscriptions share, None where each has its own.
+        epochs: Stores its epoch.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Topic:
         residual: ResidualSnapshots,
         limits: LimitsConfig,
         spawn: Spawn,
+        epochs: TopicEpochs,
         index: TopicIndex | None = None,
     ) -> None:
         self.name = name
@@ -117,6 +120,10 @@ class Topic:
         # Consumers whose subscribe is under way; they count, or two at once would take the last place.
         self._joining: dict[Consumer, None] = {}
         self._index = index
+        self._spawn = spawn
+        self._epochs = epochs
+        self.epoch = epochs.of(name)
+        """The number of the last producer with exclusive access, None before the first."""
         # Of deleted subscriptions and their indexes; the sums of the topic and of its namespace must not decrease.
         self._deleted_counters = NOTHING_COUNTED
         self._index_counters_before: TrackerCounters | None = None
@@ -186,7 +193,9 @@ class Topic:
 
         Raises:
             ProducerBusyError: Another live producer has its name or exclusive access, or the limit is reached.
-            ProducerFencedError: It asks for exclusive access, and other producers are connected.
+            ProducerFencedError: It asks for exclusive access, and other producers are connected, or another one has
+                had access since its own.
+            LedgerWriteError: Its epoch could not be stored.
         """
         try:
             await self._add_producer(producer)
@@ -205,6 +214,43 @@ class Topic:
             raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic '{self.name}'")
         self._admit(producer)
         self.producers[producer.name] = producer
+        if producer.access_mode is ProducerAccessMode.SHARED:
+            producer.topic_epoch = self.epoch
+        elif producer.is_ready:
+            try:
+                await self._take_epoch(producer)
+            except LedgerError:
+                self.remove_producer(producer)
+                raise
+            # Meanwhile the topic may have been closed, and another producer may have taken the access.
+            self._check_open()
+            if self.producers.get(producer.name) is not producer:
+                raise ProducerFencedError(f"Another producer has taken exclusive access to topic {self.name}")
+
+    async def _take_epoch(self, producer: Producer) -> None:
+        """Give a producer with exclusive access its epoch: the one that it shows, as it comes back, or a new one.
+
+        Raises:
+            LedgerWriteError: It could not be stored.
+        """
+        before = self.epoch
+        if producer.topic_epoch is None:
+            producer.topic_epoch = 0 if before is None else before + 1
+        self.epoch = producer.topic_epoch
+        if self.epoch != before:
+            await self._epochs.put(self.name, producer.topic_epoch)
+
+    async def _make_ready(self, waiting: Producer) -> None:
+        """Tell the client of a waiting producer that it may begin, once its epoch is stored."""
+        try:
+            await self._take_epoch(waiting)
+        except LedgerError as error:
+            logger.warning("%s: producer %s cannot begin: %s", self.name, waiting.name, error)
+            self.remove_producer(waiting)
+            waiting.disconnect()
+            return
+        if self.producers.get(waiting.name) is waiting:
+            waiting.link.producer_ready(waiting.request_id, waiting.name, waiting.topic_epoch)
 
     def remove_producer(self, producer: Producer) -> None:
         """Remove a producer, unless another has taken its name since; the first waiting one may become ready."""
@@ -214,7 +260,7 @@ class Topic:
         if self.producers and not any(other.is_ready for other in self.producers.values()):
             waiting = next(iter(self.producers.values()))
             waiting.is_ready = True
-            waiting.link.producer_ready(waiting.request_id, waiting.name)
+            self._spawn(self._make_ready(waiting))
 
     def _send_producers_away(self) -> None:
         """Close all producers; as in Pulsar, they return and send again what has no receipt."""
@@ -227,6 +273,14 @@ class Topic:
     def _admit(self, producer: Producer) -> None:
         others = list(self.producers.values())
         has_exclusive = any(other.access_mode is not ProducerAccessMode.SHARED for other in others)
+        shown = producer.topic_epoch
+        if shown is not None and producer.access_mode is not ProducerAccessMode.SHARED:
+            if shown >= EPOCHS_END:
+                raise NotAllowedError(f"Topic epoch {shown} is none that a producer was given")
+            if self.epoch is not None and shown < self.epoch:
+                raise ProducerFencedError(
+                    f"Topic epoch has already moved. Current epoch: {self.epoch}, Producer epoch: {shown}"
+                )
         match producer.access_mode:
             case ProducerAccessMode.SHARED:
                 if has_exclusive:
@@ -241,7 +295,7 @@ class Topic:
             case ProducerAccessMode.EXCLUSIVE_WITH_FENCING:
                 self.producers.clear()
                 for other in others:
-                    other.disconnect()
+                    other.fence()
 
     async def subscribe(
         self,

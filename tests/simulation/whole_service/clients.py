@@ -63,7 +63,10 @@ class Link:
     def close_producer(self, producer_id: int) -> None:
         """There is none."""
 
-    def producer_ready(self, request_id: int, producer_name: str) -> None:
+    def refuse_producer(self, producer_id: int, request_id: int) -> None:
+        """There is none."""
+
+    def producer_ready(self, request_id: int, producer_name: str, topic_epoch: int | None) -> None:
         """There is none."""
 
     def close_consumer(self, consumer_id: int) -> None:

@@ -18,6 +18,7 @@ from broker.network.listener import Accepted
 from broker.protocol.commands import frame
 from broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
+    CommandProducerSuccess,
     CommandSubscribe,
     KeySharedMeta,
     KeySharedMode,
@@ -346,10 +347,14 @@ def test_a_producer_that_waits_becomes_ready_when_the_topic_is_free(tmp_path: Pa
         waiting = await producer(other, ProducerAccessMode.WaitForExclusive, "other")
 
         await one.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
-        successes = [one.producer_success for one in other.answers() if one.type == BaseCommand.PRODUCER_SUCCESS]
+
+        def successes() -> list[CommandProducerSuccess]:
+            return [one.producer_success for one in other.answers() if one.type == BaseCommand.PRODUCER_SUCCESS]
+
+        await until(lambda: len(successes()) == 2)
 
         assert not waiting.producer_success.producer_ready
-        assert [success.producer_ready for success in successes] == [False, True]
+        assert [success.producer_ready for success in successes()] == [False, True]
 
     play(tmp_path, story)
 
