@@ -276,9 +276,9 @@ async def on_close_consumer(connection: Connection, command: BaseCommand) -> Non
 
 @_refuses_with_error(lambda command: command.unsubscribe.request_id)
 async def on_unsubscribe(connection: Connection, command: BaseCommand) -> None:
-    """Delete the consumer's subscription."""
+    """Delete the consumer's subscription; a request may say that other consumers lose it too."""
     consumer, topic = _consumer(connection, command.unsubscribe.consumer_id)
-    await topic.unsubscribe(consumer)
+    await topic.unsubscribe(consumer, is_forced=command.unsubscribe.force)
     connection.consumers.pop(command.unsubscribe.consumer_id, None)
     connection.write(commands.success(command.unsubscribe.request_id))
 

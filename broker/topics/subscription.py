@@ -541,16 +541,21 @@ class Subscription:
                 # A seek takes acknowledgements back; a cancelled message is an acknowledged one, and an expired one.
                 await self.cursor.update_properties(remove=(PARTS_PROPERTY, EXPIRED_PROPERTY))
 
-    async def prepare_unsubscribe(self, consumer: Consumer) -> None:
+    async def prepare_unsubscribe(self, consumer: Consumer, *, is_forced: bool) -> None:
         """Give up the delayed index, so that the cursor can be deleted.
 
+        Args:
+            consumer: The consumer that asks for it.
+            is_forced: Whether other consumers are disconnected.
+
         Raises:
-            MetadataError: Other consumers are attached.
+            MetadataError: The consumer is not attached, or others are and may not be disconnected.
         """
         async with self._lock:
-            if list(self.consumers) != [consumer]:
+            if consumer not in self.consumers or (len(self.consumers) > 1 and not is_forced):
                 raise MetadataError("Unconnected or shared consumer attempting to unsubscribe")
             self.remove_consumer(consumer)
+            self._disconnect_consumers()
             await self._drop_dispatcher()
 
     async def abandon(self) -> None:

@@ -407,18 +407,22 @@ class Topic:
                 await self._delete(subscription)
                 raise
 
-    async def unsubscribe(self, consumer: Consumer) -> None:
+    async def unsubscribe(self, consumer: Consumer, *, is_forced: bool = False) -> None:
         """Delete the consumer's subscription; its snapshots follow in the background.
 
+        Args:
+            consumer: The consumer.
+            is_forced: Whether other consumers are disconnected; they come back to a new subscription by themselves.
+
         Raises:
-            MetadataError: Other consumers are attached to it.
+            MetadataError: Other consumers are attached to it, and may not be disconnected.
             SubscriptionNotFoundError: The subscription is deleted already.
         """
         async with self._changing():
             subscription = self.subscriptions.get(consumer.subscription_name)
             if subscription is None:
                 raise SubscriptionNotFoundError(f"Subscription {consumer.subscription_name!r} not found")
-            await subscription.prepare_unsubscribe(consumer)
+            await subscription.prepare_unsubscribe(consumer, is_forced=is_forced)
             await self._delete(subscription)
 
     async def consumer_left(self, consumer: Consumer) -> None:
