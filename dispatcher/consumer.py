@@ -19,12 +19,12 @@ class KeySharedMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeySharedPolicy:
-    """The mode and the ranges that a Key_Shared consumer asks for when it subscribes.
+    """The mode and the ranges that a Key_Shared consumer asks for when it subscribes; an Exclusive one may name ranges.
 
     Args:
         mode: Whether the broker assigns hashes or the consumer names them.
         allow_out_of_order_delivery: Move hashes at once, without draining.
-        ranges: Inclusive ranges of slots, for `STICKY` only.
+        ranges: Inclusive ranges of slots, for `STICKY` and Exclusive only.
     """
 
     mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
@@ -60,7 +60,7 @@ class ConsumerHandle(Protocol):
 
     @property
     def key_shared_policy(self) -> KeySharedPolicy:
-        """The policy it subscribed with; read for Key_Shared only."""
+        """The policy it subscribed with; read for Key_Shared, and of Exclusive the ranges."""
 
     @property
     def is_writable(self) -> bool:

@@ -3,6 +3,9 @@
 There is no delay and no pending map: unacknowledged entries are found again by reading from the mark-delete position.
 So a change of the active consumer, or a redelivery request, forgets the plan (`plan` is None) and the shell starts it
 anew; acknowledged entries in between are skipped by the read.
+
+An Exclusive consumer may name ranges of slots, as a reader of a part of the keys does: the entries of other slots are
+skipped, and stay unacknowledged.
 """
 
 import re
@@ -19,6 +22,8 @@ from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, make_items
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.selectors.assignment import NO_OWNER
+from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.slots import sticky_hash
@@ -55,6 +60,8 @@ class SingleActiveCore(SubscriptionCore):
         self.active: ConsumerState | None = None
         self._topic_name = topic_name
         self._is_failover = is_failover
+        self._selector: HashRangeExclusiveStickyKeyConsumerSelector | None = None
+        """The slots of an Exclusive consumer that named some, None for all."""
 
     def start(self, first: Position, last_confirmed: Position) -> None:
         assert self.plan is None
@@ -82,6 +89,9 @@ class SingleActiveCore(SubscriptionCore):
 
         self.entries_read_total += len(headers)
         headers = not_acknowledged(headers, self._cursor)
+        if self._selector is not None:
+            slots = self._selector.hash_range.slots(headers.sticky_hashes)
+            headers = headers.where(self._selector.owners.take(slots) != NO_OWNER)
         # An entry goes out while there is a permit left before it; a batch is never split.
         messages_before = np.cumsum(headers.message_counts) - headers.message_counts
         permits = self.active.permits if self.active is not None else 0
@@ -111,6 +121,11 @@ class SingleActiveCore(SubscriptionCore):
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
         if self.consumers and not self._is_failover:
             raise ConsumerBusyError("Exclusive consumer is already connected")
+        self._selector = None
+        if consumer.ranges and not self._is_failover:
+            selector = HashRangeExclusiveStickyKeyConsumerSelector()
+            selector.add_consumer(consumer)
+            self._selector = selector
         self.consumers[consumer.index] = consumer
         actions = self._choose_active()
         if not actions and self._is_failover:
