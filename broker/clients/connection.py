@@ -88,6 +88,8 @@ class Connection(asyncio.BufferedProtocol):
         self._handlers = handlers
         self.producers: dict[int, tuple[Producer, Topic]] = {}
         self.consumers: dict[int, tuple[Consumer, Topic]] = {}
+        self.readers_sent_away: dict[int, tuple[Consumer, Topic]] = {}
+        """By id, as by a seek, until they return; if they do not, their subscriptions go with the connection."""
         self._writability = Writability()
         batch_bytes_max = max(service.config.dispatcher.read_bytes_max, service.config.message_size_max)
         self._unread_bytes_max = max(UNREAD_BYTES_MAX, 2 * READ_BYTES_MAX + batch_bytes_max)
@@ -374,7 +376,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def close_consumer(self, consumer_id: int) -> None:
         """Close a consumer and tell its client, which subscribes again by itself."""
-        self.consumers.pop(consumer_id, None)
+        found = self.consumers.pop(consumer_id, None)
+        if found is not None and found[1].is_reader(found[0]):
+            self.readers_sent_away[consumer_id] = found
         self.write(commands.close_consumer(consumer_id))
 
     # ---- frames ----
@@ -550,9 +554,10 @@ class Connection(asyncio.BufferedProtocol):
         async for producer, topic in in_slices(list(self.producers.values())):
             topic.remove_producer(producer)
         self.producers.clear()
-        async for consumer, topic in in_slices(list(self.consumers.values())):
+        async for consumer, topic in in_slices([*self.consumers.values(), *self.readers_sent_away.values()]):
             await topic.consumer_left(consumer)
         self.consumers.clear()
+        self.readers_sent_away.clear()
         # Both refer to the connection. Without them, the memory of an ended one goes without a collection of cycles.
         del self._publisher, self._requests
 

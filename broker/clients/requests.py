@@ -240,6 +240,7 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
         await topic.consumer_left(consumer)
         raise
     connection.consumers[request.consumer_id] = (consumer, topic)
+    connection.readers_sent_away.pop(request.consumer_id, None)
     connection.write(commands.success(request.request_id))
 
 
@@ -267,7 +268,8 @@ def _key_shared_policy(meta: KeySharedMeta) -> KeySharedPolicy:
 async def on_close_consumer(connection: Connection, command: BaseCommand) -> None:
     """Detach a consumer."""
     request = command.close_consumer
-    found = connection.consumers.pop(request.consumer_id, None)
+    sent_away = connection.readers_sent_away.pop(request.consumer_id, None)
+    found = connection.consumers.pop(request.consumer_id, sent_away)
     if found is not None:
         consumer, topic = found
         await topic.consumer_left(consumer)

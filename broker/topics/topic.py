@@ -473,6 +473,11 @@ class Topic:
             raise SubscriptionNotFoundError(f"Subscription {consumer.subscription_name!r} not found")
         return subscription
 
+    def is_reader(self, consumer: Consumer) -> bool:
+        """Whether a consumer's subscription goes with its last consumer; not while the topic is being closed."""
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        return subscription is not None and not subscription.cursor.is_durable and not self._is_closed
+
     def dispatcher_of(self, consumer: Consumer) -> Dispatcher | None:
         """Give the dispatcher that serves a consumer, or None when it is detached."""
         subscription = self.subscriptions.get(consumer.subscription_name)
