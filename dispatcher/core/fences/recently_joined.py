@@ -154,6 +154,8 @@ class ReadPositionFence(RecentlyJoinedFence):
 
     def _drop_acknowledged(self) -> Key:
         """Return the first position that is awaited still."""
+        # Once a ledger is deleted, the cursor does not tell that its entries are acknowledged.
+        self._awaited.drop_below(self._view.next_unacknowledged_position.ledger_id)
         for ledger_id in sorted(self._awaited.bitmaps):
             self._awaited.subtract(ledger_id, self._view.acknowledged_in(ledger_id))
             if ledger_id in self._awaited.bitmaps:

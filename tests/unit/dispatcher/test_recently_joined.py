@@ -245,6 +245,24 @@ def test_a_newcomer_goes_on_when_all_before_it_is_acknowledged(mode: str) -> Non
 
 
 @pytest.mark.parametrize("mode", _CONFIGS)
+def test_a_newcomer_goes_on_when_the_ledger_of_what_it_waits_for_is_deleted(mode: str) -> None:
+    """The cursor tells nothing of its entries then, and no acknowledgement of one comes any more."""
+    config = _CONFIGS[mode]
+    key = _key_of(config, owner="c1", after_joining="c3")
+    subscription = _Subscription(config, Position(1, 0), {1: 2, 2: 2})
+    subscription.join("c1", 100)
+    subscription.join("c2", 100)
+    subscription.read({(1, 0): key, (1, 1): key})
+    subscription.join("c3", 100)
+    subscription.read({(2, 0): key, (2, 1): key})
+
+    subscription.first = Position(2, 0)
+    subscription.run(subscription.core.note_unacknowledged_from(Position(2, 0)))
+
+    assert subscription.given_to("c3") == [(2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize("mode", _CONFIGS)
 def test_the_only_consumer_that_is_left_waits_for_nobody(mode: str) -> None:
     config = _CONFIGS[mode]
     key = _key_of(config, owner="c1", after_joining="c3")
