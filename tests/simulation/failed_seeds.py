@@ -77,4 +77,8 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(2057566553, "the simulation itself counted a cancellation that waited for the one before it"),
     FailedSeed(2846500176, "another entry's header was read where cached blocks overlap: a message expired early"),
     FailedSeed(541731961, "the simulation itself could not end a life that was killed in the turn in which it ended"),
+    FailedSeed(2150442060, "newcomers waited for a cancelled entry of a ledger that was deleted"),
+    FailedSeed(
+        2056946279, "of a bucket without messages, what came with its metadata was counted after it was cut off"
+    ),
 ]

@@ -934,9 +934,15 @@ def test_a_bucket_whose_last_row_is_dropped_as_its_message_is_added_again_goes(r
     assert driver.core.buckets() == []
 
 
-def sealed_ledger(runner: asyncio.Runner) -> Driver:
+def sealed_ledger(runner: asyncio.Runner, *, bitmaps_at_once_max: int = 0) -> Driver:
     """Return a driver of which ledger 1 is sealed: entry 0 is due first, entries 1 to 3 an hour later."""
-    driver = Driver(runner, index_count_per_bucket_min=4, segment_row_count_max=1, prefetch_ms=0)
+    driver = Driver(
+        runner,
+        bitmaps_at_once_max=bitmaps_at_once_max,
+        index_count_per_bucket_min=4,
+        segment_row_count_max=1,
+        prefetch_ms=0,
+    )
     driver.add((NOW_MS + 1_000, 1, 0), *((NOW_MS + 3_600_000, 1, entry_id) for entry_id in (1, 2, 3)))
     driver.add((NOW_MS + 7_200_000, 2, 0))
     driver.answer_all()
@@ -1000,10 +1006,17 @@ def test_segments_that_come_when_all_their_messages_are_cancelled_are_ignored(ru
     assert (driver.bucket_names, driver.core.loaded_row_count) == ([], 1)
 
 
-def test_a_bucket_that_is_recovered_with_nothing_left_is_deleted(runner: asyncio.Runner) -> None:
-    driver = sealed_ledger(runner)
+@pytest.mark.parametrize("is_due", [False, True])
+@pytest.mark.parametrize("bitmaps_at_once_max", [0, BITMAPS_AT_ONCE_MAX])
+def test_a_bucket_that_is_recovered_with_nothing_left_is_deleted(
+    runner: asyncio.Runner, bitmaps_at_once_max: int, is_due: bool
+) -> None:
+    """Also where segments that are due come with its metadata."""
+    driver = sealed_ledger(runner, bitmaps_at_once_max=bitmaps_at_once_max)
     for entry_id in range(4):
         driver.cursor.acknowledge(1, entry_id)
+    if is_due:
+        driver.now_ms += 1_000
 
     driver.recover()
     driver.answer_all()

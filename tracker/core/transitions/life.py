@@ -83,9 +83,9 @@ def forget_untracked_segments(state: TrackerState, bucket: Bucket) -> None:
     if not bucket.is_cached or state.positions.cached.count(bucket.serial):
         return
     assert bucket.table is not None
-    bucket.table = bucket.table.first(bucket.loaded_spans)
     bucket.load = None
     drop_first_segments(state, bucket)
+    bucket.table = bucket.table.first(bucket.loaded_spans)
     forget_unloaded(state, bucket)
     progressed(state, bucket)
 
