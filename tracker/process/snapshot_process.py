@@ -67,6 +67,7 @@ class SnapshotProcess(StorageWorker):
         lock_wait_s: How long opening waits for a lock.
         start_wait_s: How long starting the process and opening the storage may take altogether.
         pause_s_max: The longest pause before it is started again.
+        answer_wait_s: How long an answer may be on its way beyond the time that the action itself is given.
 
     Raises:
         TypeError: `make_storage` cannot be sent to another process.
@@ -79,6 +80,7 @@ class SnapshotProcess(StorageWorker):
         lock_wait_s: float = LOCK_WAIT_S,
         start_wait_s: float = START_WAIT_S,
         pause_s_max: float = PAUSE_S_MAX,
+        answer_wait_s: float = ANSWER_WAIT_S,
     ) -> None:
         try:
             pickled = pickle.dumps(make_storage)
@@ -91,6 +93,7 @@ class SnapshotProcess(StorageWorker):
             )
         self._recipe = Recipe(pickled, str(Path.cwd()), lock_wait_s, start_wait_s, self._note_unclaimed)
         self._pauses = Backoff(min_ms=round(1_000 * min(PAUSE_S_MIN, pause_s_max)), max_ms=round(1_000 * pause_s_max))
+        self._answer_wait_s = answer_wait_s
         self._heap = Heap(in_thread, trim_of_c_library())
         self._is_open = False
         self._actions_at_once_max = 1
@@ -166,7 +169,7 @@ class SnapshotProcess(StorageWorker):
     async def run_actions(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
         # Each call of a merge has its own time, there.
         is_merge = isinstance(actions[0], MergeBuckets)
-        time_s = None if is_merge else owner.config.operation_timeout_ms / 1_000 + ANSWER_WAIT_S
+        time_s = None if is_merge else owner.config.operation_timeout_ms / 1_000 + self._answer_wait_s
         turn = self._persisting if isinstance(actions[0], PersistBucket) else nullcontext()
         answers: Sequence[Event | Exception]
         try:

@@ -33,18 +33,24 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.core.actions import LoadSegments, PersistBucket, ReadMetadata, SegmentsLoaded, SnapshotCreated
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.process import SnapshotProcess, snapshot_process
+from tracker.process import SnapshotProcess
 from tracker.process.child import Child
-from tracker.process.snapshot_process import LOCK_WAIT_S, PAUSE_S_MAX
+from tracker.process.snapshot_process import ANSWER_WAIT_S, LOCK_WAIT_S, PAUSE_S_MAX
 from tracker.shell.storage_worker import SnapshotOwner
 from tracker.testing import FakeCursor
 
 WAIT_S = 60
 
 
-def on_rocksdb(path: Path, *, lock_wait_s: float = LOCK_WAIT_S, pause_s_max: float = PAUSE_S_MAX) -> SnapshotProcess:
+def on_rocksdb(
+    path: Path,
+    *,
+    lock_wait_s: float = LOCK_WAIT_S,
+    pause_s_max: float = PAUSE_S_MAX,
+    answer_wait_s: float = ANSWER_WAIT_S,
+) -> SnapshotProcess:
     make_storage = partial(RocksDBBucketSnapshotStorage, path / "snapshots")
-    return SnapshotProcess(make_storage, lock_wait_s=lock_wait_s, pause_s_max=pause_s_max)
+    return SnapshotProcess(make_storage, lock_wait_s=lock_wait_s, pause_s_max=pause_s_max, answer_wait_s=answer_wait_s)
 
 
 class TwoArguments(Exception):  # noqa: N818
@@ -286,12 +292,11 @@ def test_a_process_that_was_killed_is_an_outage_and_is_started_again(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_a_frozen_process_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_process, "ANSWER_WAIT_S", 0.1)
+def test_a_frozen_process_is_killed_and_started_again(tmp_path: Path) -> None:
     impatient = SnapshotOwner("t", "c", TrackerConfig(operation_timeout_ms=400))
 
     async def scenario() -> None:
-        async with on_rocksdb(tmp_path) as storage:
+        async with on_rocksdb(tmp_path, answer_wait_s=0.1) as storage:
             bucket_id = await persist(storage, 5)
             frozen = storage.process_id
             assert frozen is not None
@@ -313,8 +318,6 @@ def test_a_frozen_process_is_killed_and_started_again(tmp_path: Path, monkeypatc
 def test_a_process_whose_storage_does_not_answer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where that outlasts the wait for the answer of a call."""
     end_if_frozen = Child.end_if_frozen
-    # It gives up before the process does.
-    monkeypatch.setattr(snapshot_process, "ANSWER_WAIT_S", -57)
 
     async def scenario() -> None:
         has_looked = asyncio.Event()
@@ -324,7 +327,8 @@ def test_a_process_whose_storage_does_not_answer_is_left_alone(monkeypatch: pyte
             has_looked.set()
 
         monkeypatch.setattr(Child, "end_if_frozen", look)
-        async with SnapshotProcess(UnreadableStorage) as storage:
+        # It gives up before the process does.
+        async with SnapshotProcess(UnreadableStorage, answer_wait_s=-57) as storage:
             process_id = storage.process_id
             with pytest.raises(TimeoutError):
                 await storage.run_action(OWNER, LoadSegments(1, 1, 1, 1, row_count=1))
