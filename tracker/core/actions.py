@@ -47,6 +47,8 @@ class MergeSource(_Message):
     table: SegmentTable
     loaded_spans: int
     """How many of its first spans are loaded: rows of these count only if they are still in memory."""
+    is_cut: bool = False
+    """Whether the snapshot has more segments than the table: no row of them counts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -115,6 +115,8 @@ class Bucket:
     merging_into: int | None = None
     """Serial of the bucket that this one is being merged into; until it has taken over, this one stays."""
 
+    is_cut: bool = False
+    """Whether its snapshot has more segments than its table: none of their messages is tracked."""
     first_segments: Sequence[bytes] = ()
     """Segments 1 to k as they came with the metadata, until they are loaded."""
     loaded_spans: int = 0

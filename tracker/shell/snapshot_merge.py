@@ -136,6 +136,8 @@ class SourceReader:
 
     async def _check(self, rows: DelayedIndexes) -> None:
         """Refuse, at the end, rows that are as many as the positions of entry 0, but not those."""
+        if self._source.is_cut:
+            return
         bucket_id = self._source.bucket_id
         if self._position_sum is None:
             named = await self._read_positions(ReadPositions(self._action.serial, bucket_id, 1))

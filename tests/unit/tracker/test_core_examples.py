@@ -993,6 +993,24 @@ def test_a_bucket_with_a_row_to_hand_out_stays_when_all_others_are_cancelled(run
     assert driver.bucket_names == []
 
 
+def test_a_bucket_with_a_row_to_hand_out_is_merged_when_all_others_are_cancelled(runner: asyncio.Runner) -> None:
+    """Its snapshot still has all rows that entry 0 names, and is no damaged one."""
+    driver = Driver(runner, index_count_per_bucket_min=3, segment_row_count_max=1, prefetch_ms=0, bucket_count_max=1)
+    driver.add((NOW_MS + 1_000, 1, 0), *((NOW_MS + 3_600_000, 1, entry_id) for entry_id in (1, 2, 3)))
+    driver.add(*((NOW_MS + 7_200_000, 2, entry_id) for entry_id in range(3)))
+    driver.answer_all()
+    driver.now_ms += 1_000
+    driver.plan()
+    driver.answer_all()
+    cancel(driver, 1, 2, 3)
+
+    driver.add((NOW_MS + 7_200_000, 3, 0))
+    driver.answer_all()
+
+    assert (driver.bucket_names, driver.core.take_losses()) == (["1_2"], [])
+    assert driver.pop() == [(NOW_MS + 1_000, 1, 0)]
+
+
 def test_segments_that_come_when_all_their_messages_are_cancelled_are_ignored(runner: asyncio.Runner) -> None:
     driver = sealed_ledger(runner)
     driver.now_ms += 1_000

@@ -86,6 +86,7 @@ def forget_untracked_segments(state: TrackerState, bucket: Bucket) -> None:
     bucket.load = None
     drop_first_segments(state, bucket)
     bucket.table = bucket.table.first(bucket.loaded_spans)
+    bucket.is_cut = True
     forget_unloaded(state, bucket)
     progressed(state, bucket)
 

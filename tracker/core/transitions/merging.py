@@ -126,7 +126,7 @@ def action_of(state: TrackerState, target: Bucket) -> MergeBuckets:
 def _merge_source(bucket: Bucket) -> MergeSource:
     assert bucket.bucket_id is not None
     assert bucket.table is not None
-    return MergeSource(bucket.bucket_id, bucket.table, bucket.loaded_spans)
+    return MergeSource(bucket.bucket_id, bucket.table, bucket.loaded_spans, bucket.is_cut)
 
 
 def take_over(state: TrackerState, target: Bucket) -> None:
