@@ -149,9 +149,8 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
     if request.producer_id in connection.producers:
         # The client has repeated the request because the first answer was late.
         producer = connection.producers[request.producer_id][0]
-        connection.write(
-            commands.producer_success(request.request_id, producer_name=producer.name, topic_epoch=producer.topic_epoch)
-        )
+        producer.request_id = request.request_id
+        _accept_producer(connection, producer)
         return
     topic_name = TopicName.parse(request.topic)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
@@ -177,10 +176,14 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
     )
     await topic.add_producer(producer)
     connection.producers[request.producer_id] = (producer, topic)
+    _accept_producer(connection, producer)
+
+
+def _accept_producer(connection: Connection, producer: Producer) -> None:
     connection.write(
         commands.producer_success(
-            request.request_id,
-            producer_name=name,
+            producer.request_id,
+            producer_name=producer.name,
             topic_epoch=producer.topic_epoch if producer.is_ready else None,
             is_ready=producer.is_ready,
         )

@@ -224,6 +224,9 @@ class Topic:
                 raise
             # Meanwhile the topic may have been closed, and another producer may have taken the access.
             self._check_open()
+            if self.producers.get(producer.name) is not producer and self.epoch == producer.topic_epoch:
+                # No other has taken it: the producers were sent away, as after a commit that failed.
+                raise TopicClosedError(f"producers of topic {self.name} were sent away: come back")
             if self.producers.get(producer.name) is not producer:
                 raise ProducerFencedError(f"Another producer has taken exclusive access to topic {self.name}")
 
@@ -238,7 +241,13 @@ class Topic:
             producer.topic_epoch = 0 if before is None else before + 1
         self.epoch = producer.topic_epoch
         if self.epoch != before:
-            await self._epochs.put(self.name, producer.topic_epoch)
+            try:
+                await self._epochs.put(self.name, producer.topic_epoch)
+            except LedgerError:
+                # No producer has it, so those of before are not over.
+                if self.epoch == producer.topic_epoch:
+                    self.epoch = self._epochs.of(self.name)
+                raise
 
     async def _make_ready(self, waiting: Producer) -> None:
         """Tell the client of a waiting producer that it may begin, once its epoch is stored."""

@@ -8,7 +8,9 @@ import pytest
 
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
 from broker.service.service import Service
+from broker.topics.topic_epochs import TopicEpochs
 from broker.topics.topic_name import TopicName
+from managed_ledger.errors import LedgerWriteError
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 
 EXCLUSIVE_MODES = ("Exclusive", "WaitForExclusive", "ExclusiveWithFencing")
@@ -134,5 +136,75 @@ def test_a_producer_that_waits_is_refused_when_another_takes_the_access(tmp_path
 def test_no_producer_shows_an_epoch_beyond_all(tmp_path: Path) -> None:
     async def story(service: Service) -> None:
         assert (await produce(Peer(service), "Exclusive", 2**64 - 1)).error.error == ServerError.NotAllowedError
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("mode", EXCLUSIVE_MODES)
+def test_an_epoch_that_could_not_be_stored_fences_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    async def fail(*_: object) -> None:
+        raise LedgerWriteError("the disk is full")
+
+    async def story(service: Service) -> None:
+        peer, other = Peer(service), Peer(service)
+        await produce(peer, "Exclusive")
+        await close(peer)
+        with monkeypatch.context() as patch:
+            patch.setattr(TopicEpochs, "put", fail)
+            refused = await produce(other, mode)
+        await produce(peer, "Exclusive", 0)
+
+        assert refused.error.error == ServerError.ServiceNotReady
+        assert successes(peer) == [(True, 0), (True, 0)]
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_a_producer_that_is_sent_away_while_its_epoch_is_stored_is_fenced_by_another_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fenced: bool
+) -> None:
+    """As after a commit that failed: its client is to come back."""
+    put = TopicEpochs.put
+
+    async def story(service: Service) -> None:
+        topic = await service.topic(TopicName.parse("t"))
+        may_store = asyncio.Event()
+
+        async def put_late(self: TopicEpochs, name: TopicName, epoch: int) -> None:
+            if epoch == 0:
+                await may_store.wait()
+            await put(self, name, epoch)
+
+        monkeypatch.setattr(TopicEpochs, "put", put_late)
+        request = asyncio.create_task(produce(Peer(service), "Exclusive"))
+        await until(lambda: topic.producers)
+        if is_fenced:
+            await produce(Peer(service), "ExclusiveWithFencing")
+        else:
+            topic.remove_producer(next(iter(topic.producers.values())))
+        may_store.set()
+
+        expected = ServerError.ProducerFenced if is_fenced else ServerError.ServiceNotReady
+        assert (await request).error.error == expected
+
+    play(tmp_path, story)
+
+
+def test_a_producer_that_waits_and_asks_again_waits_on(tmp_path: Path) -> None:
+    """Its client asks again where the first answer is late, and waits for the second one."""
+
+    async def story(service: Service) -> None:
+        first, waiting = Peer(service), Peer(service)
+        await produce(first, "Exclusive")
+        await produce(waiting, "WaitForExclusive")
+        again = await produce(waiting, "WaitForExclusive")
+        await close(first)
+        await until(lambda: len(successes(waiting)) == 3)
+
+        assert successes(waiting) == [(False, None), (False, None), (True, 1)]
+        assert waiting.answers()[-1].producer_success.request_id == again.producer_success.request_id
 
     play(tmp_path, story)
