@@ -225,14 +225,10 @@ class CallQueue:
             heapq.heappush(self._waiting, (bucket.work_attempts.at_ms, bucket.serial))
 
     def forget_waits(self) -> None:
-        """Let those that wait for another try go on; the circuit breaker's wait is over, too."""
-        waiting, self._waiting = self._waiting, []
-        for _, serial in waiting:
-            bucket = self._idle(serial)
-            if bucket is not None:
+        """Let all go on at once."""
+        for bucket in self._buckets.values():
+            if bucket.work is None:
                 self._queue(bucket)
-        if self._buckets:
-            self._timers.wake(self.why)
 
     def _queue(self, bucket: Bucket) -> None:
         heapq.heappush(self._ready, (bucket.work_attempts.failures, bucket.serial))
