@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tracker.columns.row_order import NEVER, RowKey, is_heap
-from tracker.core.attempts import NO_FAILURES
-from tracker.core.barriers import BarrierHeap, first_of, without_stale
+from tracker.core.barriers import STALE_ENTRIES_MAX, BarrierHeap, first_of, without_stale
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import CircuitBreaker
 from tracker.core.timers import Timers, Why
@@ -57,6 +56,9 @@ class LoadQueue:
         """Freed of stale entries when it has too many: it is not looked at while there is no room for rows, and the
         loads that block hand-out go on meanwhile."""
         self._ready: BarrierHeap = []
+        self._tries: list[tuple[int, RowKey, int]] = []
+        """The buckets that are queued or ready, by failures; looked at while loads seem to be down, and therefore freed
+        of stale entries when it has too many."""
         self._waiting: list[tuple[int, int]] = []
         """By when it may be tried again."""
         self.unknown: dict[int, Bucket] = {}
@@ -143,8 +145,13 @@ class LoadQueue:
             self._queue(bucket)
 
     def _queue(self, bucket: Bucket) -> None:
+        barrier = self._barriers[bucket.serial]
         self._queued = without_stale(self._queued, self._barriers)
-        heapq.heappush(self._queued, (self._barriers[bucket.serial], bucket.serial))
+        heapq.heappush(self._queued, (barrier, bucket.serial))
+        if len(self._tries) > 2 * len(self._due) + STALE_ENTRIES_MAX:
+            self._tries = list({entry for entry in self._tries if self._is_next_try(entry)})
+            heapq.heapify(self._tries)
+        heapq.heappush(self._tries, (bucket.load_attempts.failures, barrier, bucket.serial))
 
     # Planning, in the order of a plan.
 
@@ -185,12 +192,7 @@ class LoadQueue:
         if self._breaker.is_full:
             return None
         if self._breaker.is_open:
-            # No bucket may start sooner than one that has not failed yet.
-            soonest_ms = self._breaker.starts_at_ms(NO_FAILURES)
-            if soonest_ms > now_ms:
-                self._timers.at(Why.LOADS, soonest_ms)
-                return None
-            bucket = self._next_try(now_ms)
+            bucket = self._next_try()
             return bucket if bucket is not None and self.may_start(bucket, now_ms) else None
         while (bucket := first_of(self._ready, self._due, self._barriers)) is not None:
             if bucket.serial in self._row_counts and bucket.load is None:
@@ -198,17 +200,21 @@ class LoadQueue:
             heapq.heappop(self._ready)
         return None
 
-    def _next_try(self, now_ms: int) -> Bucket | None:
-        """Return the bucket that has failed least, then the one that holds up hand-out first.
+    def _next_try(self) -> Bucket | None:
+        """Return the bucket that has failed least, then the one that holds up hand-out first."""
+        while self._tries:
+            _, _, serial = self._tries[0]
+            if self._is_next_try(self._tries[0]) and serial not in self.unknown:
+                return self._due[serial]
+            heapq.heappop(self._tries)
+        return None
 
-        Runtime complexity: O(due buckets), for each of the few looks while loads seem to be down.
-        """
-        idle = [
-            (bucket.load_attempts.failures, self._barriers[serial], serial)
-            for serial, bucket in self._due.items()
-            if bucket.load is None and bucket.load_attempts.at_ms <= now_ms and serial not in self.unknown
-        ]
-        return self._due[min(idle)[2]] if idle else None
+    def _is_next_try(self, entry: tuple[int, RowKey, int]) -> bool:
+        """Whether an entry of the heap by failures says how its bucket is now."""
+        attempts, barrier, serial = entry
+        bucket = self._due.get(serial)
+        is_current = bucket is not None and bucket.load is None and bucket.load_attempts.failures == attempts
+        return is_current and self._barriers[serial] == barrier
 
     def may_start(self, bucket: Bucket, now_ms: int) -> bool:
         """Whether a load of a due bucket may start now, room or not; where it has only to wait, the timer is set."""
@@ -226,9 +232,11 @@ class LoadQueue:
     def check(self) -> None:
         """Assert that no bucket is missing, and that what is due is loaded some time."""
         upcoming, idle = set(self._upcoming), {*self._queued, *self._ready}
+        tries = set(self._tries)
         assert is_heap(self._upcoming)
         assert is_heap(self._queued)
         assert is_heap(self._ready)
+        assert is_heap(self._tries)
         assert is_heap(self._waiting)
         waiting = {serial for _, serial in self._waiting}
         assert self.row_count == sum(self._row_counts.values())
@@ -239,6 +247,8 @@ class LoadQueue:
             elif serial not in self._due:
                 assert (bucket.barrier, serial) in upcoming
             elif bucket.load is None:
-                assert (bucket.barrier, serial) in idle or serial in waiting or serial in self.unknown
+                next_try = (bucket.load_attempts.failures, bucket.barrier, serial)
+                is_idle = (bucket.barrier, serial) in idle and next_try in tries
+                assert is_idle or serial in waiting or serial in self.unknown
             if bucket.load is not None:
                 assert self._row_counts[serial] == bucket.load.row_count

@@ -100,6 +100,13 @@ def _let_a_load_fail(world: SpoiledCore) -> None:
     world.core.handle(ActionFailed(action, False, "down"), now_ms=world.now_ms)
 
 
+def _spoil_tries(world: SpoiledCore) -> None:
+    _let_a_load_fail(world)
+    world.state.loads.forget_waits()
+    world.check()
+    world.state.loads._tries = []  # noqa: SLF001, spoiled on purpose
+
+
 SPOILS: dict[str, Callable[[SpoiledCore], object]] = {
     "no barrier": lambda world: setattr(world.state.barriers, "_holding_up", []),
     "a waived barrier": lambda world: setattr(world.state.barriers, "_waived", {1: None}),
@@ -108,6 +115,7 @@ SPOILS: dict[str, Callable[[SpoiledCore], object]] = {
     "a cached bucket": lambda world: setattr(_cached(world), "is_cached", False),
     "cached positions": lambda world: world.state.positions.cached.clear(),
     "mutable ledgers": lambda world: setattr(world.state.mutable, "last_ledger_id", 0),
+    "tries": _spoil_tries,
     "rows to come": lambda world: setattr(world.state.loads, "row_count", world.state.loads.row_count + 1),
     "calls in flight": lambda world: world.state.calls.loads.started(),
     "reads in flight": lambda world: world.state.calls.reads.started(),
