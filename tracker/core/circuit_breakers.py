@@ -225,7 +225,8 @@ class CallQueue:
             heapq.heappush(self._waiting, (bucket.work_attempts.at_ms, bucket.serial))
 
     def forget_waits(self) -> None:
-        """Let all go on at once."""
+        """Let all go on at once, each queued once."""
+        self._ready, self._waiting = [], []
         for bucket in self._buckets.values():
             if bucket.work is None:
                 self._queue(bucket)

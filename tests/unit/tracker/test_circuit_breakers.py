@@ -3,12 +3,16 @@
 A storage that is down costs little. An object that fails alone keeps no other call waiting.
 """
 
+import tracemalloc
 from random import Random
 
+from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.attempts import Attempts
-from tracker.core.circuit_breakers import FAILURES_BEFORE_OPENING, FIRST_TRY_WAIT_MS_MAX, CircuitBreaker
+from tracker.core.bucket import Bucket, BucketState
+from tracker.core.circuit_breakers import FAILURES_BEFORE_OPENING, FIRST_TRY_WAIT_MS_MAX, CallQueue, CircuitBreaker
+from tracker.core.timers import AT_ONCE, Timers, Why
 from tracker.core.transitions.table import put_off
 
 CONFIG = TrackerConfig()
@@ -120,3 +124,30 @@ def test_a_clock_that_is_put_back_holds_up_no_call() -> None:
     breaker.forget_wait()
 
     assert breaker.starts_at_ms(Attempts()) < 1_000
+
+
+def test_a_clock_that_is_put_back_again_and_again_fills_no_memory() -> None:
+    """A thousand buckets wait for a storage that is down."""
+    timers = Timers()
+    queue = CallQueue(CircuitBreaker(CONFIG, Random(1)), timers, Why.METADATA)
+    buckets = {
+        serial: Bucket(serial, LedgerRange(serial, serial), "", BucketState.RECOVERING) for serial in range(1_000)
+    }
+    for bucket in buckets.values():
+        queue.join(bucket)
+    for serial in range(500):
+        buckets[serial].work_attempts = Attempts(failures=1, at_ms=10_000_000)
+        queue.again(buckets[serial])
+
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            queue.forget_waits()
+        grown_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+    # An entry takes 56 bytes or more.
+    assert grown_bytes < 100 * 1_000
+    assert timers.when(Why.METADATA) == AT_ONCE
+    queue.check(buckets)
