@@ -8,6 +8,6 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 async def settle(tracker: BucketDelayedDeliveryTracker, *, every_s: float = 0.005) -> None:
     """Wait until nothing is being sealed, merged, read, recovered or removed."""
     await asyncio.sleep(0)
-    # Nothing of the tracker's is to be measured while waiting.
+    # A poll, as nothing of the tracker's is to be measured while waiting.
     while tracker._core.unsettled_count or tracker._core.has_work or tracker._actions._tasks:  # noqa: ASYNC110
         await asyncio.sleep(every_s)

@@ -1,6 +1,5 @@
 """A service that takes tokens and looks at grants, and the requests of its clients about one topic."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from broker.configuration.access import AccessConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, FeatureFlags
 from broker.service.service import Service
 from broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, open_service
+from tests.helpers.fakes import service_fakes
+from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER
 
 ORDERS = TopicName.parse("shop/eu/orders")
@@ -39,15 +39,7 @@ def play(folder: Path, story: Callable[[Service], Awaitable[None]], **access: An
         "is_authorization_enabled": True,
         "super_user_roles": ("root",),
     } | access
-
-    async def run() -> None:
-        service = await open_service(folder, access=AccessConfig(**keys))
-        try:
-            await story(service)
-        finally:
-            await service.close()
-
-    asyncio.run(run())
+    service_fakes.play(folder, story, access=AccessConfig(**keys))
 
 
 def produce_request(peer: Peer) -> Awaitable[BaseCommand]:

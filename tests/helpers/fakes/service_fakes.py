@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +151,16 @@ async def open_service(
     """
     config = BrokerConfig(data_directory=folder, has_snapshot_process=False, **values)
     return await Service.open(config, now_ms=now_ms, steady_ms=steady_ms or now_ms)
+
+
+def play(folder: Path, story: Callable[[Service], Awaitable[None]], **values: Any) -> None:
+    """Run a story on a service that `open_service` opens with these values."""
+
+    async def run() -> None:
+        service = await open_service(folder, **values)
+        try:
+            await story(service)
+        finally:
+            await service.close()
+
+    asyncio.run(run())

@@ -31,24 +31,11 @@ from broker.topics.limits import ConnectionController
 from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, play, subscribe, until
 from tests.helpers.send_frames import send_frame
 from tracker.config import TrackerConfig
 
 Story = Callable[[Service], Awaitable[None]]
-
-
-def play(folder: Path, story: Story, **config: Any) -> None:
-    """Run a story on an open service."""
-
-    async def run() -> None:
-        service = await open_service(folder, **config)
-        try:
-            await story(service)
-        finally:
-            await service.close()
-
-    asyncio.run(run())
 
 
 async def producer(peer: Peer, mode: int = ProducerAccessMode.Shared, name: str = "") -> BaseCommand:

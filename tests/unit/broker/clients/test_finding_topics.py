@@ -1,7 +1,5 @@
 """A client that looks for topics hears whether a topic exists, and the names of a namespace's topics."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -14,22 +12,9 @@ from broker.protocol.pb.pulsar_api_pb2 import (
 )
 from broker.service.service import Service
 from broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
+from tests.helpers.fakes.service_fakes import Peer, play, subscribe
 
 TOPIC = TopicName.parse("t")
-
-
-def play(folder: Path, story: Callable[[Service], Awaitable[None]]) -> None:
-    """Run a story on an open service."""
-
-    async def run() -> None:
-        service = await open_service(folder)
-        try:
-            await story(service)
-        finally:
-            await service.close()
-
-    asyncio.run(run())
 
 
 async def partitions(peer: Peer, *, may_create: bool) -> CommandPartitionedTopicMetadataResponse:

@@ -1,7 +1,6 @@
 """Topic epochs: a producer that has lost exclusive access does not get it back from the one that has it now."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,9 @@ from broker.service.service import Service
 from broker.topics.topic_epochs import TopicEpochs
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerWriteError
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.fakes.service_fakes import Peer, play, until
 
 EXCLUSIVE_MODES = ("Exclusive", "WaitForExclusive", "ExclusiveWithFencing")
-
-
-def play(folder: Path, story: Callable[[Service], Awaitable[None]]) -> None:
-    """Run a story on an open service."""
-
-    async def run() -> None:
-        service = await open_service(folder)
-        try:
-            await story(service)
-        finally:
-            await service.close()
-
-    asyncio.run(run())
 
 
 async def produce(peer: Peer, mode: str, epoch: int | None = None, *, producer_id: int = 1) -> BaseCommand:
