@@ -6,20 +6,18 @@ Which caller that is decides the listener (`broker.network.listener.Admission`).
 import asyncio
 from typing import Final
 
-from broker.network.listener import Accepted
-
 RETRY_AFTER_S: Final = 1
 
 
 class RefusedConnection(asyncio.Protocol):
-    """Answers the first bytes of a caller that may not stay.
+    """Answers the first bytes of a caller that may not stay; it is not counted, so no end of it is told.
 
     Args:
-        accepted: The connection, with the reason.
+        reason: The reason.
     """
 
-    def __init__(self, accepted: Accepted) -> None:
-        self._accepted = accepted
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -29,13 +27,10 @@ class RefusedConnection(asyncio.Protocol):
     def data_received(self, _: bytes) -> None:
         # Not before: bytes that have come and were not read would make the end a reset, which drops the answer.
         assert self._transport is not None
-        body = f"{self._accepted.refusal}\n".encode()
+        body = f"{self._reason}\n".encode()
         self._transport.write(
             b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\n"
             + f"Retry-After: {RETRY_AFTER_S}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
         self._transport.close()
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._accepted.leave()

@@ -148,7 +148,7 @@ async def start_web(
 
     def protocol_of(accepted: Accepted) -> asyncio.Protocol:
         if accepted.refusal is not None:
-            return RefusedConnection(accepted)
+            return RefusedConnection(accepted.refusal)
         return HeadLimit(handlers(), connect_timeout_s, accepted.leave)
 
     server = WebServer(runner, listeners := [])

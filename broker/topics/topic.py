@@ -224,11 +224,12 @@ class Topic:
                 raise
             # Meanwhile the topic may have been closed, and another producer may have taken the access.
             self._check_open()
-            if self.producers.get(producer.name) is not producer and self.epoch == producer.topic_epoch:
+            if self.producers.get(producer.name) is producer:
+                return
+            if self.epoch == producer.topic_epoch:
                 # No other has taken it: the producers were sent away, as after a commit that failed.
                 raise TopicClosedError(f"producers of topic {self.name} were sent away: come back")
-            if self.producers.get(producer.name) is not producer:
-                raise ProducerFencedError(f"Another producer has taken exclusive access to topic {self.name}")
+            raise ProducerFencedError(f"Another producer has taken exclusive access to topic {self.name}")
 
     async def _take_epoch(self, producer: Producer) -> None:
         """Give a producer with exclusive access its epoch: the one that it shows, as it comes back, or a new one.

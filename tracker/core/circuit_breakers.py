@@ -295,6 +295,7 @@ class Calls:
             CallQueue(of_many(), timers, why) for why in (Why.METADATA, Why.DELETES, Why.PROPERTIES)
         )
         self.queues = (self.metadata, self.creates, self.deletes, self.properties)
+        self.queue_by_reason = {queue.why: queue for queue in self.queues}
 
     @property
     def breakers(self) -> Iterator[CircuitBreaker]:
@@ -322,7 +323,8 @@ class Calls:
         why = _REASONS_OF[type(call)][0]
         if why is Why.LOADS:
             return self.loads
-        return next((queue.breaker for queue in self.queues if queue.why is why), self.reads)
+        queue = self.queue_by_reason.get(why)
+        return self.reads if queue is None else queue.breaker
 
     def note_answered(self, call: Action | Event) -> None:
         """Look again at the buckets that wait behind the breaker of an answered call."""

@@ -106,8 +106,7 @@ def look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
         case Why.LOADS:
             yield from start_loads(state, now_ms)
         case Why.METADATA | Why.CREATES | Why.DELETES | Why.PROPERTIES:
-            (queue,) = (queue for queue in state.calls.queues if queue.why is why)
-            yield from _start_calls(state, queue, now_ms)
+            yield from _start_calls(state, state.calls.queue_by_reason[why], now_ms)
         case Why.CACHE:
             yield from start_reads(state, now_ms)
         case Why.LATE_ORPHANS:
