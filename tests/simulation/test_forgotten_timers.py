@@ -15,7 +15,7 @@ from tests.helpers.core_scenes import SCENES, answer_one, restarted
 from tests.helpers.forgotten_timers import TimerCall, timer_calls, timers_but
 from tracker.core.actions import LoadSegments, ReadMetadata, ReadPositions
 
-# The lives take two minutes with coverage, and three on a slow stretch of the machine.
+# The lives take a minute, and three with coverage on a slow stretch of the machine.
 pytestmark = pytest.mark.timeout(600)
 
 LIVES = 80

@@ -50,8 +50,7 @@ def s3_server(request: pytest.FixtureRequest, s3_servers: _Servers) -> S3Server:
         pytest.param(ObjectFolderBackend, id="ObjectFolderBackend"),
         pytest.param(FaultyBackend, id="FaultyBackend-seed-1"),
         pytest.param(OtherFaultyBackend, id="FaultyBackend-seed-2"),
-        # `make test` sees S3 by the tests of its own (`test_s3_snapshots.py`).
-        pytest.param(MotoServer, id="MotoServer", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+        # Not moto: its reads beside a delete end in an error of its own. `make test` has S3 in `test_s3_snapshots.py`.
         *REAL_SERVERS,
     ]
 )

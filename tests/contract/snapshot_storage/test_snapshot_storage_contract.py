@@ -10,7 +10,7 @@ import pytest
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageClosedError
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage, SegmentRange
-from tests.helpers.storages.s3_servers import REAL_SERVERS, MotoServer
+from tests.helpers.storages.s3_servers import REAL_SERVERS
 from tests.helpers.storages.snapshot_backends import Backend, MemoryBackend, ObjectFolderBackend, RocksDBBackend
 
 Scenario = Callable[[BucketSnapshotStorage], Coroutine[Any, Any, None]]
@@ -260,7 +260,6 @@ def test_several_heads_are_each_an_answer_of_their_own(backend: Backend) -> None
     [
         RocksDBBackend,
         ObjectFolderBackend,
-        pytest.param(MotoServer, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
         *REAL_SERVERS,
     ],
     indirect=True,
