@@ -42,10 +42,10 @@ demo: setup ## Show the main job, with a crash in the middle, in under a minute
 # Three workers; what shares a Java process or a file shares a worker (tests/conftest.py). Half of the time is waiting for
 # services and clients: on two cores, a third worker makes eight minutes of `make test` six, and 59 s of `make test-fast` 53.
 WORKERS := 3
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Folders of tests in memory, where there is room, and none kept that passed. Where a disk is slow to forget what was synced to
 # it, the units of the broker alone take 44 s instead of 116.
 IN_MEMORY := --in-memory --override-ini tmp_path_retention_policy=failed
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(IN_MEMORY)
 ROOMS := $(filter-out benchmarks,$(patsubst %/__init__.py,%,$(wildcard */__init__.py)))
 ALONE_IN_ALL := not exhaustive and not installation and not s3_server and not java and not real_pulsar
 RESULTS := build/test-all
@@ -54,17 +54,17 @@ COVERED = $(if $(COVERAGE),--cov --cov-report=term)
 
 test: setup ## Set up, then run the tests (under 8 minutes); ROOM=tracker runs those of one room
 ifdef ROOM
-	$(PYTEST) $(IN_MEMORY) -m "$(ALONE_IN_ALL)" $(ROOM) $(foreach kind,unit property contract fault,$(wildcard tests/$(kind)/$(ROOM)))
+	$(PYTEST) -m "$(ALONE_IN_ALL)" $(ROOM) $(foreach kind,unit property contract fault,$(wildcard tests/$(kind)/$(ROOM)))
 else
-	$(PYTEST) $(IN_MEMORY) -m "$(ALONE_IN_ALL)"
+	$(PYTEST) -m "$(ALONE_IN_ALL)"
 endif
 
 test-fast: setup ## Run what shows most mistakes within a minute: units, few examples of properties, contracts
-	$(PYTEST) $(IN_MEMORY) -m "not slow and $(ALONE_IN_ALL)" --hypothesis-profile fast tests/contract tests/property tests/unit $(ROOMS)
+	$(PYTEST) -m "not slow and $(ALONE_IN_ALL)" --hypothesis-profile fast tests/contract tests/property tests/unit $(ROOMS)
 
-test-all: setup s3-servers ## Run everything, also against real S3 servers, Spark and Pulsar; times go to build/test-all (COVERAGE=1)
+test-all: setup s3-servers ## Run everything, also against real S3 servers, Spark and Pulsar; times go to build/test-all; COVERAGE=1 counts lines
 	@mkdir -p $(RESULTS)
-	$(PYTEST) $(IN_MEMORY) --hypothesis-profile ci --durations-file=$(RESULTS)/durations.txt $(COVERED)
+	$(PYTEST) --hypothesis-profile ci --durations-file=$(RESULTS)/durations.txt $(COVERED)
 
 simulate: setup ## Run the whole service by seed, for long: SEEDS=10000; SEED=7 repeats one (OPTIONS=--help)
 	$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(VARIANT),--variant $(VARIANT)) $(OPTIONS)

@@ -17,7 +17,7 @@ from tests.simulation.failed_seeds import FAILED_SEEDS
 from tests.simulation.simulate import first_seed_of_source, replay_command, report, simulate
 
 SECONDS_MAX = float(os.environ.get("SIMULATION_SECONDS", "60" if os.environ.get("CI") else "15"))
-"""How long fresh seeds are run: two minutes in CI."""
+"""How long fresh seeds are run in one run of the tests; longer in CI."""
 
 
 @pytest.mark.parametrize(

@@ -255,15 +255,7 @@ def test_several_heads_are_each_an_answer_of_their_own(backend: Backend) -> None
         _run(backend, scenario)
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        RocksDBBackend,
-        ObjectFolderBackend,
-        *REAL_SERVERS,
-    ],
-    indirect=True,
-)
+@pytest.mark.parametrize("backend", [RocksDBBackend, ObjectFolderBackend, *REAL_SERVERS], indirect=True)
 @pytest.mark.parametrize("damaged", [{0}, {1}, {2, 4}, {0, 5}])
 def test_a_damaged_entry_costs_that_entry_alone(backend: Backend, damaged: set[int]) -> None:
     """Also where a head brings segments along: those before the first damaged one come, the others are asked for."""
