@@ -41,7 +41,8 @@ def write_marker(path: Path, sequence: int) -> None:
     """
     beside = path / NEW_MARKER_FILE
     with beside.open("w") as file:
-        json.dump({"format": FORMAT_VERSION, "sequence": sequence}, file)
+        # `json.dump` would leave cyclic garbage each time.
+        file.write(json.dumps({"format": FORMAT_VERSION, "sequence": sequence}))
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path / LOG_MARKER_FILE)
