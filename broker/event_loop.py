@@ -21,8 +21,7 @@ import time
 from asyncio import selector_events
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context, copy_context
-from functools import partial
+from contextvars import Context
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from managed_ledger.durations import DurationHistogram
@@ -83,22 +82,6 @@ class _TurnSelector(selectors.DefaultSelector):
         return events
 
 
-class _Work(asyncio.Handle):
-    """A callback that waits for its turn."""
-
-    __slots__ = ("run",)
-
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], loop: asyncio.AbstractEventLoop, context: Context
-    ) -> None:
-        super().__init__(callback, args, loop, context)
-        self.run: Callable[[], object] | None = partial(context.run, callback, *args)
-
-    def cancel(self) -> None:
-        self.run = None
-        super().cancel()
-
-
 class ServiceEventLoop(asyncio.SelectorEventLoop):
     """An event loop that measures its turns and keeps them short.
 
@@ -115,15 +98,15 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
     ) -> None:
         self.turns = LoopTurns(DurationHistogram(TURN_SECONDS), DurationHistogram(TURN_SECONDS))
         self._turn = _TurnSelector(self.turns, monotonic, processor_s)
-        self._work: deque[_Work] = deque()
+        self._work: deque[asyncio.Handle] = deque()
         self._is_working = False
-        self._at_end: list[_Work] = []
+        self._at_end: list[asyncio.Handle] = []
         super().__init__(self._turn)
 
     def call_at_end_of_turn(self, callback: Callable[[], None]) -> bool:
         """Call this when the callbacks of this turn have run, and return True; False if none are to run in it."""
         if self._is_working:
-            self._at_end.append(_Work(callback, (), self, copy_context()))
+            self._at_end.append(asyncio.Handle(callback, (), self))
         return self._is_working
 
     def call_soon(
@@ -131,7 +114,7 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         if not self._is_working:
             self._work_soon()
-        work = _Work(callback, args, self, copy_context() if context is None else context)
+        work = asyncio.Handle(callback, args, self, context)
         self._work.append(work)
         return work
 
@@ -147,11 +130,11 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
         try:
             while left:
                 left -= 1
-                self._run(self._work.popleft())
+                _run(self._work.popleft())
                 if self._turn.turn_s >= TURN_S:
                     break
             while self._at_end:
-                self._run(self._at_end.pop(0))
+                _run(self._at_end.pop(0))
         finally:
             self._is_working = False
             if self._work:
@@ -162,16 +145,6 @@ class ServiceEventLoop(asyncio.SelectorEventLoop):
         self.call_later(0, self._work_for_a_turn)
         self._is_working = True
 
-    def _run(self, work: _Work) -> None:
-        if work.run is None:
-            return
-        try:
-            work.run()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # A supervisor: as asyncio treats what a callback raises.
-            self.call_exception_handler({"message": f"Exception in {work!r}", "exception": error, "handle": work})
-
 
 def run_on_service_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run the service in this thread until it ends; call once everything is imported.
@@ -181,6 +154,12 @@ def run_on_service_loop(work: Coroutine[Any, Any, T]) -> T:
     spare_old_objects()
     with asyncio.Runner(loop_factory=ServiceEventLoop) as runner:
         return runner.run(work)
+
+
+def _run(work: asyncio.Handle) -> None:
+    if not work.cancelled():
+        # As asyncio's own loop does; an error goes to the loop's handler.
+        work._run()
 
 
 def turns_of(loop: asyncio.AbstractEventLoop) -> LoopTurns | None:
