@@ -222,6 +222,8 @@ async def _errors_as_json(
     try:
         return await handler(request)
     except web.HTTPException as error:
+        # aiohttp keeps the error of an unknown path with the request, which the error's frames keep in turn.
+        error.__traceback__ = None
         # `Allow` of a 405 is part of its meaning, and so are the time of a 503 and the challenge of a 401.
         headers = {str(name): error.headers[name] for name in (hdrs.ALLOW, hdrs.RETRY_AFTER) if name in error.headers}
         if error.status == web.HTTPUnauthorized.status_code:

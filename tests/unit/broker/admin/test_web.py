@@ -147,6 +147,19 @@ def test_an_unknown_path_is_a_404_in_json(path: str) -> None:
     assert body == f'{{"reason": "Not Found: {path}"}}'
 
 
+def test_a_request_for_an_unknown_path_is_kept_by_no_cycle() -> None:
+    """The service takes objects that it has looked at once for ones that stay."""
+    gc.collect()
+    gc.disable()
+    try:
+        ask("GET", "/kept")
+        kept = [one for one in gc.get_objects() if isinstance(one, web.Request) and one.path == "/kept"]
+    finally:
+        gc.enable()
+
+    assert kept == []
+
+
 @pytest.mark.parametrize(
     "path",
     ["/admin/v2", "/admin/v2/tenants", "/admin/v2/clusters", "/admin/v2/persistent/public/default", "/admin/v2/x/y/z"],
