@@ -39,8 +39,8 @@ TURN_S: Final = 0.002
 COLLECTED_OBJECTS_MIN: Final = 2_000
 """So many new objects: a collection looks at these alone, and takes 0.3 to 1 ms.
 
-By Python's own generations an object that stays is looked at two or three times, in the middle of a turn. Looked at
-whatever their number, objects of requests under way would be taken for old ones, and cycles among them not found.
+By Python's own generations an object that stays is looked at two or three times, in the middle of a turn. Without this
+bound, objects of requests under way would be taken for old ones, and cycles among them not found.
 """
 
 COUNTED_AFTER_S: Final = 0.005
