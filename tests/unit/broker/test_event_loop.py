@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import socket
 import subprocess
 import sys
@@ -23,6 +24,13 @@ class _LoopClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def _printed_by(program: str) -> list[str]:
+    """Run a program, which has `_LoopClock`, in a process of its own, and return the words that it prints."""
+    source = inspect.getsource(_LoopClock) + textwrap.dedent(program)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
 def test_a_turn_lasts_from_one_look_for_events_to_the_next() -> None:
@@ -221,11 +229,7 @@ def test_a_full_collection_looks_at_no_object_twice() -> None:
         del kept
         print(before - gc.get_freeze_count() > 199_000)
     """
-    output = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
-    ).stdout
-
-    assert output.split() == ["True"] * 4
+    assert _printed_by(program) == ["True"] * 4
     assert not any(getattr(one, "__name__", "") == "_freeze_survivors" for one in gc.callbacks)
 
 
@@ -255,23 +259,13 @@ def test_new_objects_are_collected_while_as_many_old_ones_are_freed() -> None:
                 await asyncio.sleep(0)
             print(len(gc.get_objects(generation=0)) < 3 * COLLECTED_OBJECTS_MIN)
 
-        class LoopClock:
-            now = 0.0
-
-            def __call__(self):
-                return self.now
-
-        loop_clock = LoopClock()
+        loop_clock = _LoopClock()
         gc.callbacks.append(note)
         with asyncio.Runner(loop_factory=lambda: ServiceEventLoop(loop_clock)) as runner:
             runner.run(story())
         print(COLLECTED_OBJECTS_MIN <= most_at_once < 3 * COLLECTED_OBJECTS_MIN)
     """
-    output = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
-    ).stdout
-
-    assert output.split() == ["True"] * 2
+    assert _printed_by(program) == ["True"] * 2
 
 
 def test_cycles_of_work_under_way_are_found_when_it_has_ended() -> None:
@@ -283,12 +277,6 @@ def test_cycles_of_work_under_way_are_found_when_it_has_ended() -> None:
 
         class Node:
             pass
-
-        class LoopClock:
-            now = 0.0
-
-            def __call__(self):
-                return self.now
 
         nodes = weakref.WeakSet()
 
@@ -304,17 +292,13 @@ def test_cycles_of_work_under_way_are_found_when_it_has_ended() -> None:
             for _ in range(4 * COLLECTED_OBJECTS_MIN):
                 await work()
 
-        loop_clock = LoopClock()
+        loop_clock = _LoopClock()
         spare_old_objects()
         with asyncio.Runner(loop_factory=lambda: ServiceEventLoop(loop_clock)) as runner:
             runner.run(story())
         print(0 < len(nodes) <= COLLECTED_OBJECTS_MIN)
     """
-    output = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
-    ).stdout
-
-    assert output.split() == ["True"]
+    assert _printed_by(program) == ["True"]
 
 
 def test_an_ended_connection_leaves_no_transport() -> None:
@@ -362,11 +346,7 @@ def test_an_ended_connection_leaves_no_transport() -> None:
         with asyncio.Runner(loop_factory=ServiceEventLoop) as runner:
             runner.run(story())
     """
-    output = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
-    ).stdout
-
-    assert output.split() == ["300", "0"]
+    assert _printed_by(program) == ["300", "0"]
 
 
 def test_others_have_a_turn_after_each_slice() -> None:
@@ -467,15 +447,13 @@ def test_all_pieces_of_work_end_with_the_one_that_waits_for_them() -> None:
 
 @pytest.mark.slow
 def test_nothing_is_left_for_numpy_to_import_on_the_event_loop() -> None:
-    program = textwrap.dedent("""
+    program = """
         import sys
         import broker.server.server
         before = set(sys.modules)
         import numpy as np
         np.unique(np.array([2, 1]))
         print(sorted(set(sys.modules) - before))
-    """)
+    """
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert done.stdout == "[]\n"
+    assert _printed_by(program) == ["[]"]
