@@ -149,3 +149,21 @@ class TrackerStats(TrackerCounters):
                 "`postdate snapshots drop ID` gives a snapshot up, and its messages are read from the log"
             )
         return problems
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFigures:
+    """One immutable bucket as an operator sees it."""
+
+    first_ledger_id: int
+    last_ledger_id: int
+    state: str
+    """What its next call is for: a `Phase`."""
+    segments: int
+    loaded_segments: int
+    rows: int
+    """Indexes in its snapshot, 0 while that is not known."""
+    loaded_rows: int
+    """How many of them are in memory, or were handed out."""
+    size_bytes: int
+    """Of its snapshot, 0 until that is durable."""
