@@ -157,9 +157,9 @@ class OldWorld:
         return self.core.has_work
 
     def lose(self, rng) -> None:
-        ids = sorted(self.storage._snapshots) if hasattr(self.storage, "_snapshots") else []
+        ids = sorted(self.storage.snapshots)
         if ids:
-            del self.storage._snapshots[rng.choice(ids)]
+            del self.storage.snapshots[rng.choice(ids)]
 
     def named_positions(self):
         places = set()
