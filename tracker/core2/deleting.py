@@ -11,6 +11,7 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import bitmap_of
 from tracker.columns.row_order import LATEST_MS
 from tracker.columns.row_queue import RowQueue
 from tracker.core2.actions import DeleteSnapshot, RemoveName
@@ -123,9 +124,15 @@ def _report_positions_without_rows(state: TrackerState, bucket: ImmutableBucket)
     for ledger_id in state.tracked_ledgers(bucket.ledgers):
         others = (one.ledgers for one in state.buckets.values() if one is not bucket and one.is_served)
         is_added = len(added) and added.first_ledger_id <= ledger_id <= added.last_ledger_id
-        if not is_added and not any(first <= ledger_id <= last for first, last in others):
+        if is_added or any(first <= ledger_id <= last for first, last in others):
+            continue
+        # Rows that were handed out with others and put back are among the loaded ones, whichever bucket had them.
+        parts = (rows.entry_ids[rows.ledger_ids == ledger_id] for rows in state.loaded.rows_of())
+        without_row = state.tracked.bitmaps[ledger_id] - BitMap.union(BitMap(), *map(bitmap_of, parts))
+        if without_row:
             state.losses.append((bucket.key, f"entry 0 names positions of ledger {ledger_id} that have no row"))
-            read_again(state, LedgerRange(ledger_id, ledger_id))
+            state.tracked.subtract(ledger_id, without_row)
+            state.to_read_again.unite(ledger_id, without_row)
 
 
 def give_up(state: TrackerState, bucket: ImmutableBucket, reason: str) -> None:

@@ -159,6 +159,10 @@ class TrackerCore:
         """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""
         return self._state.tracked.bitmaps.get(ledger_id)
 
+    def tracked_ledger_ids(self) -> list[int]:
+        """Return the ledgers in which something is tracked, in no order."""
+        return list(self._state.tracked.bitmaps)
+
     def is_recovering(self, ledger_id: int) -> bool:
         """Whether it is not known yet what is tracked in a ledger."""
         return self._state.is_recovering(ledger_id)
