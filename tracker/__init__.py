@@ -8,6 +8,5 @@ use are in this folder: `delayed_delivery_tracker` is the interface that a dispa
     columns/   rows and positions, as arrays and bitmaps                        pure
     core/      every decision about buckets                                     pure
     shell/     runs the core's actions on an event loop
-    process/   does the work on a storage in a process of its own
     shared/    one index for all subscriptions of a topic
 """

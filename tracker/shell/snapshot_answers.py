@@ -1,6 +1,6 @@
 """Bytes of snapshots to answers, and rows to bytes: the O(n) part of the work on a storage.
 
-Functions over arrays, for worker threads and the other process. They know no event loop and no storage.
+Functions over arrays, for worker threads. They know no event loop and no storage.
 """
 
 from collections.abc import Iterator, Sequence
