@@ -30,12 +30,12 @@ import numpy as np
 from benchmarks.settling import settle
 from broker.process_settings import tune_process
 from managed_ledger.value_types import Int64Array
+from postdate.testing import FakeClock, FakeCursor
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.heap import TRIM_INTERVAL_S
-from tracker.testing import FakeClock, FakeCursor
 
 LAWS: Final = ("fixed", "exponential", "week", "instant")
 ENTRIES_PER_LEDGER: Final = 50_000

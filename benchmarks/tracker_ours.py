@@ -30,6 +30,7 @@ from benchmarks.tracker_workload import (
     Workload,
 )
 from broker.process_settings import tune_process
+from postdate.testing import FakeClock, FakeCursor
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
@@ -45,7 +46,6 @@ from tracker.core.actions import (
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import StorageWork
 from tracker.shell.storage_worker import SnapshotOwner
-from tracker.testing import FakeClock, FakeCursor
 
 BATCH_ROWS = 1_000
 

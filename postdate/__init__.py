@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from command_line.extras import install_advice, missing_class
 from managed_ledger.position import Position
 from postdate.clock import now_ms
+from postdate.memory_cursor import MemoryCursor
 from scheduling.async_scheduler import AsyncScheduler
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, SchedulingError, ServiceUnavailableError
 from scheduling.scheduler import Scheduler
@@ -58,7 +59,6 @@ from tracker.delayed_delivery_tracker import (
 from tracker.errors import TrackerClosedError, TrackerError
 from tracker.factories import tracker_factory
 from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
-from tracker.memory_cursor import MemoryCursor
 from tracker.residual_snapshots import ResidualSnapshots
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import postdate
 from broker.configuration.config import BrokerConfig
 from command_line.extras import MODULES_OF_EXTRAS
 from postdate import testing
+from postdate.testing import FakeClock, run_inline, run_virtually, virtual_now_ms
 from tracker.config import FACTORY_CLASS_NAMES
-from tracker.testing import FakeClock, run_inline, run_virtually, virtual_now_ms
 
 ROOT = Path(__file__).parents[3]
 
