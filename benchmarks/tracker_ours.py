@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,8 @@ from benchmarks.tracker_workload import (
     SEGMENT_STEP_MS_MAX,
     Workload,
 )
+from broker.process_settings import tune_process
+from postdate.testing import FakeClock, FakeCursor
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
@@ -43,24 +44,22 @@ from tracker.core.actions import (
     StorageAction,
 )
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.process import SnapshotProcess
-from tracker.process.tuning import tune_process
+from tracker.shell.snapshot_work import StorageWork
 from tracker.shell.storage_worker import SnapshotOwner
-from tracker.testing import FakeClock, FakeCursor
 
 BATCH_ROWS = 1_000
 
 RECOVERIES = 5
-"""A recovery of few buckets is some ways to the other process and back: one may take twice as long as the next."""
+"""A recovery of few buckets is some ways to a thread and back: one may take twice as long as the next."""
 
 Figures = dict[str, float]
 
 
-class CountingProcess(SnapshotProcess):
+class CountingWork(StorageWork):
     """Counts reads, and on demand the rows of every snapshot that was ever stored."""
 
     def __init__(self, folder: Path, *, counts_rows: bool = False) -> None:
-        super().__init__(partial(RocksDBBucketSnapshotStorage, folder))
+        super().__init__(RocksDBBucketSnapshotStorage(folder))
         self.read_count = 0
         self._counts_rows = counts_rows
         self._rows_deleted = 0
@@ -143,7 +142,7 @@ class TrackerRun:
     async def _measure_batched(self) -> Figures:
         """Add in batches; then ask, recover beside it, and drain what was added."""
         cursor, clock = FakeCursor(), FakeClock(NOW_MS)
-        async with CountingProcess(self._folder / "batched") as storage:
+        async with CountingWork(self._folder / "batched") as storage:
             is_news = asyncio.Event()
             tracker = self._tracker(storage, cursor, clock, is_news.set)
             figures = await self._add_batched(tracker)
@@ -159,7 +158,7 @@ class TrackerRun:
         return figures
 
     async def _measure_single(self) -> Figures:
-        async with CountingProcess(self._folder / "single") as storage:
+        async with CountingWork(self._folder / "single") as storage:
             tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
             figures = await self._add_singly(tracker)
             await tracker.close()
@@ -170,7 +169,7 @@ class TrackerRun:
 
     async def _measure_size(self) -> Figures:
         """Add in batches, count what was written for it, and tell the memory that the tracker gives back at its end."""
-        async with CountingProcess(self._folder / "counted", counts_rows=True) as storage:
+        async with CountingWork(self._folder / "counted", counts_rows=True) as storage:
             tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
             await self._add_batched(tracker)
             await settle(tracker)
@@ -246,12 +245,12 @@ class TrackerRun:
         figures["contains_per_s"] = found / (time.perf_counter() - began)
         return figures
 
-    async def _recover(self, storage: CountingProcess, first: FakeCursor) -> Figures:
+    async def _recover(self, storage: CountingWork, first: FakeCursor) -> Figures:
         """Recover a second tracker from what the first one has stored, several times; the middle one counts."""
         rounds = [await self._recover_once(storage, first) for _ in range(RECOVERIES)]
         return sorted(rounds, key=lambda figures: figures["recovery_ms"])[RECOVERIES // 2]
 
-    async def _recover_once(self, storage: CountingProcess, first: FakeCursor) -> Figures:
+    async def _recover_once(self, storage: CountingWork, first: FakeCursor) -> Figures:
         cursor = FakeCursor()
         cursor.properties = dict(first.properties)
         storage.read_count = 0
@@ -284,7 +283,7 @@ class TrackerRun:
 
     def _tracker(
         self,
-        storage: SnapshotProcess,
+        storage: StorageWork,
         cursor: FakeCursor,
         clock: FakeClock,
         on_available: Callable[[], None] = lambda: None,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from command_line.extras import install_advice, missing_class
 from managed_ledger.position import Position
 from postdate.clock import now_ms
+from postdate.memory_cursor import MemoryCursor
 from scheduling.async_scheduler import AsyncScheduler
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, SchedulingError, ServiceUnavailableError
 from scheduling.scheduler import Scheduler
@@ -58,8 +59,6 @@ from tracker.delayed_delivery_tracker import (
 from tracker.errors import TrackerClosedError, TrackerError
 from tracker.factories import tracker_factory
 from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
-from tracker.memory_cursor import MemoryCursor
-from tracker.process import SnapshotProcess
 from tracker.residual_snapshots import ResidualSnapshots
 
 if TYPE_CHECKING:
@@ -101,7 +100,6 @@ __all__ = [
     "SchedulingError",
     "ServiceUnavailableError",
     "SnapshotCorruptedError",
-    "SnapshotProcess",
     "SnapshotStorageError",
     "StorageClosedError",
     "StorageUnavailableError",
@@ -138,7 +136,7 @@ def __getattr__(name: str) -> Any:
         advice = install_advice(error.name, [extra])
         if advice is None:
             raise
-        # The same one each time: pickle looks for it by its name, to start a process for snapshots.
+        # The same one each time.
         return globals().setdefault(name, missing_class(f"postdate.{name}", advice))
 
 

@@ -52,13 +52,21 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: ServiceManager | None = None) -> int:
+async def serve(
+    config: BrokerConfig,
+    *,
+    announce: Callable[[], None],
+    manager: ServiceManager | None = None,
+    end: Callable[[int], object] = os._exit,
+) -> int:
     """Run the service until SIGTERM, SIGINT or SIGHUP.
 
     Args:
         config: The configuration.
         announce: Called once when clients can connect.
         manager: The supervisor of the process, None if there is none.
+        end: Ends the process at once with this exit code; called where threads still wait for the snapshot storage when
+            everything else is closed.
 
     Returns:
         The process's exit code: 0, or 1 when it stopped because nothing could be stored any more, or could not store
@@ -126,7 +134,10 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
     finally:
         await service.close(stopping_at_s)
     logger.info("stopped")
-    return 0 if service.failure is None else 1
+    exit_code = 0 if service.failure is None else 1
+    if service.is_storage_hanging:
+        end(exit_code)
+    return exit_code
 
 
 def all_routes(service: Service) -> list[web.RouteDef]:

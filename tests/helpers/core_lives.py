@@ -10,6 +10,7 @@ from typing import Final, get_args
 
 from pyroaring import BitMap
 
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.forgotten_timers import assert_nothing_forgotten
@@ -31,7 +32,6 @@ from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.shell.storage_worker import is_lost, lost_bucket_id
-from tracker.testing import FakeCursor, run_inline
 
 CONFIG: Final = TrackerConfig(
     index_count_per_bucket_min=3,

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from postdate.testing import FakeCursor
 from tests.helpers.core_state import state_of
 from tests.helpers.frames import frame_below
 from tracker.core.actions import (
@@ -23,7 +24,6 @@ from tracker.core.state import TrackerState
 from tracker.core.timers import Timers, Why
 from tracker.core.tracker_core import TrackerCore
 from tracker.core.transitions import planning
-from tracker.testing import FakeCursor
 
 CORE: Final = Path(planning.__file__).parents[1]
 

@@ -51,8 +51,7 @@ FAILURES_BEFORE_OPENING: Final = 3
 
 BUCKETS_PER_CALL: Final = 32
 """The shell makes one call for up to 64 buckets where it can. So many more are given to it than calls may be made: with
-two such calls in flight both come back together, and the process for snapshots waits for the tracker, then the tracker
-for it."""
+two such calls in flight both come back together, and the storage waits for the tracker, then the tracker for it."""
 
 FIRST_TRY_WAIT_MS_MAX: Final = 7_500
 """A load that has not failed yet waits no longer while loads seem to be down: its snapshot may be readable."""

@@ -1,7 +1,6 @@
 """Run the core's actions against a cursor and a storage, and answer with events.
 
-Actions on the cursor run here and now. Actions on a storage run in its worker (`storage_worker`): threads of this
-process (`StorageWork`), or a process of its own (`process.SnapshotProcess`), where the same `StorageWork` runs.
+Actions on the cursor run here and now. Actions on a storage run in its worker (`storage_worker`), on threads.
 Decoding and encoding are in `snapshot_answers`.
 """
 

@@ -1,7 +1,6 @@
 """The worker on a storage: the interface between a tracker, which decides, and the storage part of its actions.
 
-`snapshot_work.StorageWork` does the work in this process, `process.SnapshotProcess` in another one. An action carries
-all that it needs, so it can be sent.
+`snapshot_work.StorageWork` does the work. An action carries all that it needs.
 """
 
 import asyncio

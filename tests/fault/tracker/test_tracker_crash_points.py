@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from managed_ledger.position import Position
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -26,7 +27,6 @@ from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.shell.storage_worker import is_lost, lost_bucket_id
-from tracker.testing import FakeCursor, run_inline
 
 CONFIG = TrackerConfig(
     index_count_per_bucket_min=3,

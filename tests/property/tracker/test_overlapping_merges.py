@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.encoding.codec import decode_metadata, decode_segments
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -33,7 +34,6 @@ from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.shell.storage_worker import is_lost, lost_bucket_id
-from tracker.testing import FakeCursor, run_inline
 
 Position = tuple[int, int]
 

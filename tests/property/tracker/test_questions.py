@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotHead
 from tests.helpers.core_state import state_of
@@ -24,7 +25,6 @@ from tracker.core.transitions.adding import take_singles
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.shell.storage_worker import is_lost
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 LEDGERS = range(6)
 CONFIG = TrackerConfig(

@@ -13,6 +13,7 @@ import pytest
 
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
+from postdate.testing import run_inline
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotHead
@@ -21,7 +22,6 @@ from tests.helpers.fakes.shell_world import settle
 from tests.helpers.fakes.virtual_time import START_MS, now_ms, run
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
-from tracker.testing import run_inline
 
 KEYS = 7
 MESSAGES = 401

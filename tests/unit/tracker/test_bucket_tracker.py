@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from managed_ledger.position import Position
+from postdate.testing import VIRTUAL_START_MS as START_MS
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, bucket_key
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
@@ -29,8 +31,6 @@ from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shell.snapshot_creates import SnapshotCreates
 from tracker.stats import BucketOperation
-from tracker.testing import VIRTUAL_START_MS as START_MS
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 MINUTE_S = 60
 HOUR_S = 3_600

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.core_state import evict_positions, state_of
 from tests.helpers.snapshot_work import answer_to
@@ -22,7 +23,6 @@ from tracker.core.tracker_core import TrackerCore
 from tracker.core.transitions.deleting import REMOVALS_MAX
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork
-from tracker.testing import FakeCursor, run_inline
 
 CONFIG = TrackerConfig(
     index_count_per_bucket_min=4,

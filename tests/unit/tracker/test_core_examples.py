@@ -12,6 +12,7 @@ import pytest
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
 from snapshot_storage.encoding.codec import encode_metadata, segment_metadata
 from snapshot_storage.encoding.columns import DelayedIndexes
@@ -37,7 +38,6 @@ from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, StorageWork
 from tracker.shell.storage_worker import is_lost, lost_bucket_id
-from tracker.testing import FakeCursor, run_inline
 
 NOW_MS = 1_000
 

@@ -11,6 +11,8 @@ import pytest
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from postdate.testing import VIRTUAL_START_MS as START_MS
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotHead
@@ -21,8 +23,6 @@ from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.testing import VIRTUAL_START_MS as START_MS
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 CONFIG = TrackerConfig(index_count_per_bucket_min=3, index_count_at_close_min=1, tick_time_ms=1)
 

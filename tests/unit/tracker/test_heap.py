@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from postdate.testing import run_inline, run_virtually
 from tracker.shell.heap import ROWS_FREED_MIN, TRIM_INTERVAL_S, Heap, trim_of_c_library
-from tracker.testing import run_inline, run_virtually
 
 
 def test_a_heap_is_trimmed_some_time_after_much_was_freed_and_not_too_often() -> None:

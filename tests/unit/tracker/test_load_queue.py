@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
+from postdate.testing import FakeCursor
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_order import RowKey
@@ -25,7 +26,6 @@ from tracker.core.actions import (
 )
 from tracker.core.barriers import STALE_ENTRIES_MAX, without_stale
 from tracker.core.tracker_core import TrackerCore
-from tracker.testing import FakeCursor
 
 SEGMENTS = 1_500
 

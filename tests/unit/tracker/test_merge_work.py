@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
+from postdate.testing import FakeCursor, run_inline, run_virtually
 from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import encode_rows
@@ -25,7 +26,6 @@ from tracker.core.actions import MergeBuckets, MergeSource, ReadPositions, Snaps
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_answers import SPANS_PER_BUCKET, positions_read
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork
-from tracker.testing import FakeCursor, run_inline, run_virtually
 
 CONFIG = TrackerConfig()
 SPAN_ROWS = CONFIG.index_count_per_bucket_min // SPANS_PER_BUCKET

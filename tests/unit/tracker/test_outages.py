@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
@@ -14,7 +15,6 @@ from tracker.core.actions import Action, LoadSegments, PutProperty
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.outages import Outages
 from tracker.stats import TrackerStats
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 
 class CursorFullError(Exception):

@@ -7,12 +7,12 @@ from random import Random
 import pytest
 
 from managed_ledger.position import Position
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 Story = Callable[[BucketDelayedDeliveryTracker, FakeCursor], Awaitable[None]]
 

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotHead, SegmentRange
@@ -14,7 +15,6 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDe
 from tracker.config import TrackerConfig
 from tracker.core.load_queue import DUE_BUCKETS_MAX
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 BUCKETS = 100
 CONFIG = TrackerConfig(index_count_per_bucket_min=1, bucket_count_max=-1)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from postdate.testing import FakeCursor, run_virtually
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.residual_snapshots import ResidualSnapshots, forget_index, is_named
-from tracker.testing import FakeCursor, run_virtually
 
 
 class ResidualWorld:

@@ -2,9 +2,9 @@
 
 from random import Random
 
+from postdate.testing import FakeCursor
 from tracker.config import TrackerConfig
 from tracker.core.tracker_core import TrackerCore
-from tracker.testing import FakeCursor
 
 START_MS = 5
 

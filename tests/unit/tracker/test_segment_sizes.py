@@ -5,6 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from postdate.testing import FakeCursor
 from tracker.columns.segment_table import SegmentTable
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import (
@@ -18,7 +19,6 @@ from tracker.core.actions import (
 )
 from tracker.core.segment_sizes import SEGMENT_ROWS_MIN, WAITING_ROWS, segment_row_count_max
 from tracker.core.tracker_core import TrackerCore
-from tracker.testing import FakeCursor
 
 CONFIGURED = 5_000
 

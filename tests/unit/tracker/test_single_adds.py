@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from postdate.testing import FakeCursor
 from tests.helpers.core_state import state_of
 from tracker.config import TrackerConfig
 from tracker.core.single_adds import SINGLES_MAX, SingleAdds
 from tracker.core.tracker_core import TrackerCore
-from tracker.testing import FakeCursor
 
 NOW_MS = 1_000
 ROWS = [(1, 4, 90), (1, 5, 20), (1, 4, 30), (2, 0, 5), (2, 1, 70), (1, 6, 20), (1, 7, 2**63 + 5), (1, 8, 2**62)]

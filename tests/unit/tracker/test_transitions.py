@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
+from postdate.testing import FakeCursor
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.core_lives import RandomLife
@@ -33,7 +34,6 @@ from tracker.core.transitions import table
 from tracker.core.transitions.life import move, new_bucket
 from tracker.core.transitions.operations import OPERATIONS, CallerEvent, Unmet, meet
 from tracker.core.transitions.table import COLUMNS, TABLE, Unexpected, handle
-from tracker.testing import FakeCursor
 
 ROOT = Path(__file__).parents[3]
 TRANSITIONS = ROOT / "tracker" / "core" / "transitions"

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from managed_ledger.position import Position
+from postdate.testing import VIRTUAL_START_MS as START_MS
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
@@ -24,8 +26,6 @@ from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.shell.wake_up import WakeUp
-from tracker.testing import VIRTUAL_START_MS as START_MS
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 KINDS = ("bucket", "in-memory", "shared")
 CONFIG = TrackerConfig(index_count_per_bucket_min=3, is_deliver_at_time_strict=True, tick_time_ms=1)

@@ -1,12 +1,11 @@
 """Settings of the process: how threads take turns, and how the C library keeps memory.
 
-All concern the whole process, so its owner makes them: the service's command, the process for snapshots, and benchmarks
-that measure the service. Libraries leave them alone.
+All concern the whole process, so its owner makes them: the service's command, and benchmarks that measure the service.
+Libraries leave them alone.
 """
 
 import ctypes
 import gc
-import os
 import sys
 from contextlib import suppress
 from typing import Final
@@ -34,47 +33,20 @@ A ledger of 50,000 headers is 1.6 MB, and pages that the system gives are empty 
 million scheduled messages took 171 to 180 ms with 128 KiB, and 94 to 133 with 2 or 4 MiB.
 """
 
-SNAPSHOTS_MMAP_BYTES_MIN: Final = 2**17
-"""The same for the process for snapshots, which has the columns of whole buckets only while it makes a snapshot.
-
-Memory that glibc keeps for them stays with the process for long. With 5 million delayed messages, adding took 32 MiB
-above empty processes at its peak instead of 41 with 512 KiB, and 58 without this and `HEAPS_MAX`. The other process has
-small columns of the index: with 10 million, 2 MiB there raise the peaks of both by 0.5 MiB, and 4 MiB by 2. The price:
-a bucket of 50,000 rows costs 15 ms instead of 13.
-"""
-
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
 
 
-def tune_process(*, mmap_bytes_min: int = MMAP_BYTES_MIN) -> None:
+def tune_process() -> None:
     """Let worker threads hand over early and share heaps, and collect no garbage where none can be.
 
     Call once everything is imported, and before threads are started: a full collection looks at some hundred thousand
     objects of modules otherwise, which stops every thread for 10 to 20 ms. Without glibc, heaps stay as they are.
-
-    Args:
-        mmap_bytes_min: From which size on memory comes from the system.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with suppress(OSError, AttributeError):
         glibc = ctypes.CDLL("libc.so.6")
         glibc.mallopt(_M_ARENA_MAX, HEAPS_MAX)
-        glibc.mallopt(_M_MMAP_THRESHOLD, mmap_bytes_min)
+        glibc.mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES_MIN)
     gc.collect()
     gc.freeze()
-
-
-def leave_first_processor() -> None:
-    """Leave the first of several processors to others, from now on; call before any thread is started.
-
-    Otherwise the kernel moves this process next to the one that has sent it something, and both wait for each other:
-    draining a million messages took a quarter longer on two processors. The price: where an event loop runs on one of
-    the others, it may wait for a slice of the kernel, 4 ms.
-    """
-    if sys.platform == "linux":
-        processors = os.sched_getaffinity(0)
-        if len(processors) > 1:
-            # Where it is not allowed, it is no reason not to run.
-            with suppress(OSError):
-                os.sched_setaffinity(0, processors - {min(processors)})
