@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from tracker.shell.snapshot_merge import SegmentCutter, merged_segments, source_readers
+
 from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.cursor_snapshots import own_metadata
 from pipeline.index.staging import StagedSnapshot, StagingWriter
@@ -20,9 +22,8 @@ from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
 from tracker.columns.segment_table import tables_of
 from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
-from tracker.core.segment_sizes import segment_row_count_max
+from tracker.segment_sizes import segment_row_count_max
 from tracker.shell.snapshot_answers import positions_read
-from tracker.shell.snapshot_merge import SegmentCutter, merged_segments, source_readers
 
 _SERIAL: Final = 0
 """There is no core that would have to tell buckets apart."""

@@ -11,7 +11,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.segment_table import tables_of
 from tracker.config import TrackerConfig
-from tracker.core2.actions import (
+from tracker.core.actions import (
     Answer,
     Call,
     CallFailed,

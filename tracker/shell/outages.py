@@ -5,17 +5,17 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import SnapshotStorageError
 from tracker.core.actions import (
     Call,
     CallFailed,
     DeleteSnapshot,
     LoadSegments,
-    MergeSnapshots,
     PutName,
     ReadHead,
     RemoveName,
 )
+from tracker.shell.tracker_calls import failure_of
 from tracker.stats import UNREADABLE_AFTER, TrackerStats
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,8 @@ class Outages:
         what = type(call).__name__
         # An outage is told once, not at each retry.
         level = logging.DEBUG if what in self._failing else logging.WARNING
-        is_gone = isinstance(error, BucketNotFoundError | SnapshotCorruptedError) and isinstance(
-            call, ReadHead | LoadSegments | MergeSnapshots
-        )
+        failure = failure_of(call, error)
+        is_gone = failure.is_lost
         if isinstance(call, ReadHead | LoadSegments):
             # A snapshot that is gone is given up, and not asked for again.
             self._read_failures[call.bucket_id] = 0 if is_gone else self._read_failures[call.bucket_id] + 1
@@ -86,8 +85,7 @@ class Outages:
             logger.log(level, "%s: %s failed: %s", self._name, what, str(error) or type(error).__name__)
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
-        lost_id = error.bucket_id if isinstance(error, BucketNotFoundError | SnapshotCorruptedError) else None
-        return CallFailed(str(error), is_lost=is_gone, lost_bucket_id=lost_id)
+        return failure
 
     def tell_full(self, is_full: bool) -> None:
         """Say once in the log that so many rows wait for a snapshot as may."""

@@ -12,6 +12,7 @@ from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Answer,
     Call,
+    CallFailed,
     DeleteSnapshot,
     ListSnapshots,
     LoadSegments,
@@ -72,6 +73,17 @@ class InThreads:
             return await self._run_blocking(function)
 
 
+def failure_of(call: Call, error: Exception) -> CallFailed:
+    """Return the answer to a call that raised an error: the snapshot is lost, or the call may succeed later."""
+    is_lost = isinstance(error, BucketNotFoundError | SnapshotCorruptedError)
+    is_read = isinstance(call, ReadHead | LoadSegments | MergeSnapshots)
+    return CallFailed(
+        str(error),
+        is_lost=is_lost and is_read,
+        lost_bucket_id=error.bucket_id if isinstance(error, BucketNotFoundError | SnapshotCorruptedError) else None,
+    )
+
+
 class TrackerCalls:
     """Makes the calls of one tracker.
 
@@ -112,9 +124,7 @@ class TrackerCalls:
                 return await self._read_head(call)
             case LoadSegments(bucket_id=bucket_id, first_segment=first, last_segment=last):
                 data = await self._storage.get_bucket_snapshot_segment(bucket_id, first, last)
-                return await self._threads.decode(
-                    sum(map(len, data)), lambda: rows_of(bucket_id, data, first, last)
-                )
+                return await self._threads.decode(sum(map(len, data)), lambda: rows_of(bucket_id, data, first, last))
             case DeleteSnapshot():
                 if call.is_own or await self._is_deletable(call.bucket_id):
                     await self._storage.delete_bucket_snapshot(call.bucket_id)
@@ -154,7 +164,7 @@ class TrackerCalls:
         )
 
     async def _head(self, bucket_id: int) -> BucketSnapshotHead:
-        return await self._storage.get_bucket_snapshot_head(bucket_id)
+        return await self._storage.read_bucket_snapshot_head(bucket_id)
 
     async def _is_deletable(self, bucket_id: int) -> bool:
         """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""

@@ -13,7 +13,7 @@ from random import Random
 from snapshot_storage.backoff import backoff_ms
 from tracker.columns.row_order import NEVER, RowKey
 from tracker.config import TrackerConfig
-from tracker.core2.actions import Call
+from tracker.core.actions import Call
 
 IsWaiting = Callable[[int, RowKey], bool]
 """Whether a bucket, by its serial, still waits for the call that it was queued for with this key."""

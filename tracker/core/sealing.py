@@ -7,11 +7,11 @@ name are durable.
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.row_order import last_key_at
 from tracker.columns.row_queue import pop_sorted
-from tracker.core2.actions import PutName, Stored, StoreSnapshot
-from tracker.core2.bucket import NO_LEDGER, ImmutableBucket, Phase
-from tracker.core2.deleting import remove_if_untracked
-from tracker.core2.merging import take_over
-from tracker.core2.state import TrackerState, free_name, move, new_bucket, rows_a_segment
+from tracker.core.actions import PutName, Stored, StoreSnapshot
+from tracker.core.bucket import NO_LEDGER, ImmutableBucket, Phase
+from tracker.core.deleting import remove_if_untracked
+from tracker.core.merging import take_over
+from tracker.core.state import TrackerState, free_name, move, new_bucket, rows_a_segment
 
 
 def seal(state: TrackerState) -> None:

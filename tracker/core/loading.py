@@ -11,10 +11,10 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_order import key_of
 from tracker.columns.stale_rows import first_tracked_row
 from tracker.config import UNLIMITED
-from tracker.core2.actions import LoadSegments
-from tracker.core2.bucket import ImmutableBucket, Phase
-from tracker.core2.deleting import give_up
-from tracker.core2.state import TrackerState, progressed
+from tracker.core.actions import LoadSegments
+from tracker.core.bucket import ImmutableBucket, Phase
+from tracker.core.deleting import give_up
+from tracker.core.state import TrackerState, progressed
 
 LOAD_ROW_COUNT_MAX: Final = 16_384
 """Segments are loaded together up to this many rows: small ones cost a call each otherwise, and what is decoded

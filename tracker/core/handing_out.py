@@ -5,8 +5,8 @@ from tracker.columns.positions import bitmap_of, ledger_groups
 from tracker.columns.row_order import NEVER, RowKey, last_key_at
 from tracker.columns.row_queue import pop_sorted
 from tracker.columns.stale_rows import first_tracked_row
-from tracker.core2.loading import first_ahead, waive
-from tracker.core2.state import TrackerState
+from tracker.core.loading import first_ahead, waive
+from tracker.core.state import TrackerState
 
 
 def hand_out(state: TrackerState, now_ms: int, limit: int) -> DelayedIndexes:

@@ -5,7 +5,7 @@ from functools import partial
 
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_order import NEVER, RowKey, last_key_at
-from tracker.core2.actions import (
+from tracker.core.actions import (
     Answer,
     Call,
     CallFailed,
@@ -21,8 +21,8 @@ from tracker.core2.actions import (
     Stored,
     StoreSnapshot,
 )
-from tracker.core2.bucket import ImmutableBucket, Phase
-from tracker.core2.deleting import (
+from tracker.core.bucket import ImmutableBucket, Phase
+from tracker.core.deleting import (
     delete,
     delete_of,
     give_up,
@@ -33,13 +33,13 @@ from tracker.core2.deleting import (
     remove_ended,
     unname_of,
 )
-from tracker.core2.handing_out import first_row_through
-from tracker.core2.lanes import Lane
-from tracker.core2.loading import end_waivers, first_ahead, load_of, may_load, on_loaded, waive, waived_at_ms
-from tracker.core2.merging import begin_merge, merge_of, on_merge_failed
-from tracker.core2.recovering import begin_search, on_alien, on_head, on_listed
-from tracker.core2.sealing import name_of, on_named, on_stored, store_of
-from tracker.core2.state import TrackerState, want_call
+from tracker.core.handing_out import first_row_through
+from tracker.core.lanes import Lane
+from tracker.core.loading import end_waivers, first_ahead, load_of, may_load, on_loaded, waive, waived_at_ms
+from tracker.core.merging import begin_merge, merge_of, on_merge_failed
+from tracker.core.recovering import begin_search, on_alien, on_head, on_listed
+from tracker.core.sealing import name_of, on_named, on_stored, store_of
+from tracker.core.state import TrackerState, want_call
 
 
 def plan(state: TrackerState, now_ms: int) -> list[Call]:

@@ -8,10 +8,10 @@ from typing import Final
 
 from snapshot_storage.backoff import backoff_ms
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.core2.actions import CallFailed, MergeSnapshots, MergeSource
-from tracker.core2.bucket import ImmutableBucket, Phase
-from tracker.core2.deleting import delete, give_up, let_sources_go, remove
-from tracker.core2.state import TrackerState, free_name, new_bucket, rows_a_segment
+from tracker.core.actions import CallFailed, MergeSnapshots, MergeSource
+from tracker.core.bucket import ImmutableBucket, Phase
+from tracker.core.deleting import delete, give_up, let_sources_go, remove
+from tracker.core.state import TrackerState, free_name, new_bucket, rows_a_segment
 from tracker.merge_windows import window_to_merge
 
 MERGED_ROWS_MAX: Final = 1_000_000

@@ -12,10 +12,10 @@ from snapshot_storage.backoff import backoff_ms
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.bucket_properties import BucketProperties, read_properties
 from tracker.columns.position_set import PositionSet
-from tracker.core2.actions import CallFailed, Head, ListSnapshots, MergeSnapshots, OfAnotherCursor, StoreSnapshot
-from tracker.core2.bucket import ImmutableBucket, Phase
-from tracker.core2.deleting import give_up, remove
-from tracker.core2.state import TrackerState, move, new_bucket, progressed
+from tracker.core.actions import CallFailed, Head, ListSnapshots, MergeSnapshots, OfAnotherCursor, StoreSnapshot
+from tracker.core.bucket import ImmutableBucket, Phase
+from tracker.core.deleting import give_up, remove
+from tracker.core.state import TrackerState, move, new_bucket, progressed
 
 _NONE = BitMap()
 

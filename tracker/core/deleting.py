@@ -14,9 +14,9 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import bitmap_of
 from tracker.columns.row_order import LATEST_MS
 from tracker.columns.row_queue import RowQueue
-from tracker.core2.actions import DeleteSnapshot, RemoveName
-from tracker.core2.bucket import ImmutableBucket, Phase
-from tracker.core2.state import TrackerState, move
+from tracker.core.actions import DeleteSnapshot, RemoveName
+from tracker.core.bucket import ImmutableBucket, Phase
+from tracker.core.state import TrackerState, move
 
 REMOVALS_MAX: Final = 256
 """So many buckets that have ended are removed in one turn, which takes some milliseconds."""

@@ -15,9 +15,9 @@ from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.offers import check_offer
 from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, ledger_groups
 from tracker.columns.row_order import LATEST_MS
-from tracker.core2.bucket import NO_LEDGER
-from tracker.core2.sealing import seal
-from tracker.core2.state import TrackerState, free_name
+from tracker.core.bucket import NO_LEDGER
+from tracker.core.sealing import seal
+from tracker.core.state import TrackerState, free_name
 
 SINGLES_MAX: Final = 1_000
 """So many messages that were added one by one become rows together, in 0.05 ms."""
