@@ -252,27 +252,3 @@ class _CountedLists(MemoryBucketSnapshotStorage):
         if "bad" in topic_names:
             raise StorageUnavailableError("it is down")
         return await super().list_topics(topic_names)
-
-
-def test_topics_that_are_opened_together_are_listed_in_few_calls() -> None:
-    """One call begins at once, others when they are full; a call that fails, fails for its topics alone."""
-
-    async def main() -> None:
-        storage = _CountedLists()
-        await storage.start()
-        names = [f"t{number}" for number in range(100)]
-        ids = {}
-        for name in names:
-            ids[name] = await storage.create_bucket_snapshot(b"", [], bucket_key="k", topic_name=name, cursor_name="c")
-        residual = ResidualSnapshots(storage, timeout_ms=1_000)
-
-        async with asyncio.TaskGroup() as group:
-            found = {name: group.create_task(residual.clean_ownerless(name, lambda _: True)) for name in names}
-        assert {name: task.result() for name, task in found.items()} == {name: {ids[name]} for name in names}
-        assert [len(topic_names) for topic_names in storage.asked] == [1, 32, 32, 32, 3]
-
-        asked = [residual.clean_ownerless(name, lambda _: True) for name in ("t1", "bad", "bad")]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [set, StorageUnavailableError, StorageUnavailableError]
-
-    run_virtually(main())
