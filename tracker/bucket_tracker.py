@@ -34,7 +34,8 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         config: How messages are tracked.
         storage: Where the snapshots are; started and closed by others.
         now_ms: The wall clock in milliseconds.
-        threads: Encode and decode, for all trackers of a storage; None is some of its own.
+        run_blocking: Runs what takes long.
+        threads: Have it run, for all trackers of a storage; None are some of its own.
         rng: For the jitter of retries.
         watch: Tells of steps of the clock; None is one of its own.
     """
@@ -46,6 +47,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         storage: BucketSnapshotStorage,
         *,
         now_ms: Clock,
+        run_blocking: RunBlocking = in_thread,
         threads: InThreads | None = None,
         rng: Random | None = None,
         watch: ClockWatch | None = None,
@@ -54,7 +56,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         self._stats = TrackerStats()
         self._outages = Outages(self._name, self._stats, config.unsealed_row_count_max)
         self._calls = CallsInFlight(
-            TrackerCalls(config, context, storage, threads if threads is not None else InThreads()),
+            TrackerCalls(config, context, storage, threads if threads is not None else InThreads(run_blocking)),
             self._outages,
             self._stats,
             now_ms=now_ms,

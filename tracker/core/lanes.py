@@ -108,13 +108,15 @@ class Lane:
         self._retry = call
         self.in_flight += 1
 
-    def count_success(self, call: Call) -> None:
-        """Count a call as answered; if it was a retry, all others may go at once."""
+    def count_success(self, call: Call) -> bool:
+        """Count a call as answered; if it was a retry, all others may go at once. Return whether it was."""
         self.in_flight -= 1
         self.stuck_since_ms = None
-        if call is self._retry:
-            self._retry = None
-            self.end_waits()
+        if call is not self._retry:
+            return False
+        self._retry = None
+        self.end_waits()
+        return True
 
     def count_failure(self, call: Call, now_ms: int) -> None:
         """Count a call as failed; the next retry waits longer if this was one."""

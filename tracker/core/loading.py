@@ -60,8 +60,11 @@ def waived_at_ms(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> f
     return max(since_ms, bucket.next_ms) + state.config.order_wait_ms_max
 
 
-def end_waivers(state: TrackerState) -> None:
-    """Let the waived buckets hold up others again."""
+def restart_waits(state: TrackerState, now_ms: int) -> None:
+    """Let the buckets that are to be read hold up others again, for as long as at first."""
+    for bucket in state.buckets.values():
+        if bucket.wanted_since_ms is not None:
+            bucket.wanted_since_ms = now_ms
     state.waived.clear()
     state.ahead = [(bucket.barrier, bucket.serial) for bucket in state.buckets.values() if bucket.holds_up]
     heapq.heapify(state.ahead)

@@ -50,7 +50,7 @@ def begin_merge(state: TrackerState, now_ms: int) -> None:
         state.merging.target = target.serial
         for source in sources:
             source.is_source = True
-        target.segment_row_count_max = rows_a_segment(state)
+        target.segment_row_count_max = rows_a_segment(state, 1 - len(sources))
 
 
 def is_merging(state: TrackerState) -> bool:

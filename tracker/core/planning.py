@@ -35,7 +35,7 @@ from tracker.core.deleting import (
 )
 from tracker.core.handing_out import first_row_through
 from tracker.core.lanes import Lane
-from tracker.core.loading import end_waivers, first_ahead, load_of, may_load, on_loaded, waive, waived_at_ms
+from tracker.core.loading import first_ahead, load_of, may_load, on_loaded, restart_waits, waive, waived_at_ms
 from tracker.core.merging import begin_merge, merge_of, on_merge_failed
 from tracker.core.recovering import begin_search, on_alien, on_head, on_listed
 from tracker.core.sealing import name_of, on_named, on_stored, store_of
@@ -63,10 +63,7 @@ def set_time(state: TrackerState, now_ms: int) -> None:
             if lane.stuck_since_ms is not None:
                 lane.stuck_since_ms = min(lane.stuck_since_ms, now_ms)
         state.merging.at_ms = state.orphans.at_ms = -1
-        for bucket in state.buckets.values():
-            if bucket.wanted_since_ms is not None:
-                bucket.wanted_since_ms = min(bucket.wanted_since_ms, now_ms)
-        end_waivers(state)
+        restart_waits(state, now_ms)
     state.now_ms = now_ms
 
 
@@ -164,11 +161,12 @@ def handle(state: TrackerState, call: Call, answer: Answer, now_ms: int) -> None
     lane = state.lane_of(_PHASES_OF[type(call)])
     bucket = state.buckets.get(call.serial)
     is_awaited = bucket is not None and bucket.call is call
+    # The storage did answer where it says that the snapshot is not there.
     if isinstance(answer, CallFailed) and not answer.is_lost:
         lane.count_failure(call, now_ms)
-    else:
-        # The storage did answer, also where the snapshot is not there.
-        lane.count_success(call)
+    elif lane.count_success(call) and lane is state.reads:
+        # An outage is over: what has come due meanwhile comes in order, though it waited for too long.
+        restart_waits(state, now_ms)
     if bucket is None or not is_awaited:
         return
     bucket.call = None

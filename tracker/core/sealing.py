@@ -28,8 +28,9 @@ def seal(state: TrackerState) -> None:
     if key is None:
         # No name is free. The rows stay mutable until a bucket that has one of the names is gone.
         return
+    rows_max = rows_a_segment(state, 1)
     bucket = new_bucket(state, ledgers, key, Phase.SEALING)
-    bucket.segment_row_count_max = rows_a_segment(state)
+    bucket.segment_row_count_max = rows_max
     bucket.rows = added.begin_anew()
     state.with_rows[bucket.serial] = bucket
 

@@ -157,10 +157,10 @@ def free_name(state: TrackerState, ledgers: LedgerRange) -> str | None:
     return free_key_or_none(ledgers, state.keys)
 
 
-def rows_a_segment(state: TrackerState) -> int:
-    """Return how many rows a segment of the next snapshot may have."""
+def rows_a_segment(state: TrackerState, buckets_more: int) -> int:
+    """Return how many rows a segment of a snapshot may have, where there are so many buckets more with it."""
     served_count = sum(bucket.is_served for bucket in state.buckets.values())
-    return segment_row_count_max(state.config.segment_row_count_max, max(1, served_count))
+    return segment_row_count_max(state.config.segment_row_count_max, served_count + buckets_more)
 
 
 def new_bucket(state: TrackerState, ledgers: LedgerRange, key: str, phase: Phase) -> ImmutableBucket:

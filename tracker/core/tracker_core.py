@@ -38,7 +38,10 @@ class TrackerCore:
 
     def __init__(self, config: TrackerConfig, *, acknowledged_in: Callable[[int], BitMap], rng: Random) -> None:
         self._state = TrackerState(config, acknowledged_in=acknowledged_in, rng=rng)
-        self.set_tick_time(config.tick_time_ms)
+        self._set_lead(config.tick_time_ms)
+
+    def _set_lead(self, tick_time_ms: int) -> None:
+        self._state.lead_ms = 0 if self._state.config.is_deliver_at_time_strict else tick_time_ms
 
     # Messages in.
 
@@ -81,7 +84,7 @@ class TrackerCore:
             ValueError: It is below 0.
         """
         check_tick_time(tick_time_ms)
-        self._state.lead_ms = 0 if self._state.config.is_deliver_at_time_strict else tick_time_ms
+        self._set_lead(tick_time_ms)
 
     def recover(self, properties: Mapping[str, str], *, now_ms: int) -> BucketProperties:
         """Begin to recover what the cursor's properties name; call once, before anything else but `trim`."""

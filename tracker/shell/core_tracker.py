@@ -103,13 +103,13 @@ class CoreTracker(DelayedDeliveryTracker):
             if deliver_at < self._wakes_before_ms:
                 self._turn_soon()
             is_tracked = core.add_message(ledger_id, entry_id, deliver_at, self._now_ms())
+            if core.has_sealed:
+                self._turn_soon()
         except Exception as error:
             # Wrong arguments have changed nothing.
             check_offer(ledger_id, entry_id, deliver_at)
             self.stop_if_defect(error)
             raise
-        if core.has_sealed:
-            self._turn_soon()
         return is_tracked
 
     @guarded
