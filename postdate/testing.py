@@ -22,7 +22,6 @@ __all__ = [
     "FaultInjectingBucketSnapshotStorage",
     "FaultPlan",
     "Operation",
-    "VirtualTimeLoop",
     "run_inline",
     "run_virtually",
     "virtual_now_ms",

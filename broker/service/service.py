@@ -60,8 +60,6 @@ from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.factories import tracker_factory
 from tracker.residual_snapshots import ResidualSnapshots
 from tracker.shell.heap import trim_of_c_library
-from tracker.shell.snapshot_work import worker_on
-from tracker.shell.storage_worker import StorageWorker
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ class Service:
         self,
         config: BrokerConfig,
         store: LedgerStore,
-        storage: BucketSnapshotStorage | StorageWorker,
+        storage: BucketSnapshotStorage,
         *,
         now_ms: Clock,
         steady_ms: Clock = steady_ms,
@@ -121,7 +119,7 @@ class Service:
         """The receive buffer of all connections: it is emptied in the same turn of the loop."""
         self._store = store
         self._close_failure: LedgerError | None = None
-        self._storage = worker_on(storage)
+        self._storage = storage
         self.is_storage_hanging = False
         """Whether `close` has left threads that wait for the snapshot storage, as Python would at its end."""
         self._opening_storage = opening
@@ -500,9 +498,9 @@ class Service:
 
 
 @asynccontextmanager
-async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[StorageWorker, StorageOpening]]:
+async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[BucketSnapshotStorage, StorageOpening]]:
     """Open the snapshots in parallel with the body; close them if the body fails."""
-    storage = worker_on(snapshot_storage_of(config))
+    storage = snapshot_storage_of(config)
     opening = StorageOpening(storage)
     opening.begin()
     try:

@@ -1,7 +1,7 @@
 """Runs one tracker's actions as tasks, those of one kind together where they can, and gives back each answer."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from tracker.core.actions import (
     ReadMetadata,
     RemoveProperty,
 )
-from tracker.core.load_queue import LOAD_ROW_COUNT_MAX
 from tracker.shell.callbacks import do_nothing
 from tracker.shell.outages import Outages
 from tracker.shell.snapshot_work import SnapshotWork
@@ -26,7 +25,7 @@ from tracker.stats import TrackerStats, operation_of
 PROPERTIES_AT_ONCE_MAX: Final = 64
 """So many properties are written in one write of the cursor."""
 
-_CALLED_TOGETHER: Final = frozenset({ReadMetadata, LoadSegments, DeleteSnapshot, PutProperty, RemoveProperty})
+_LIMITED: Final = frozenset({ReadMetadata, LoadSegments, DeleteSnapshot, PutProperty, RemoveProperty})
 """Calls of which the core lets more buckets go than calls may be in flight."""
 
 
@@ -67,18 +66,18 @@ class ActionRunner:
         self._calls: dict[type[Action], asyncio.Semaphore] = {}
 
     def start(self, actions: Sequence[Action]) -> None:
-        """Start actions; those of one kind that need a moment each go together."""
+        """Start actions; writes of the cursor's properties go together."""
         together: dict[type[Action], list[Action]] = {}
         for action in actions:
-            if type(action) in _CALLED_TOGETHER:
+            if type(action) in _LIMITED:
                 together.setdefault(type(action), []).append(action)
             else:
                 self._start(self._run([action], nullcontext()))
         for kind, group in together.items():
             is_of_log = kind in (PutProperty, RemoveProperty)
             calls = self._calls.setdefault(kind, asyncio.Semaphore(self._calls_max))
-            at_once_max = PROPERTIES_AT_ONCE_MAX if is_of_log else self._work.actions_at_once_max
-            for part in _parts(group, at_once_max):
+            at_once_max = PROPERTIES_AT_ONCE_MAX if is_of_log else 1
+            for part in (group[first : first + at_once_max] for first in range(0, len(group), at_once_max)):
                 task = self._start(self._run(part, calls))
                 if is_of_log:
                     self._log_tasks[task] = None
@@ -148,16 +147,3 @@ class ActionRunner:
         elif counters is not None:
             counters.note_success(max(0, now_ms - started_at_ms))
         self._take(event)
-
-
-def _parts(actions: Sequence[Action], at_once_max: int) -> Iterator[Sequence[Action]]:
-    """Cut actions of one kind into parts that go together: not too many, and of loads, not too many rows."""
-    start = row_count = 0
-    for number, action in enumerate(actions):
-        load_row_count = action.row_count if isinstance(action, LoadSegments) else 0
-        row_count += load_row_count
-        if number - start == at_once_max or (row_count > LOAD_ROW_COUNT_MAX and number > start):
-            yield actions[start:number]
-            start, row_count = number, load_row_count
-    if start < len(actions):
-        yield actions[start:]

@@ -41,7 +41,6 @@ from tracker.shell.outages import Outages
 from tracker.shell.snapshot_merge import RunBlocking
 from tracker.shell.snapshot_work import SnapshotWork, worker_on
 from tracker.shell.storage_worker import StorageWorker, in_thread
-from tracker.shell.topic_lists import TopicLists
 from tracker.shell.wake_up import WakeUp
 from tracker.stats import TrackerStats
 
@@ -79,7 +78,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
         alarms: Alarms | None = None,
-        lists: TopicLists | None = None,
     ) -> None:
         self._context = context
         self._config = config
@@ -97,7 +95,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._stats = TrackerStats()
         self._outages = Outages(self._name, self._stats, config.unsealed_row_count_max)
         self._actions = ActionRunner(
-            SnapshotWork(config, context, worker_on(storage, run_blocking), lists),
+            SnapshotWork(config, context, worker_on(storage, run_blocking)),
             self._outages,
             self._stats,
             calls_in_flight_max=config.operations_in_flight_max,

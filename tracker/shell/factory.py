@@ -16,7 +16,6 @@ from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.shell.snapshot_merge import RunBlocking
 from tracker.shell.snapshot_work import worker_on
 from tracker.shell.storage_worker import StorageWorker, in_thread
-from tracker.shell.topic_lists import TopicLists
 
 
 class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
@@ -37,7 +36,6 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._rng = rng if rng is not None else Random()
         self._worker = worker_on(storage, run_blocking)
         self._alarms = Alarms(now_ms)
-        self._lists = TopicLists(self._worker, timeout_s=config.operation_timeout_ms / 1_000)
 
     async def start(self) -> None:
         """Open the storage."""
@@ -59,7 +57,6 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
             run_blocking=self._run_blocking,
             rng=self._rng,
             alarms=self._alarms,
-            lists=self._lists,
         )
         tracker.start()
         return tracker

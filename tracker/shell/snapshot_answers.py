@@ -12,11 +12,11 @@ from pyroaring import BitMap
 
 from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments, decode_segments_together
+from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.metadata_columns import MetadataColumns
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
-from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotHead
 from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import sum_of, sums_of, wrapped
@@ -24,7 +24,6 @@ from tracker.columns.positions import bitmaps_of_parts, ledger_bitmaps
 from tracker.columns.segment_table import SegmentTable, tables_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
-    Event,
     LoadSegments,
     MetadataRead,
     PersistBucket,
@@ -39,9 +38,6 @@ from tracker.shell.storage_worker import SnapshotOwner
 SPANS_PER_BUCKET: Final = 200
 """A bucket of the least size has about so many spans at most, for any distribution of times: a tenth of a byte a
 row."""
-
-METADATA_AT_ONCE_BYTES_MAX: Final = 65_536
-"""Metadata is decoded together up to so many bytes, which take some MiB meanwhile; that of a large bucket is alone."""
 
 POSITIONS_AT_ONCE_MAX: Final = 65_536
 """Bitmaps of segments are decoded together up to so many positions, which take some MiB meanwhile."""
@@ -69,37 +65,17 @@ def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
     return rows.take(tracked.take(rows.ledger_ids, rows.entry_ids))
 
 
-def loaded(
-    actions: Sequence[LoadSegments], data: Sequence[Sequence[bytes] | SnapshotStorageError]
-) -> list[Event | Exception]:
-    """Return the answer to each load: its rows, or what is wrong with what was read."""
-    whole = [
-        one
-        for action, one in zip(actions, data, strict=True)
-        if not isinstance(one, SnapshotStorageError) and len(one) == action.last_segment - action.first_segment + 1
-    ]
-    together = decode_segments_together(whole) if len(whole) == len(actions) else None
-    if together is None or not set(together.rows.descents().tolist()) <= set(together.ends):
-        return [_load_answer(*pair) for pair in zip(actions, data, strict=True)]
-    rows, ends = together
-    sums = sums_of(rows.ledger_ids, rows.entry_ids, ends)
-    return [
-        SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows.slice(start, end), position_sum)
-        for action, start, end, position_sum in zip(actions, [0, *ends[:-1]], ends, sums, strict=True)
-    ]
+def segments_loaded(action: LoadSegments, data: Sequence[bytes]) -> SegmentsLoaded:
+    """Return the rows of what was read.
 
-
-def _load_answer(action: LoadSegments, data: Sequence[bytes] | SnapshotStorageError) -> Event | Exception:
-    if isinstance(data, SnapshotStorageError):
-        return data
+    Raises:
+        SnapshotCorruptedError: It is damaged, or there are fewer segments.
+    """
     first, last = action.first_segment, action.last_segment
-    try:
-        rows = rows_of(action.bucket_id, data, first, last)
-    except Exception as error:  # Any error of one snapshot is the answer to it alone.
-        return error
+    rows = rows_of(action.bucket_id, data, first, last)
     if not rows.is_sorted():
         reason = f"the rows of segments {first} to {last} are not in order"
-        return SnapshotCorruptedError(reason, bucket_id=action.bucket_id)
+        raise SnapshotCorruptedError(reason, bucket_id=action.bucket_id)
     return SegmentsLoaded(action.serial, first, last, rows, sum_of(rows.ledger_ids, rows.entry_ids))
 
 
@@ -123,46 +99,18 @@ def _with_id(error: SnapshotCorruptedError, bucket_id: int) -> SnapshotCorrupted
     return SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry)
 
 
-def metadata_answers(
-    owner: SnapshotOwner,
-    actions: Sequence[ReadMetadata],
-    heads: Sequence[BucketSnapshotHead | SnapshotStorageError],
-    bitmaps_max: int,
-) -> Sequence[Event | Exception]:
-    """Return the answer to each read: the decoded metadata, or its fault."""
-    answers: dict[int, Event | Exception] = {}
-    own: list[tuple[ReadMetadata, BucketSnapshotHead]] = []
-    for action, head in zip(actions, heads, strict=True):
-        if isinstance(head, SnapshotStorageError):
-            answers[action.serial] = head
-        elif head.info.belongs_to(owner.topic_name, owner.cursor_name):
-            own.append((action, head))
-        else:
-            answers[action.serial] = SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
-    for part in _parts(own):
-        try:
-            answers |= {event.serial: event for event in _metadata_read(part, span_rows(owner.config), bitmaps_max)}
-        except Exception as error:  # Any error of one snapshot is the answer to it alone.
-            if len(part) == 1:
-                answers[part[0][0].serial] = error
-            else:
-                for action, head in part:
-                    (answers[action.serial],) = metadata_answers(owner, [action], [head], bitmaps_max)
-    return [answers[action.serial] for action in actions]
+def metadata_read(
+    owner: SnapshotOwner, action: ReadMetadata, head: BucketSnapshotHead, bitmaps_max: int
+) -> MetadataRead | SnapshotIsAlien:
+    """Return what the metadata says.
 
-
-def _parts(
-    read: Sequence[tuple[ReadMetadata, BucketSnapshotHead]],
-) -> Iterator[Sequence[tuple[ReadMetadata, BucketSnapshotHead]]]:
-    """Cut what was read into parts that are decoded together."""
-    start = size_bytes = 0
-    for number, (_, head) in enumerate(read):
-        size_bytes += len(head.metadata)
-        if size_bytes > METADATA_AT_ONCE_BYTES_MAX and number > start:
-            yield read[start:number]
-            start, size_bytes = number, len(head.metadata)
-    if start < len(read):
-        yield read[start:]
+    Raises:
+        SnapshotCorruptedError: It is damaged.
+    """
+    if not head.info.belongs_to(owner.topic_name, owner.cursor_name):
+        return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
+    (read,) = _metadata_read([(action, head)], span_rows(owner.config), bitmaps_max)
+    return read
 
 
 def _metadata_read(

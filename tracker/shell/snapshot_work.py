@@ -11,10 +11,8 @@ from typing import Final, ParamSpec, TypeVar
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import (
-    BucketSnapshotHead,
     BucketSnapshotInfo,
     BucketSnapshotStorage,
-    SegmentRange,
 )
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
@@ -40,11 +38,9 @@ from tracker.core.actions import (
 )
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.heap import Heap, trim_of_c_library
-from tracker.shell.snapshot_answers import built, loaded, metadata_answers, positions_read, rows_of, span_rows
-from tracker.shell.snapshot_creates import SnapshotCreates
+from tracker.shell.snapshot_answers import built, metadata_read, positions_read, rows_of, segments_loaded, span_rows
 from tracker.shell.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
 from tracker.shell.storage_worker import SnapshotOwner, StorageWorker, in_thread, is_lost, rows_handled
-from tracker.shell.topic_lists import TopicLists
 
 BITMAPS_AT_ONCE_MAX: Final = 64
 """Recovery decodes the bitmaps of a snapshot at once up to this number: about 0.1 ms."""
@@ -59,32 +55,26 @@ T = TypeVar("T")
 class SnapshotWork:
     """Runs actions of one tracker and gives their answers; raises what the storage and the cursor raise of all."""
 
-    def __init__(
-        self, config: TrackerConfig, context: TrackerContext, worker: StorageWorker, lists: TopicLists | None = None
-    ) -> None:
+    def __init__(self, config: TrackerConfig, context: TrackerContext, worker: StorageWorker) -> None:
         self._owner = SnapshotOwner(context.topic_name, context.cursor_name, config)
         self._cursor = context.cursor
         self._worker = worker
-        self._lists = TopicLists(worker, timeout_s=config.operation_timeout_ms / 1_000) if lists is None else lists
-
-    @property
-    def actions_at_once_max(self) -> int:
-        """How many actions `run` should be given."""
-        return self._worker.actions_at_once_max
 
     async def run(self, actions: Sequence[Action]) -> Sequence[Event | Exception]:
-        """Run actions of one kind, properties in one write, others as `StorageWorker.run_actions`."""
+        """Run actions of one kind: properties in one write, and one of any other kind."""
         writes = [action for action in actions if isinstance(action, PutProperty | RemoveProperty)]
         if writes:
             return await self._write_properties(writes)
         if isinstance(actions[0], ListSnapshots):
             return [await self._list(actions[0])]
-        on_storage = [action for action in actions if isinstance(action, StorageAction)]
-        return await self._worker.run_actions(self._owner, on_storage)
+        (action,) = actions
+        assert isinstance(action, StorageAction)
+        return [await self._worker.run_action(self._owner, action)]
 
     async def _list(self, action: ListSnapshots) -> Event:
         owner = self._owner
-        infos = await self._lists.of(owner.topic_name)
+        async with _in_time(owner):
+            infos = await self._worker.list_snapshots(owner.topic_name)
         return SnapshotsListed(
             action.serial, [info.bucket_id for info in infos if info.cursor_name == owner.cursor_name]
         )
@@ -126,102 +116,72 @@ class StorageWork(StorageWorker):
         # The first of many answers goes out while the next one is decoded.
         self._decoding = asyncio.Lock()
         self._storage = storage
-        self._creates = SnapshotCreates(storage)
         self._run_blocking = run_blocking
         self._heap = Heap(run_blocking, trim if trim is not None else trim_of_c_library())
         self._decoded_at_once_bytes_max = decoded_at_once_bytes_max
         self._bitmaps_at_once_max = bitmaps_at_once_max
 
-    @property
-    def actions_at_once_max(self) -> int:
-        return self._storage.snapshots_at_once_max
-
-    async def run_actions(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
-        merges = [action for action in actions if isinstance(action, MergeBuckets)]
-        answers: Sequence[Event | Exception]
-        if merges:
-            answers = [await self._merge(owner, action) for action in merges]
+    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
+        if isinstance(action, MergeBuckets):
+            answer = await self._merge(owner, action)
         else:
             async with _in_time(owner):
-                answers = await self._answers(owner, actions)
-        self._heap.note_freed(sum(map(rows_handled, answers)))
-        return answers
+                answer = await self._answer(owner, action)
+        self._heap.note_freed(rows_handled(answer))
+        return answer
 
-    async def _answers(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
-        reads = [action for action in actions if isinstance(action, ReadMetadata)]
-        if reads:
-            return await self._read_metadata(owner, reads)
-        loads = [action for action in actions if isinstance(action, LoadSegments)]
-        if loads:
-            return await self._load(loads)
-        deletions = [action for action in actions if isinstance(action, DeleteSnapshot)]
-        if deletions:
-            return await self._delete(owner, deletions)
-        return [await self._run_alone(owner, action) for action in actions]
-
-    async def _read_metadata(
-        self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]
-    ) -> Sequence[Event | Exception]:
-        heads = await self._storage.read_bucket_snapshot_heads([action.bucket_id for action in actions])
-        return await self._decode(
-            sum(len(head.metadata) for head in heads if isinstance(head, BucketSnapshotHead)),
-            lambda: metadata_answers(owner, actions, heads, self._bitmaps_at_once_max),
-        )
-
-    async def _load(self, actions: Sequence[LoadSegments]) -> Sequence[Event | Exception]:
-        unread = [action for action in actions if not action.data]
-        ranges = [SegmentRange(action.bucket_id, action.first_segment, action.last_segment) for action in unread]
-        read = await self._storage.read_bucket_snapshot_segments(ranges) if ranges else ()
-        answers = iter(read)
-        data = [action.data or next(answers) for action in actions]
-        size_bytes = sum(sum(map(len, one)) for one in data if not isinstance(one, SnapshotStorageError))
-        return await self._decode(size_bytes, lambda: loaded(actions, data))
-
-    async def _delete(self, owner: SnapshotOwner, actions: Sequence[DeleteSnapshot]) -> Sequence[Event | Exception]:
-        unsure = [action for action in actions if not action.is_own]
-        unsure_ids = [action.bucket_id for action in unsure]
-        heads = await self._storage.read_bucket_snapshot_heads(unsure_ids) if unsure else ()
-        # The errors of those that are not to be deleted, None of those that are another cursor's.
-        errors = {
-            action.serial: head if isinstance(head, SnapshotStorageError) else None
-            for action, head in zip(unsure, heads, strict=True)
-            if not _is_deletable(owner, head)
-        }
-        deletable = [action for action in actions if action.serial not in errors]
-        answers = await self._storage.delete_bucket_snapshots([action.bucket_id for action in deletable])
-        errors |= {action.serial: answer for action, answer in zip(deletable, answers, strict=True)}
-        return [errors[action.serial] or SnapshotDeleted(action.serial) for action in actions]
-
-    async def start(self) -> None:
-        await self._storage.start()
-
-    async def close(self) -> None:
-        """Watch late creates no longer."""
-        await self._storage.close()
-        await self._creates.close()
-
-    async def list_snapshots(self, topic_name: str | None = None) -> Sequence[BucketSnapshotInfo]:
-        return await self._storage.list_bucket_snapshots(topic_name)
-
-    async def list_topics(self, topic_names: Sequence[str]) -> Sequence[Sequence[BucketSnapshotInfo]]:
-        return await self._storage.list_topics(topic_names)
-
-    async def delete_snapshot(self, bucket_id: int) -> None:
-        await self._storage.delete_bucket_snapshot(bucket_id)
-
-    async def _run_alone(self, owner: SnapshotOwner, action: StorageAction) -> Event:
+    async def _answer(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         match action:
+            case ReadMetadata():
+                head = await self._storage.get_bucket_snapshot_head(action.bucket_id)
+                return await self._decode(
+                    len(head.metadata), lambda: metadata_read(owner, action, head, self._bitmaps_at_once_max)
+                )
+            case LoadSegments():
+                data = action.data or await self._storage.get_bucket_snapshot_segment(
+                    action.bucket_id, action.first_segment, action.last_segment
+                )
+                return await self._decode(sum(map(len, data)), lambda: segments_loaded(action, data))
+            case DeleteSnapshot():
+                return await self._delete(owner, action)
             case PersistBucket():
                 return await self._persist(owner, action)
             case ReadPositions():
                 return await self._read_positions(action)
             case _:
-                raise AssertionError(f"the actions are of several kinds, of which one is a {type(action).__name__}")
+                raise AssertionError(f"a merge has another way: {type(action).__name__}")
+
+    async def _delete(self, owner: SnapshotOwner, action: DeleteSnapshot) -> Event:
+        if action.is_own or await self._is_deletable(owner, action.bucket_id):
+            await self._storage.delete_bucket_snapshot(action.bucket_id)
+        return SnapshotDeleted(action.serial)
+
+    async def _is_deletable(self, owner: SnapshotOwner, bucket_id: int) -> bool:
+        """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""
+        try:
+            head = await self._storage.get_bucket_snapshot_head(bucket_id)
+        except SnapshotStorageError as error:
+            if is_lost(error):
+                return True
+            raise
+        return head.info.belongs_to(owner.topic_name, owner.cursor_name)
+
+    async def start(self) -> None:
+        await self._storage.start()
+
+    async def close(self) -> None:
+        await self._storage.close()
+
+    async def list_snapshots(self, topic_name: str | None = None) -> Sequence[BucketSnapshotInfo]:
+        return await self._storage.list_bucket_snapshots(topic_name)
+
+    async def delete_snapshot(self, bucket_id: int) -> None:
+        await self._storage.delete_bucket_snapshot(bucket_id)
 
     async def _persist(self, owner: SnapshotOwner, action: PersistBucket) -> Event:
         async with self._building:
             snapshot, table, span_ends = await self._run_blocking(lambda: built(action, owner.config))
-        bucket_id = await self._creates.create(
+        bucket_id = await self._storage.create_bucket_snapshot(
             snapshot.metadata,
             snapshot.segments,
             bucket_key=action.bucket_key,
@@ -246,7 +206,7 @@ class StorageWork(StorageWorker):
             return await self._run_blocking(function)
 
     async def _merge(self, owner: SnapshotOwner, action: MergeBuckets) -> Event:
-        """Merge the sources piece by piece; in memory are some segments of each, and the target's metadata."""
+        """Merge the sources piece by piece; in memory are some segments of each, and the target."""
         rows_per_span = span_rows(owner.config)
         cutter = SegmentCutter(
             step_ms=owner.config.segment_step_ms_max,
@@ -256,16 +216,16 @@ class StorageWork(StorageWorker):
         readers = source_readers(
             action, _each_in_time(owner, self._segments), _each_in_time(owner, self._read_positions)
         )
-        async with self._storage.new_bucket_snapshot(
-            bucket_key=action.bucket_key, topic_name=owner.topic_name, cursor_name=owner.cursor_name
-        ) as writer:
-            async for made in merged_segments(readers, cutter, self._build):
-                if made:
-                    async with _in_time(owner):
-                        await writer.write_segments(made)
-            metadata, table = await self._run_blocking(lambda: (cutter.metadata(), cutter.table(rows_per_span)))
-            async with _in_time(owner):
-                bucket_id = await writer.commit(metadata)
+        segments = [one async for made in merged_segments(readers, cutter, self._build) for one in made]
+        metadata, table = await self._run_blocking(lambda: (cutter.metadata(), cutter.table(rows_per_span)))
+        async with _in_time(owner):
+            bucket_id = await self._storage.create_bucket_snapshot(
+                metadata,
+                segments,
+                bucket_key=action.bucket_key,
+                topic_name=owner.topic_name,
+                cursor_name=owner.cursor_name,
+            )
         return SnapshotCreated(action.serial, bucket_id, cutter.segment_bytes + len(metadata), table)
 
     async def _build(self, function: Callable[[], T]) -> T:
@@ -276,13 +236,6 @@ class StorageWork(StorageWorker):
 def worker_on(storage: BucketSnapshotStorage | StorageWorker, run_blocking: RunBlocking = in_thread) -> StorageWorker:
     """Return the worker of a storage: itself if it is one, else threads of this process."""
     return storage if isinstance(storage, StorageWorker) else StorageWork(storage, run_blocking)
-
-
-def _is_deletable(owner: SnapshotOwner, head: BucketSnapshotHead | SnapshotStorageError) -> bool:
-    """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""
-    if isinstance(head, SnapshotStorageError):
-        return is_lost(head)
-    return head.info.belongs_to(owner.topic_name, owner.cursor_name)
 
 
 def _in_time(owner: SnapshotOwner) -> asyncio.Timeout:

@@ -35,11 +35,6 @@ class SnapshotOwner:
 class StorageWorker(Opening):
     """Does the work on a storage, for any number of trackers, and the little that must be done without one."""
 
-    @property
-    @abstractmethod
-    def actions_at_once_max(self) -> int:
-        """How many actions `run_actions` should be given."""
-
     @abstractmethod
     async def start(self) -> None:
         """Open the storage: see `BucketSnapshotStorage.start`. Idempotent."""
@@ -49,32 +44,17 @@ class StorageWorker(Opening):
         """Close the storage, and let go of what is still done in the background. Idempotent; never raises."""
 
     @abstractmethod
-    async def run_actions(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
-        """Run actions of one kind to their end; return the answer to each or what it raised, in this order.
-
-        All are given the configured time together; of a merge, which is many calls, each of them. Reads of metadata,
-        loads and deletions are one round, as a way to the storage and back takes longer than what is done there; the
-        others are run one after the other.
+    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
+        """Run one action to its end, within the configured time; of a merge, which is many calls, each of them.
 
         Raises:
-            SnapshotStorageError: All of them failed, as the storage's calls do.
+            SnapshotStorageError: As the storage's calls do.
             TimeoutError: It took too long; it may still take effect.
         """
-
-    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
-        """Run one action; raise what it raised."""
-        (answer,) = await self.run_actions(owner, [action])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     @abstractmethod
     async def list_snapshots(self, topic_name: str | None = None) -> Sequence[BucketSnapshotInfo]:
         """Return the snapshots of a topic, or all: see `BucketSnapshotStorage.list_bucket_snapshots`."""
-
-    @abstractmethod
-    async def list_topics(self, topic_names: Sequence[str]) -> Sequence[Sequence[BucketSnapshotInfo]]:
-        """Return the snapshots of each of several topics, at most `actions_at_once_max`."""
 
     @abstractmethod
     async def delete_snapshot(self, bucket_id: int) -> None:

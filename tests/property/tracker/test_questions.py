@@ -198,9 +198,9 @@ class RecordingStorage(MemoryBucketSnapshotStorage):
         self.first_id = self.first_id or bucket_id
         self.calls.append((virtual_now_ms(), bucket_id - self.first_id, *segments))
 
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         self._note(bucket_id)
-        return await super().read_bucket_snapshot_head(bucket_id)
+        return await super().get_bucket_snapshot_head(bucket_id)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         self._note(bucket_id)

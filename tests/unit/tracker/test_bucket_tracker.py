@@ -5,7 +5,6 @@ a tracker that is patient behaves the same.
 """
 
 import asyncio
-import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -21,7 +20,7 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, bucket_k
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotWriter
+from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
@@ -29,7 +28,6 @@ from tracker.config import TrackerConfig
 from tracker.core.circuit_breakers import FIRST_TRY_WAIT_MS_MAX
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
-from tracker.shell.snapshot_creates import SnapshotCreates
 from tracker.stats import BucketOperation
 
 MINUTE_S = 60
@@ -697,56 +695,6 @@ def test_an_abandoned_index_is_closed_in_no_time_whatever_the_storage_does(
     run_virtually(main())
 
 
-class StubbornWriterStorage(MemoryBucketSnapshotStorage):
-    """Removes what a writer has written only when it answers again, as a storage on threads does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers = asyncio.Event()
-
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        writer = super().new_bucket_snapshot(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return StubbornWriter(writer, self.answers)
-
-
-class StubbornWriter(BucketSnapshotWriter):
-    """The writer of such a storage."""
-
-    def __init__(self, writer: BucketSnapshotWriter, answers: asyncio.Event) -> None:
-        self._writer = writer
-        self._answers = answers
-
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        await self._writer.write_segments(segments)
-
-    async def commit(self, metadata: bytes) -> int:
-        await self._answers.wait()
-        return await self._writer.commit(metadata)
-
-    async def abort(self) -> None:
-        await self._answers.wait()
-        await self._writer.abort()
-
-
-def test_a_merge_that_cannot_even_be_aborted_keeps_nobody_waiting(sound_world: BucketTrackerWorld) -> None:
-    sound_world.config = replace(CONFIG, bucket_count_max=2)
-    sound_world.stored = sound_world.storage = StubbornWriterStorage()  # type: ignore[assignment]
-
-    async def main() -> None:
-        tracker = await sound_world.tracker()
-        add(tracker, HOUR_S * 1_000, *range(1, 30))
-        await sound_world.rest()
-        began_ms = virtual_now_ms()
-        tracker.abandon()
-        await tracker.close()
-        assert virtual_now_ms() == began_ms
-        sound_world.stored.answers.set()  # type: ignore[attr-defined]
-        await sound_world.rest()
-        assert await sound_world.snapshot_ids() == sound_world.named_ids()
-
-    run_virtually(main())
-
-
 class SlowPropertiesCursor(FakeCursor):
     """Takes a while to write its properties, as a log does."""
 
@@ -1071,93 +1019,6 @@ def test_what_is_stored_after_its_create_has_failed_is_deleted(sound_world: Buck
         await tracker.close()
 
     run_virtually(main())
-
-
-def test_what_comes_late_is_deleted_although_the_storage_is_down_for_a_while(sound_world: BucketTrackerWorld) -> None:
-    async def main() -> None:
-        storage = sound_world.storage
-        await storage.start()
-        creates = SnapshotCreates(storage)
-        storage.plan = FaultPlan(at={(Operation.CREATE, 0): Fault.LATENCY}, latency_ms_max=1_000)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await creates.create(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
-        storage.plan = FaultPlan(rate=1.0, faults=(Fault.FAILURE_BEFORE,))
-        await asyncio.sleep(30)
-        assert len(await sound_world.snapshot_ids()) == 1
-        storage.plan = NO_FAULTS
-        await asyncio.sleep(60)
-        assert await sound_world.snapshot_ids() == set()
-        await creates.close()
-
-    run_virtually(main())
-
-
-class StrangeDeletesStorage(LateStorage):
-    """Fails in its own way to delete, for a while."""
-
-    def __init__(self, how: Exception | None) -> None:
-        super().__init__()
-        self.how = how
-        self.deletions = 0
-
-    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        self.deletions += 1
-        if self.deletions <= 3:
-            if self.how is None:
-                await asyncio.Event().wait()
-            else:
-                raise self.how
-        await super().delete_bucket_snapshot(bucket_id)
-
-
-@pytest.mark.parametrize("how", [TimeoutError(), OSError("the disk"), None], ids=["time-out", "another error", "hangs"])
-def test_what_comes_late_is_deleted_however_its_deletion_fails_at_first(how: Exception | None) -> None:
-    reports = list[dict[str, Any]]()
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
-        storage = StrangeDeletesStorage(how)
-        await storage.start()
-        creates = SnapshotCreates(storage)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await creates.create(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
-        await asyncio.sleep(71)
-        assert len(storage.snapshots) == 1
-        await asyncio.sleep(300)
-        assert not storage.snapshots
-        assert storage.deletions == 4
-        await creates.close()
-
-    run_virtually(main())
-    gc.collect()
-    assert not reports
-
-
-def test_a_late_create_that_fails_in_a_strange_way_is_of_no_interest() -> None:
-    reports = list[dict[str, Any]]()
-
-    class FailingStorage(MemoryBucketSnapshotStorage):
-        async def create_bucket_snapshot(self, *args: Any, **kwargs: Any) -> int:
-            return await asyncio.shield(asyncio.ensure_future(self._fail()))
-
-        async def _fail(self) -> int:
-            await asyncio.sleep(70)
-            raise OSError("the disk")
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
-        creates = SnapshotCreates(FailingStorage())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await creates.create(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
-        await asyncio.sleep(100)
-        gc.collect()
-        await creates.close()
-
-    run_virtually(main())
-    assert not reports
 
 
 def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: BucketTrackerWorld) -> None:

@@ -1,8 +1,6 @@
 """The run of a merge: snapshots it stores, rows it holds in memory meanwhile, and the state after a failure."""
 
 import asyncio
-import tracemalloc
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +15,7 @@ from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.faults import Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotStorage, BucketSnapshotWriter
+from snapshot_storage.storage import BucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.snapshot_work import answer_to
 from tracker.columns.segment_table import tables_of
@@ -30,63 +28,6 @@ from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 CONFIG = TrackerConfig()
 SPAN_ROWS = CONFIG.index_count_per_bucket_min // SPANS_PER_BUCKET
 NAMES = {"topic_name": "t", "cursor_name": "c"}
-
-
-class DroppingWriter(BucketSnapshotWriter):
-    """Forgets what it is given, so that what a merge holds is the merge's."""
-
-    def __init__(self) -> None:
-        self.segment_bytes = 0
-
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        self.segment_bytes += sum(map(len, segments))
-
-    async def commit(self, metadata: bytes) -> int:
-        return 99
-
-    async def abort(self) -> None:
-        """There is nothing."""
-
-
-class WatchedWriter(BucketSnapshotWriter):
-    """Notes when it is aborted without having committed."""
-
-    def __init__(self, writer: BucketSnapshotWriter, storage: "WatchedStorage") -> None:
-        self.writer = writer
-        self.storage = storage
-        self.is_committed = False
-
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        await self.writer.write_segments(segments)
-
-    async def commit(self, metadata: bytes) -> int:
-        bucket_id = await self.writer.commit(metadata)
-        self.is_committed = True
-        return bucket_id
-
-    async def abort(self) -> None:
-        self.storage.aborted += not self.is_committed
-        await self.writer.abort()
-
-
-class WatchedStorage(MemoryBucketSnapshotStorage):
-    """Counts the snapshots that were begun and taken back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.aborted = 0
-
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        names = {"bucket_key": bucket_key, "topic_name": topic_name, "cursor_name": cursor_name}
-        return WatchedWriter(super().new_bucket_snapshot(**names), self)
-
-
-class DroppingStorage(MemoryBucketSnapshotStorage):
-    """Keeps what is created whole and drops what comes piece by piece."""
-
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        self.writer = DroppingWriter()
-        return self.writer
 
 
 def rows_of(ledger_id: int, row_count: int) -> DelayedIndexes:
@@ -219,66 +160,20 @@ def test_a_merge_of_nothing_stores_an_empty_snapshot() -> None:
     assert event.size_bytes == 0
 
 
-def peak_bytes_of_merging(row_count: int) -> int:
-    """Return how much memory a merge of two buckets took at its highest; their metadata is small."""
-    storage = DroppingStorage()
-    rows = np.arange(row_count)
-
-    async def main() -> int:
-        merge = await merge_of(storage, *(DelayedIndexes.of(rows, np.full(row_count, n), rows) for n in (1, 2)))
-        tracemalloc.start()
-        try:
-            await answer_to(work_on(storage), merge)
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    peak_bytes = asyncio.run(main())
-    assert storage.writer.segment_bytes > 5 * row_count
-    return peak_bytes
-
-
-@pytest.mark.slow
-def test_a_merge_takes_no_more_memory_for_larger_buckets() -> None:
-    """Its segments are written as they are cut: four times the rows, and the same memory."""
-    small, large = peak_bytes_of_merging(200_000), peak_bytes_of_merging(800_000)
-
-    assert large < 1.02 * small
-
-
-@pytest.mark.parametrize("operation", [Operation.SEGMENT, Operation.WRITE, Operation.CREATE])
+@pytest.mark.parametrize("operation", [Operation.SEGMENT, Operation.CREATE])
 def test_a_merge_that_fails_leaves_nothing(operation: Operation) -> None:
-    """Whichever call fails, what was written is taken back and the sources stay."""
+    """Whichever call fails, the sources stay."""
 
     async def main() -> None:
-        storage = WatchedStorage()
+        storage = MemoryBucketSnapshotStorage()
         merge = await merge_of(storage, rows_of(1, 20_000), rows_of(2, 20_000))
         number = 0 if operation is Operation.CREATE else 1
         faulty = FaultInjectingBucketSnapshotStorage(storage, FaultPlan(at={(operation, number): Fault.FAILURE_BEFORE}))
         with pytest.raises(SnapshotStorageError):
             await answer_to(work_on(faulty), merge)
-        assert storage.aborted == 1
         assert len(await storage.list_bucket_snapshots()) == 2
 
     asyncio.run(main())
-
-
-def test_a_merge_that_is_cancelled_leaves_nothing() -> None:
-    """As when the tracker is closed."""
-
-    async def main() -> None:
-        storage = WatchedStorage()
-        merge = await merge_of(storage, rows_of(1, 20_000), rows_of(2, 20_000))
-        faulty = FaultInjectingBucketSnapshotStorage(storage, FaultPlan(at={(Operation.WRITE, 1): Fault.HANG}))
-        merging = asyncio.create_task(answer_to(work_on(faulty), merge))
-        await asyncio.sleep(1)
-        merging.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await merging
-        assert storage.aborted == 1
-        assert len(await storage.list_bucket_snapshots()) == 2
-
-    run_virtually(main())
 
 
 def test_a_merge_may_take_longer_than_one_call_may() -> None:

@@ -55,13 +55,13 @@ class StorageThatGivesUp(MemoryBucketSnapshotStorage):
         await self._give_up("create")
         return await super().create_bucket_snapshot(*args, **kwargs)
 
-    async def read_bucket_snapshot_segments(self, *args: Any, **kwargs: Any) -> Any:
+    async def get_bucket_snapshot_segment(self, *args: Any, **kwargs: Any) -> Any:
         await self._give_up("load")
-        return await super().read_bucket_snapshot_segments(*args, **kwargs)
+        return await super().get_bucket_snapshot_segment(*args, **kwargs)
 
-    async def list_topics(self, *args: Any, **kwargs: Any) -> Any:
+    async def list_bucket_snapshots(self, *args: Any, **kwargs: Any) -> Any:
         await self._give_up("list")
-        return await super().list_topics(*args, **kwargs)
+        return await super().list_bucket_snapshots(*args, **kwargs)
 
 
 @pytest.mark.parametrize("what", ["create", "load", "list"])
