@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from tracker.columns.row_order import NEVER, Columns, RowKey
-from tracker.columns.row_queue import PACKED_FROM_ROWS, POP_ROWS_MIN, RUN_ROWS_MIN, QueueSizes, RowQueue, pop_sorted
+from tracker.columns.row_queue import POP_ROWS_MIN, RUN_ROWS_MIN, QueueSizes, RowQueue, pop_sorted
 from tracker.core.sources import MUTABLE
 
 
@@ -40,9 +40,7 @@ class DueRows:
             pop_rows_min=min(POP_ROWS_MIN, loaded_row_count_max),
             run_rows_min=min(RUN_ROWS_MIN, 1 + loaded_row_count_max // 2),
         )
-        # The mutable bucket's rows leave memory when it is sealed, so they are not worth it.
-        self._loaded_sizes = self._sizes._replace(packed_from_rows=min(PACKED_FROM_ROWS, loaded_row_count_max // 2))
-        self.loaded = RowQueue(self._loaded_sizes)
+        self.loaded = RowQueue(self._sizes)
         self.mutable = RowQueue(self._sizes)
         self._unsealed: dict[int, RowQueue] = {}
         """By the bucket's serial, in the order in which they came."""
@@ -160,7 +158,7 @@ class DueRows:
 
     def clear(self) -> None:
         """Forget every row."""
-        self.loaded, self.mutable = RowQueue(self._loaded_sizes), RowQueue(self._sizes)
+        self.loaded, self.mutable = RowQueue(self._sizes), RowQueue(self._sizes)
         self._unsealed, self._unsealed_times, self._empty, self.popped = {}, [], {}, {}
         self._unsealed_row_count = 0
 

@@ -25,7 +25,6 @@ def start_loads(state: TrackerState, now_ms: int) -> Iterator[LoadSegments]:
     loads = state.loads
     through_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
     loads.queue_due(through_ms, now_ms)
-    state.rows.loaded.packed_after_ms = through_ms
     # Each bucket's share, so that all that are due are loaded side by side: with more, hand-out would wait for one of
     # them, and the others have rows that may not be handed out yet.
     loaded_max = state.config.loaded_row_count_max
