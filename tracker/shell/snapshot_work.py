@@ -37,10 +37,9 @@ from tracker.core.actions import (
     StorageAction,
 )
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.heap import Heap, trim_of_c_library
 from tracker.shell.snapshot_answers import built, metadata_read, positions_read, rows_of, segments_loaded, span_rows
 from tracker.shell.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
-from tracker.shell.storage_worker import SnapshotOwner, StorageWorker, in_thread, is_lost, rows_handled
+from tracker.shell.storage_worker import SnapshotOwner, StorageWorker, in_thread, is_lost
 
 BITMAPS_AT_ONCE_MAX: Final = 64
 """Recovery decodes the bitmaps of a snapshot at once up to this number: about 0.1 ms."""
@@ -96,7 +95,6 @@ class StorageWork(StorageWorker):
     Args:
         storage: The storage.
         run_blocking: Runs what takes long.
-        trim: Gives free memory back to the system, by default as the C library does.
         decoded_at_once_bytes_max: Data up to this size is decoded on the event loop.
         bitmaps_at_once_max: Recovery decodes the bitmaps of a snapshot with its metadata up to this number.
     """
@@ -106,7 +104,6 @@ class StorageWork(StorageWorker):
         storage: BucketSnapshotStorage,
         run_blocking: RunBlocking = in_thread,
         *,
-        trim: Callable[[], None] | None = None,
         decoded_at_once_bytes_max: int = DECODED_AT_ONCE_BYTES_MAX,
         bitmaps_at_once_max: int = BITMAPS_AT_ONCE_MAX,
     ) -> None:
@@ -117,18 +114,14 @@ class StorageWork(StorageWorker):
         self._decoding = asyncio.Lock()
         self._storage = storage
         self._run_blocking = run_blocking
-        self._heap = Heap(run_blocking, trim if trim is not None else trim_of_c_library())
         self._decoded_at_once_bytes_max = decoded_at_once_bytes_max
         self._bitmaps_at_once_max = bitmaps_at_once_max
 
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         if isinstance(action, MergeBuckets):
-            answer = await self._merge(owner, action)
-        else:
-            async with _in_time(owner):
-                answer = await self._answer(owner, action)
-        self._heap.note_freed(rows_handled(answer))
-        return answer
+            return await self._merge(owner, action)
+        async with _in_time(owner):
+            return await self._answer(owner, action)
 
     async def _answer(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         match action:

@@ -13,7 +13,7 @@ from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.opening import Opening
 from snapshot_storage.storage import BucketSnapshotInfo
 from tracker.config import TrackerConfig
-from tracker.core.actions import Event, MetadataRead, SegmentsLoaded, SnapshotCreated, StorageAction
+from tracker.core.actions import Event, StorageAction
 
 T = TypeVar("T")
 
@@ -69,14 +69,3 @@ def is_lost(error: BaseException) -> bool:
 def lost_bucket_id(error: BaseException) -> int | None:
     """Return which snapshot an error of a read is about, None where it does not say."""
     return error.bucket_id if isinstance(error, BucketNotFoundError | SnapshotCorruptedError) else None
-
-
-def rows_handled(value: object) -> int:
-    """Return how many rows were encoded or decoded for an answer, which then are free memory."""
-    match value:
-        case SnapshotCreated() | MetadataRead():
-            return value.table.row_count
-        case SegmentsLoaded():
-            return len(value.rows)
-        case _:
-            return 0

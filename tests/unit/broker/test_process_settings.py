@@ -1,33 +1,11 @@
-"""When a process gives memory back."""
+"""What the service sets for its process."""
 
-import asyncio
 import ctypes
 from pathlib import Path
 
 import pytest
 
-from postdate.testing import run_inline, run_virtually
-from tracker.shell.heap import ROWS_FREED_MIN, TRIM_INTERVAL_S, Heap, trim_of_c_library
-
-
-def test_a_heap_is_trimmed_some_time_after_much_was_freed_and_not_too_often() -> None:
-    """Little is not worth it, and much at once is one time."""
-
-    async def main() -> None:
-        trimmed_s: list[float] = []
-        loop = asyncio.get_running_loop()
-        heap, began_s = Heap(run_inline, lambda: trimmed_s.append(loop.time())), loop.time()
-        heap.note_freed(ROWS_FREED_MIN - 1)
-        await asyncio.sleep(100)
-        assert trimmed_s == []
-        for _ in range(10):
-            heap.note_freed(ROWS_FREED_MIN)
-            await asyncio.sleep(0.3 * TRIM_INTERVAL_S)
-        await asyncio.sleep(100)
-        steps = [round((at_s - began_s - 100) / TRIM_INTERVAL_S, 3) for at_s in trimmed_s]
-        assert steps == [1, 2.2, 3.4]
-
-    run_virtually(main())
+from broker.process_settings import trim_of_c_library
 
 
 def resident_bytes() -> int:
