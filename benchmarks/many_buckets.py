@@ -83,9 +83,9 @@ class SlowStorage(MemoryBucketSnapshotStorage):
         await self._answers.turn()
         return await super().create_bucket_snapshot(*args, **kwargs)
 
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         await self._answers.turn()
-        head = await super().read_bucket_snapshot_head(bucket_id)
+        head = await super().get_bucket_snapshot_head(bucket_id)
         return replace(head, first_segments=()) if self.are_segments_down else head
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:

@@ -28,14 +28,13 @@ from typing import Final
 import numpy as np
 
 from benchmarks.settling import settle
-from broker.process_settings import tune_process
+from broker.process_settings import trim_of_c_library, tune_process
 from managed_ledger.value_types import Int64Array
 from postdate.testing import FakeClock, FakeCursor
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.heap import TRIM_INTERVAL_S
 
 LAWS: Final = ("fixed", "exponential", "week", "instant")
 ENTRIES_PER_LEDGER: Final = 50_000
@@ -144,8 +143,8 @@ class MemoryWorld:
             tracker.has_message_available()
             tracker._turn_soon()
             await settle(tracker)
-        # Memory is given back by a clock of its own.
-        await asyncio.sleep(TRIM_INTERVAL_S + 1)
+        # As the service does from time to time.
+        await asyncio.to_thread(trim_of_c_library())
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ Libraries leave them alone.
 import ctypes
 import gc
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -33,6 +34,13 @@ A ledger of 50,000 headers is 1.6 MB, and pages that the system gives are empty 
 million scheduled messages took 171 to 180 ms with 128 KiB, and 94 to 133 with 2 or 4 MiB.
 """
 
+TRIM_INTERVAL_S: Final = 10.0
+"""How often the service gives free memory back.
+
+Sealing and loading go through megabytes of columns and protobuf in threads, and glibc keeps what they free in the heaps
+of the threads, where it looks like memory that the index takes.
+"""
+
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
 
@@ -50,3 +58,12 @@ def tune_process() -> None:
         glibc.mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES_MIN)
     gc.collect()
     gc.freeze()
+
+
+def trim_of_c_library() -> Callable[[], None]:
+    """Return what gives free memory back, in some milliseconds; it does nothing without glibc."""
+    try:
+        trim = ctypes.CDLL("libc.so.6").malloc_trim
+    except (OSError, AttributeError):
+        return lambda: None
+    return lambda: trim(0)

@@ -45,7 +45,6 @@ from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
     BucketSnapshotStorage,
-    BucketSnapshotWriter,
 )
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, TrackerConfig
@@ -76,7 +75,6 @@ __all__ = [
     "BucketSnapshotHead",
     "BucketSnapshotInfo",
     "BucketSnapshotStorage",
-    "BucketSnapshotWriter",
     "DelayedDeliveryTracker",
     "DelayedDeliveryTrackerFactory",
     "InMemoryDelayedDeliveryTracker",

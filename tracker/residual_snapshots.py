@@ -94,7 +94,7 @@ class ResidualSnapshots:
         """Whether no other cursor can miss this snapshot: the property may name another cursor's."""
         try:
             async with self._in_time():
-                head = await self._storage.read_bucket_snapshot_head(bucket_id)
+                head = await self._storage.get_bucket_snapshot_head(bucket_id)
         except (BucketNotFoundError, SnapshotCorruptedError):
             return True
         return head.info.belongs_to(topic_name, cursor_name)
@@ -150,7 +150,7 @@ class ResidualSnapshots:
     async def _is_gone(self, bucket_id: int) -> bool:
         try:
             async with self._in_time():
-                await self._storage.read_bucket_snapshot_head(bucket_id)
+                await self._storage.get_bucket_snapshot_head(bucket_id)
         except BucketNotFoundError:
             return True
         except SnapshotCorruptedError:

@@ -32,6 +32,7 @@ from broker.admin.web_access import access_middleware
 from broker.configuration.config import BrokerConfig
 from broker.network.listening import WebAudience
 from broker.page.routes import page_routes
+from broker.process_settings import TRIM_INTERVAL_S, trim_of_c_library
 from broker.server.ports import listen_for_clients, open_tls, web_ports
 from broker.server.service_manager import ServiceManager
 from broker.service.scheduler import Housekeeping, Job
@@ -110,6 +111,8 @@ async def serve(
                     stop.set()
 
             jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
+            trim = partial(asyncio.to_thread, trim_of_c_library())
+            jobs.append(Job("give memory back", TRIM_INTERVAL_S, trim))
             jobs.append(Job("watchdog", manager.watchdog_interval_s, manager.note_alive))
             if tls is not None:
                 jobs.append(Job("certificates", config.tls.refresh_interval_s, partial(asyncio.to_thread, tls.refresh)))

@@ -31,6 +31,7 @@ from broker.configuration.config import BrokerConfig
 from broker.errors import NotAllowedError, ServiceStartError
 from broker.event_loop import turns_of
 from broker.hosts import is_wildcard
+from broker.process_settings import trim_of_c_library
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import note_delayed
 from broker.scheduled.due_times import note_due_times
@@ -59,7 +60,6 @@ from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.factories import tracker_factory
 from tracker.residual_snapshots import ResidualSnapshots
-from tracker.shell.heap import trim_of_c_library
 
 logger = logging.getLogger(__name__)
 

@@ -164,7 +164,7 @@ class TrackerCalls:
         )
 
     async def _head(self, bucket_id: int) -> BucketSnapshotHead:
-        return await self._storage.read_bucket_snapshot_head(bucket_id)
+        return await self._storage.get_bucket_snapshot_head(bucket_id)
 
     async def _is_deletable(self, bucket_id: int) -> bool:
         """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""

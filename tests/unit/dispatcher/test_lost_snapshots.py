@@ -72,9 +72,9 @@ class _DamagedStorage(MemoryBucketSnapshotStorage):
         self.found: set[int] = set()
         self.damage_found_after_s = 0.0
 
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         await self._check(bucket_id, 0)
-        head = await super().read_bucket_snapshot_head(bucket_id)
+        head = await super().get_bucket_snapshot_head(bucket_id)
         return BucketSnapshotHead(head.info, head.metadata, ())
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:

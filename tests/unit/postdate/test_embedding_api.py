@@ -218,7 +218,8 @@ def test_a_restart_misses_nothing_if_the_log_is_read_from_the_mark_delete_positi
             found = await storage.list_bucket_snapshots()
             assert found
             if is_snapshot_lost:
-                await storage.delete_bucket_snapshots([one.bucket_id for one in found])
+                for one in found:
+                    await storage.delete_bucket_snapshot(one.bucket_id)
 
             second = postdate.MemoryCursor(mark_delete_position=postdate.Position(7, 0), properties=first.properties)
             second.acknowledge(7, 2)

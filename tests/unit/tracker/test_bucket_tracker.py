@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory

@@ -13,7 +13,6 @@ from pyroaring import BitMap
 from managed_ledger.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
-from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotHead
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
@@ -189,12 +188,10 @@ def test_a_defect_of_a_shared_index_is_told_to_every_subscription(name: str) -> 
 
 
 class _HeadsOnlyStorage(MemoryBucketSnapshotStorage):
-    """Gives no rows with a head, so that each bucket's are loaded, all of them in one call."""
+    """Gives no rows with a head, so that each bucket's are loaded."""
 
-    snapshots_at_once_max = 64
-
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        return replace(await super().read_bucket_snapshot_head(bucket_id), first_segments=())
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        return replace(await super().get_bucket_snapshot_head(bucket_id), first_segments=())
 
 
 def test_an_exception_of_the_program_keeps_no_answer_from_a_tracker() -> None:

@@ -1,7 +1,6 @@
 """Snapshots of cursors without a tracker: those deleted, in which order, and those left alone."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
@@ -235,20 +234,3 @@ def test_a_forgotten_index_leaves_what_is_no_index(world: ResidualWorld) -> None
         assert world.cursor.properties == {"owner": "me"}
 
     run_virtually(main())
-
-
-class _CountedLists(MemoryBucketSnapshotStorage):
-    """Notes which topics it is asked about together, and fails where it is told to."""
-
-    snapshots_at_once_max = 32
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[list[str]] = []
-
-    async def list_topics(self, topic_names: Sequence[str]) -> list[list[BucketSnapshotInfo]]:
-        self.asked.append(list(topic_names))
-        await asyncio.sleep(0.01)
-        if "bad" in topic_names:
-            raise StorageUnavailableError("it is down")
-        return await super().list_topics(topic_names)
