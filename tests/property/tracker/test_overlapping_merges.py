@@ -13,8 +13,6 @@ from random import Random
 
 import pytest
 from tests.helpers.core_state import evict_positions, remembered_ledger_count
-from tests.helpers.snapshot_work import answer_to
-from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.shell.storage_worker import is_lost, lost_bucket_id
 
 from postdate.testing import FakeCursor, run_inline
@@ -22,18 +20,20 @@ from snapshot_storage.encoding.codec import decode_metadata, decode_segments
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.seeds import seeds
+from tests.helpers.tracker_calls import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
     ActionFailed,
     Event,
     LoadSegments,
-    MergeBuckets,
-    PutProperty,
+    MergeSnapshots,
+    PutName,
     SnapshotCreated,
 )
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.shell.tracker_calls import InThreads, TrackerCalls
 
 Position = tuple[int, int]
 
@@ -71,7 +71,7 @@ class Run:
         self.cursor = cursor = FakeCursor()
         self.storage = MemoryBucketSnapshotStorage()
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
-        self.work = SnapshotWork(config, context, StorageWork(self.storage, run_inline))
+        self.work = TrackerCalls(config, context, self.storage, InThreads(run_inline))
         self.keeps_positions = self.chance.random() < 0.3
         self.has_late_messages = self.chance.random() < 0.7
         self.tracked_at: dict[int, set[Position]] = {}
@@ -124,7 +124,7 @@ class Run:
             assert position in self.tracked, f"{position} comes twice"
             assert self.offered[position] <= time_ms <= self.now_ms
             self.let_go(position)
-        self.handed_out_meanwhile += len(rows) * any(isinstance(action, MergeBuckets) for action in self.pending)
+        self.handed_out_meanwhile += len(rows) * any(isinstance(action, MergeSnapshots) for action in self.pending)
         return len(rows)
 
     def ask(self) -> None:
@@ -148,7 +148,7 @@ class Run:
         while True:
             planned = self.core.plan(now_ms=self.now_ms)
             for action in planned:
-                if isinstance(action, MergeBuckets):
+                if isinstance(action, MergeSnapshots):
                     self.merges += 1
                     self.tracked_at[action.serial] = set(self.tracked)
             self.pending += planned
@@ -163,14 +163,14 @@ class Run:
     async def event_of(self, action: Action) -> Event:
         try:
             event = await answer_to(self.work, action)
-            if isinstance(action, MergeBuckets) and isinstance(event, SnapshotCreated):
+            if isinstance(action, MergeSnapshots) and isinstance(event, SnapshotCreated):
                 await self.check_merge(action, event)
             return event
         except SnapshotStorageError as error:
             # Of a bucket that was given up meanwhile.
             return ActionFailed(action, is_lost(error), str(error), lost_bucket_id(error))
 
-    async def check_merge(self, action: MergeBuckets, event: SnapshotCreated) -> None:
+    async def check_merge(self, action: MergeSnapshots, event: SnapshotCreated) -> None:
         """Tracked positions are stored, unless they were added again since; positions that were handed out are not."""
         stored = await self.positions_in(event.bucket_id)
         tracked = self.tracked_at[action.serial]
@@ -191,10 +191,10 @@ class Run:
 
     async def answer(self) -> None:
         """Answer what is no merge, so that there is something to hand out while one is under way."""
-        for action in [action for action in self.pending if not isinstance(action, MergeBuckets)]:
+        for action in [action for action in self.pending if not isinstance(action, MergeSnapshots)]:
             self.pending.remove(action)
             event = await self.event_of(action)
-            if isinstance(action, PutProperty) and self.chance.random() < 0.3:
+            if isinstance(action, PutName) and self.chance.random() < 0.3:
                 self.held.append(event)
             else:
                 self.core.handle(event, now_ms=self.now_ms)
@@ -342,7 +342,7 @@ def test_what_is_handed_out_of_a_merged_bucket_is_remembered_no_longer_than_it_c
     async def story() -> None:
         run = await _sealed(((20, 500), (30, 600), (10_000,)), rows_per_bucket=2, rows_per_segment=2)
         run.plan()
-        assert any(isinstance(action, MergeBuckets) for action in run.pending)
+        assert any(isinstance(action, MergeSnapshots) for action in run.pending)
         assert remembered_ledger_count(run.core)
         run.now_ms += 40
         run.plan()
@@ -407,7 +407,7 @@ def test_what_a_source_had_loaded_and_handed_out_during_a_merge_does_not_come_fr
         assert run.tracked.keys() == {(2, 1), (3, 0)}
         # Otherwise it is known which of the target's positions are still to come.
         run.cool()
-        (merge,) = [one for one in run.pending if isinstance(one, MergeBuckets)]
+        (merge,) = [one for one in run.pending if isinstance(one, MergeSnapshots)]
         run.pending.remove(merge)
         run.core.handle(await run.event_of(merge), now_ms=run.now_ms)
         run.plan()

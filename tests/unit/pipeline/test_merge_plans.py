@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tracker.core.merge_windows import groups_down_to, window_to_merge
+from tracker.merge_windows import groups_down_to, window_to_merge
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.staging import StagingFolder, StagingWriter
