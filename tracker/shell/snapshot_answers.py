@@ -131,7 +131,7 @@ def _metadata_read(
     tables = tables_of(columns, span_rows)
     positions = _positions_of_each([action.serial for action, _ in read], columns, bitmaps_max)
     for (action, head), table, ledgers, known in zip(read, tables, _ledger_ranges(columns), positions, strict=True):
-        kept = head.first_segments[: _kept_count(action, table, len(head.first_segments))]
+        kept: Sequence[bytes] = ()
         yield MetadataRead(action.serial, head.info.length_bytes, table, ledgers, kept, known)
 
 
@@ -147,16 +147,6 @@ def _ledger_ranges(columns: MetadataColumns) -> list[LedgerRange | None]:
         for number, first, last in zip(np.flatnonzero(has_any).tolist(), firsts, lasts, strict=True):
             ranges[number] = LedgerRange(first, last)
     return ranges
-
-
-def _kept_count(action: ReadMetadata, table: SegmentTable, segment_count: int) -> int:
-    """Return how many of the first segments are wanted, in whole spans."""
-    if not segment_count or not len(table) or table.first_times[0] > action.through_ms:
-        return 0
-    by_time = int(table.first_times.searchsorted(action.through_ms, "right"))
-    by_rows = int(table.row_ends.searchsorted(action.row_count_max, "right"))
-    by_segments = int(table.segment_ends.searchsorted(segment_count, "right"))
-    return table.segments_before(min(by_time, by_rows, by_segments))
 
 
 def _positions_of_each(
