@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from tracker.shell.snapshot_work import StorageWork
+from tracker.shell.storage_worker import SnapshotOwner
 
 from benchmarks.settling import settle
 from benchmarks.tracker_workload import (
@@ -44,8 +46,6 @@ from tracker.core.actions import (
     StorageAction,
 )
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import StorageWork
-from tracker.shell.storage_worker import SnapshotOwner
 
 BATCH_ROWS = 1_000
 

@@ -44,9 +44,8 @@ from managed_ledger.position import Position
 from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Clock
 from tracker.bucket_properties import names_buckets
-from tracker.core.questions import BucketFigures
 from tracker.residual_snapshots import ResidualSnapshots, forget_index
-from tracker.stats import BucketOperation, TrackerCounters, TrackerStats, summed
+from tracker.stats import BucketFigures, BucketOperation, TrackerCounters, TrackerStats, summed
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,6 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.core.acknowledgements.ack_sets import AckSet
@@ -21,7 +19,6 @@ from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, positi
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
 
 
 class SubscriptionCore(ABC):
@@ -71,12 +68,6 @@ class SubscriptionCore(ABC):
         assert self.now_ms >= 0
 
     # Reading.
-
-    def has_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
-        """Return which entries were read already; none before `start`."""
-        if self.plan is None:
-            return np.zeros(len(ledger_ids), np.bool_)
-        return self.plan.has_taken(ledger_ids, entry_ids)
 
     @abstractmethod
     def start(self, first: Position, last_confirmed: Position) -> None:

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from random import Random
 
 import pytest
+from tests.helpers.snapshot_work import answer_to
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
+from tracker.shell.storage_worker import is_lost, lost_bucket_id
 
 from managed_ledger.position import Position
 from postdate.testing import FakeCursor, run_inline
@@ -19,13 +22,10 @@ from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed, Event
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import SnapshotWork, StorageWork
-from tracker.shell.storage_worker import is_lost, lost_bucket_id
 
 CONFIG = TrackerConfig(
     index_count_per_bucket_min=3,
