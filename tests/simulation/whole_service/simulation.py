@@ -724,11 +724,8 @@ def _cursor_name(sub: SubscriptionModel) -> str:
 
 def _check_cores(dispatcher: Dispatcher) -> None:
     dispatcher.core.check()
-    tracker = dispatcher.tracker
-    if isinstance(tracker, SharedIndexView):
-        tracker = tracker._index.tracker
-    if isinstance(tracker, CoreTracker):
-        check_tracker(tracker)
+    if isinstance(dispatcher.tracker, CoreTracker | SharedIndexView):
+        check_tracker(dispatcher.tracker)
 
 
 __all__ = ["ADMINISTRATION_S", "FailedError", "Result", "Simulation", "has_delays", "subscription_type"]
