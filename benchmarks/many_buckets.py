@@ -85,8 +85,7 @@ class SlowStorage(MemoryBucketSnapshotStorage):
 
     async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         await self._answers.turn()
-        head = await super().get_bucket_snapshot_head(bucket_id)
-        return replace(head, first_segments=()) if self.are_segments_down else head
+        return await super().get_bucket_snapshot_head(bucket_id)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         await self._answers.turn()

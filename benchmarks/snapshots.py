@@ -157,7 +157,7 @@ class StoredInFiles(Contender):
         await asyncio.to_thread(self._files.delete, bucket_id)
 
 
-class Stored(Contender):
+class StoredOurs(Contender):
     """A storage of ours, through its interface."""
 
     def __init__(self, make: Callable[[], BucketSnapshotStorage], segment_count: int) -> None:
@@ -184,7 +184,7 @@ class Stored(Contender):
         await self.storage.start()
 
 
-class StoredOnS3(Stored):
+class StoredOnS3(StoredOurs):
     """S3 with a latency, and calls and bytes counted where boto3 sends and receives."""
 
     def __init__(self, config: S3Config, segment_count: int, latency_s: float) -> None:
@@ -312,7 +312,7 @@ async def compare(arguments: argparse.Namespace) -> None:
             path = folder / str(number)
             path.mkdir()
             contenders: dict[str, Contender] = {
-                "RocksDB": Stored(lambda path=path: RocksDBBucketSnapshotStorage(path / "r"), segment_count),  # type: ignore[misc]
+                "RocksDB": StoredOurs(lambda path=path: RocksDBBucketSnapshotStorage(path / "r"), segment_count),  # type: ignore[misc]
                 "plain files": StoredInFiles(path / "files", segment_count),
                 f"S3 + {arguments.latency_ms:g} ms": s3,
             }
@@ -320,7 +320,7 @@ async def compare(arguments: argparse.Namespace) -> None:
             for name, contender in reversed(contenders.items()) if number % 2 else contenders.items():
                 rounds.setdefault(name, []).append(await measure_round(contender, snapshots, arguments.parallel))
                 print(f"round {number + 1}: {name} done", file=sys.stderr)
-                if isinstance(contender, Stored):
+                if isinstance(contender, StoredOurs):
                     await contender.storage.close()
             shutil.rmtree(path)
     print_comparison(rounds, arguments.buckets)

@@ -20,8 +20,8 @@ from typing import Any, Final
 from broker.cli.common import configure_logging
 from broker.configuration.config import load_config
 from broker.event_loop import run_on_service_loop
-from broker.process_settings import tune_process
 from broker.server.server import serve
+from broker.tuning import tune_process
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.reading.block_cache import BlockCache
 

@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from benchmarks.tracker_workload import (
     SEGMENT_STEP_MS_MAX,
     Workload,
 )
-from broker.process_settings import tune_process
+from broker.tuning import tune_process
 from postdate.testing import FakeClock, FakeCursor
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
@@ -64,13 +64,12 @@ class CountingWork(StorageWork):
         self._counts_rows = counts_rows
         self._rows_deleted = 0
 
-    async def run_actions(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
-        for action in actions:
-            is_load = isinstance(action, LoadSegments) and not action.data
-            self.read_count += is_load or isinstance(action, ReadMetadata | ReadPositions)
-            if isinstance(action, DeleteSnapshot) and self._counts_rows:
-                self._rows_deleted += await self._row_count(action.bucket_id)
-        return await super().run_actions(owner, actions)
+    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
+        is_load = isinstance(action, LoadSegments) and not action.data
+        self.read_count += is_load or isinstance(action, ReadMetadata | ReadPositions)
+        if isinstance(action, DeleteSnapshot) and self._counts_rows:
+            self._rows_deleted += await self._row_count(action.bucket_id)
+        return await super().run_action(owner, action)
 
     async def rows_stored(self) -> int:
         """Return how many rows the snapshots have."""
@@ -82,7 +81,7 @@ class CountingWork(StorageWork):
 
     async def _row_count(self, bucket_id: int) -> int:
         owner = SnapshotOwner("bench", "sub", TrackerConfig())
-        (event,) = await super().run_actions(owner, [ReadMetadata(-1, bucket_id, through_ms=0, row_count_max=0)])
+        event = await super().run_action(owner, ReadMetadata(-1, bucket_id, through_ms=0, row_count_max=0))
         assert isinstance(event, MetadataRead)
         return event.table.row_count
 

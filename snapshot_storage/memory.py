@@ -62,9 +62,8 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
         return bucket_id
 
     async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """Return a head with all segments, as they cost nothing."""
         stored = self._stored("read a head", bucket_id)
-        return BucketSnapshotHead(stored.info, stored.metadata, stored.segments)
+        return BucketSnapshotHead(stored.info, stored.metadata)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         return self._stored("read metadata", bucket_id).metadata

@@ -69,8 +69,6 @@ class BucketSnapshotHead:
     info: BucketSnapshotInfo
     metadata: bytes
     """Entry 0."""
-    first_segments: Sequence[bytes]
-    """Entries 1 to k, as many as came with the same read and are before the first damaged one; may be none."""
 
 
 class BucketSnapshotStorage(Opening):
@@ -126,9 +124,7 @@ class BucketSnapshotStorage(Opening):
     async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return what recovery needs of a snapshot, in as few calls to the storage as there can be.
 
-        How many segments come along is the storage's choice, by their cost in the same read. A damaged one and
-        those behind it do not: a read of it by itself raises the error. A read changes nothing, so a retry is always
-        safe.
+        A read changes nothing, so a retry is always safe.
 
         Raises:
             BucketNotFoundError: There is no such snapshot.

@@ -106,10 +106,10 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         async def read() -> list[bytes]:
             head = await self._storage.get_bucket_snapshot_head(bucket_id)
             infos.append(head.info)
-            return [head.metadata, *head.first_segments]
+            return [head.metadata]
 
-        metadata, *segments = await self._read(Operation.HEAD, read, bucket_id, METADATA_ENTRY)
-        return BucketSnapshotHead(infos[0], metadata, segments)
+        (metadata,) = await self._read(Operation.HEAD, read, bucket_id, METADATA_ENTRY)
+        return BucketSnapshotHead(infos[0], metadata)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
 

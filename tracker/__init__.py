@@ -1,5 +1,9 @@
 """Delayed delivery trackers: they know which positions are delayed, and which are due.
 
+A ledger's bitmap says whether a message is tracked; a row says when; a bucket says where rows come from that are not in
+memory. A row is handed out if its bit is set, and clears it. Nothing is handed out past the first row that a bucket
+could still bring.
+
 The index that a tracker holds is derived from the log and can always be rebuilt from it. The modules that other rooms
 use are in this folder: `delayed_delivery_tracker` is the interface that a dispatcher sees, `bucket_tracker` and
 `in_memory` are the trackers, `config`, `stats` and `errors` belong to them; `bucket_properties` and

@@ -69,9 +69,9 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
     # Imported late: the other commands need none of it, and it takes most of a second.
     from broker.event_loop import run_on_service_loop
     from broker.network.listener import allow_open_files
-    from broker.process_settings import tune_process
     from broker.server.server import serve as run_service
     from broker.server.service_manager import ServiceManager
+    from broker.tuning import tune_process
 
     tune_process()
     allow_open_files()

@@ -32,13 +32,13 @@ from broker.admin.web_access import access_middleware
 from broker.configuration.config import BrokerConfig
 from broker.network.listening import WebAudience
 from broker.page.routes import page_routes
-from broker.process_settings import TRIM_INTERVAL_S, trim_of_c_library
 from broker.server.ports import listen_for_clients, open_tls, web_ports
 from broker.server.service_manager import ServiceManager
 from broker.service.scheduler import Housekeeping, Job
 from broker.service.service import TASKS_SHARE, Service
 from broker.service.snapshot_storages import tell_of_put_aside
 from broker.topics.limits import ConnectionController
+from broker.tuning import TRIM_INTERVAL_S, trim_of_c_library
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,6 @@ from broker.configuration.config import BrokerConfig
 from broker.errors import NotAllowedError, ServiceStartError
 from broker.event_loop import turns_of
 from broker.hosts import is_wildcard
-from broker.process_settings import trim_of_c_library
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import note_delayed
 from broker.scheduled.due_times import note_due_times
@@ -52,6 +51,7 @@ from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOw
 from broker.topics.topic import Topic
 from broker.topics.topic_epochs import TopicEpochs
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
+from broker.tuning import trim_of_c_library
 from managed_ledger.completion import completed
 from managed_ledger.errors import LedgerError, LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore

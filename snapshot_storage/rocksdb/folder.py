@@ -225,8 +225,8 @@ class RocksDBFolder(BlockingSnapshots):
             raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """Return header and metadata; segments are another read, which costs little where it is wanted."""
-        return BucketSnapshotHead(self.info(bucket_id), self.read_metadata(bucket_id), ())
+        """Return header and metadata."""
+        return BucketSnapshotHead(self.info(bucket_id), self.read_metadata(bucket_id))
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""

@@ -10,6 +10,7 @@ from tracker.core.actions import Call, ListSnapshots, LoadSegments
 from tracker.core.bucket import Phase
 from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore
+from tracker.shared.shared_view import SharedIndexView
 from tracker.shell.core_tracker import CoreTracker
 
 
@@ -40,9 +41,9 @@ def check(core: TrackerCore, calls: Iterable[Call] | None = None) -> None:
         assert state.rows_in_flight == sum(call.row_count for call in started if isinstance(call, LoadSegments))
 
 
-def check_tracker(tracker: CoreTracker) -> None:
-    """Assert every invariant of a tracker's core."""
-    check(tracker._core)
+def check_tracker(tracker: CoreTracker | SharedIndexView) -> None:
+    """Assert every invariant of a tracker's core, also of that behind a view."""
+    check(tracker._index.tracker._core if isinstance(tracker, SharedIndexView) else tracker._core)
 
 
 def _check_buckets(state: TrackerState) -> None:

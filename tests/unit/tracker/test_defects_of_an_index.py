@@ -14,7 +14,6 @@ from managed_ledger.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotHead
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.core.tracker_core import TrackerCore
@@ -187,20 +186,13 @@ def test_a_defect_of_a_shared_index_is_told_to_every_subscription(name: str) -> 
     run_virtually(story())
 
 
-class _HeadsOnlyStorage(MemoryBucketSnapshotStorage):
-    """Gives no rows with a head, so that each bucket's are loaded."""
-
-    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        return replace(await super().get_bucket_snapshot_head(bucket_id), first_segments=())
-
-
 def test_an_exception_of_the_program_keeps_no_answer_from_a_tracker() -> None:
     """One of several answers to one call tells of a loss, and the program's callback raises."""
     reported, errors = list[dict[str, Any]](), [ZeroDivisionError("a bug of the program")]
 
     async def story() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, report: reported.append(report))
-        storage = _HeadsOnlyStorage()
+        storage = MemoryBucketSnapshotStorage()
         await storage.start()
         is_lost = False
 

@@ -1,11 +1,11 @@
-"""What the service sets for its process."""
+"""The settings that the service makes for its process."""
 
 import ctypes
 from pathlib import Path
 
 import pytest
 
-from broker.process_settings import trim_of_c_library
+from broker.tuning import trim_of_c_library
 
 
 def resident_bytes() -> int:
