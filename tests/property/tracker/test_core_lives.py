@@ -49,5 +49,9 @@ def _no_barrier(state: TrackerState) -> RowKey:
 def test_what_is_left_out_is_missed(monkeypatch: pytest.MonkeyPatch, name: str, replacement: object) -> None:
     monkeypatch.setattr(name, replacement)
     with pytest.raises(AssertionError):
-        for seed in range(200):
-            RandomLife(seed).live(150)
+        _live(range(200))
+
+
+def _live(seeds: range) -> None:
+    for seed in seeds:
+        RandomLife(seed).live(150)

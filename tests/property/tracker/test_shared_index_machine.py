@@ -286,7 +286,6 @@ class SharedIndexMachine(RuleBasedStateMachine):
             return
         rows = [self.log[place] for place in sub.in_flight]
         sub.scanned, sub.in_flight = self._ends[id(sub)], None
-        columns = np.array(rows, np.int64).reshape(-1, 3)
         left = [row for row in rows if row[2] not in (sub.view.tracked_in(row[1]) or ())]
         # Due ones go to consumers at once, acknowledged meanwhile or not.
         now_ms = virtual_now_ms()
