@@ -157,14 +157,6 @@ _changing = in_order(
 )
 
 
-_moving = click.option(
-    "--skip-batches-in-part",
-    "skips_batches_in_part",
-    is_flag=True,
-    help="Move all but batches of which a part is meant or left.",
-)
-
-
 @scheduled.command(
     epilog=help_end(
         "postdate scheduled cancel reminders 12:7 12:9",
@@ -185,12 +177,10 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
         "postdate scheduled reschedule reminders 12:7 --at 2027-01-15T08:00:00Z",
         "postdate scheduled reschedule reminders --key anna --shift 1h",
         "postdate scheduled reschedule reminders --all --shift -5m --yes",
-        "postdate scheduled reschedule reminders --all --shift 1h --skip-batches-in-part",
         wrong=_NOTHING_MOVES,
     ),
 )
 @_changing
-@_moving
 @click.option("--at", "deliver_at_ms", type=TIME, help="The new time: ISO 8601 or milliseconds.")
 @click.option("--delay", "delay_ms", type=SPAN, help="The new time, from now: 90s, 5m, 2h, 3d.")
 @click.option("--shift", "shift_ms", type=SIGNED_SPAN, help="How much later; with a minus, earlier.")
@@ -225,7 +215,6 @@ def reschedule(
     ),
 )
 @_changing
-@_moving
 @on_service
 def deliver_now(api: ScheduleApi, **asked: Any) -> None:
     """Let messages of TOPIC be due at once."""
@@ -245,7 +234,6 @@ def _change(
     is_dry_run: bool,
     is_sure: bool,
     is_json: bool,
-    skips_batches_in_part: bool = False,
     operation_id: str | None = None,
     **filters: Any,
 ) -> None:
@@ -261,8 +249,6 @@ def _change(
     if is_all:
         selection["all"] = True
     body = selection if subscription is None else selection | {"subscription": subscription}
-    if skips_batches_in_part:
-        body = body | {"skipBatchesInPart": True}
     operation_id = operation_id or new_operation_id()
     path = f"{topic_path(topic)}/scheduled"
     try:

@@ -211,8 +211,7 @@ class Scheduler:
 
         Raises:
             ValueError: Not exactly one of `at`, `after` and `shift` is given.
-            ScheduleRequestError: The service refuses, and nothing has changed: a time is past, or a part of a batch is
-                meant, of which only the whole can be moved.
+            ScheduleRequestError: The service refuses, and nothing has changed: a time is past.
             ServiceUnavailableError: It does not answer; whether it was done is not known. To repeat it is safe, a shift
                 with the error's `operation_id`.
         """

@@ -175,7 +175,7 @@ def changing_count(answer: Json, verb: str) -> int:
     2
     """
     matched, due = int(answer["matched"]), int(answer["alreadyDue"])
-    return matched if verb == "cancelled" else matched - due - int(answer.get("skipped", 0))
+    return matched if verb == "cancelled" else matched - due
 
 
 def question_line(answer: Json, verb: str) -> str:

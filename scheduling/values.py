@@ -102,7 +102,7 @@ class ScheduledMessage:
     """A scheduled message."""
 
     handle: str
-    """Names it: "ledger:entry", with ":index" behind it for a message of a batch."""
+    """Names it: "ledger:entry"."""
     deliver_at_ms: int
     publish_time_ms: int
     key: str | None

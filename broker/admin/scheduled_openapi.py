@@ -94,7 +94,7 @@ def scheduled_paths() -> Json:
             "Rescheduled",
         ),
         f"{_TOPIC}/scheduled/deliver-now": _change(
-            "deliverNow", "Let messages be due at once, as copies with new ids", "MoveSelection", "Delivered"
+            "deliverNow", "Let messages be due at once, as copies with new ids", "Selection", "Delivered"
         ),
         f"{_TOPIC}/pause": _change(
             "pause",
@@ -117,7 +117,7 @@ def scheduled_paths() -> Json:
                 ref("Explanation"),
                 [
                     _SUBSCRIPTION,
-                    in_query("messageId", TEXT, "ledger:entry, or ledger:entry:index; either this or a key"),
+                    in_query("messageId", TEXT, "ledger:entry; either this or a key"),
                     in_query(
                         "key",
                         TEXT,
@@ -188,12 +188,6 @@ def scheduled_schemas() -> Json:
         "subscription": {"type": "string", "description": "None: all that delay"},
         "dryRun": {**BOOL, "description": "Only count"},
     }
-    skipping = {
-        "skipBatchesInPart": {
-            **BOOL,
-            "description": "Move all but batches of which a part is meant or left: a copy is whole. Without it: 409",
-        }
-    }
     rule = "Either messageIds alone, or all alone, or any of key, property, from and until together"
     new_time = {
         "deliverAtMs": {**TIME, "description": "The new time; not past"},
@@ -201,12 +195,9 @@ def scheduled_schemas() -> Json:
         "shiftMs": {"type": "integer", "description": "From each one's own time"},
     }
     matched: Json = {
-        "matched": {**COUNT, "description": f"Scheduled messages that are meant. {_OF_MESSAGES}"},
+        "matched": {**COUNT, "description": "Scheduled messages that are meant"},
         "alreadyDue": {**COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
         "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},
-    }
-    skipped = {
-        "skipped": {**COUNT, "description": "Of what is meant, the messages of batches that skipBatchesInPart skips"}
     }
     ids = {"ids": {"type": "object", "additionalProperties": TEXT, "description": "Old to new, where ids were given"}}
     topic_subscription = {
@@ -214,14 +205,14 @@ def scheduled_schemas() -> Json:
         "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start"},
         "consumers": COUNT,
         "backlog": {**COUNT, "description": "Entries of the log that are not acknowledged; a batch is one"},
-        "delayed": {**COUNT, "description": f"Messages that still wait for their time. {_OF_MESSAGES}"},
+        "delayed": {**COUNT, "description": "Messages that still wait for their time"},
         **dues,
         **subscription_pause,
     }
     topic = {
         "name": TEXT,
         "subscriptions": list_of(object_of(topic_subscription)),
-        "delayed": {**COUNT, "description": f"Messages that still wait for their time. {_OF_MESSAGES}"},
+        "delayed": {**COUNT, "description": "Messages that still wait for their time"},
         **dues,
         "backlog": {
             **COUNT,
@@ -242,9 +233,9 @@ def scheduled_schemas() -> Json:
         "searched": {**COUNT, "description": "How many entries of the log it has looked at to find what is meant"},
         "matched": {
             **COUNT,
-            "description": f"Messages that are meant; while it searches, those found so far. {_OF_MESSAGES}",
+            "description": "Messages that are meant; while it searches, those found so far.",
         },
-        "done": {**COUNT, "description": f"Messages changed or passed over so far. {_OF_MESSAGES}"},
+        "done": {**COUNT, "description": "Messages changed or passed over so far."},
         "finished": BOOL,
         "error": {**TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
     }
@@ -268,27 +259,22 @@ def scheduled_schemas() -> Json:
             {
                 "total": {
                     **COUNT,
-                    "description": f"All that is scheduled, what is due and waits included. {_OF_MESSAGES}",
+                    "description": "All that is scheduled, what is due and waits included.",
                 },
-                "delayed": {**COUNT, "description": f"Of that, what still waits for its time. {_OF_MESSAGES}"},
+                "delayed": {**COUNT, "description": "Of that, what still waits for its time."},
                 **dues,
                 "buckets": list_of(object_of(bucket)),
             }
         ),
         "Selection": {**object_of(selection, required=[]), "description": rule, "additionalProperties": False},
-        "MoveSelection": {
-            **object_of(selection | skipping, required=[]),
-            "description": rule,
-            "additionalProperties": False,
-        },
         "NewTime": {
-            **object_of(selection | skipping | new_time, required=[]),
+            **object_of(selection | new_time, required=[]),
             "description": f"{rule}; and one of deliverAtMs, delayMs and shiftMs",
             "additionalProperties": False,
         },
         "Cancelled": object_of(matched | {"cancelled": COUNT}, required=list(matched)),
-        "Rescheduled": object_of(matched | skipped | {"rescheduled": COUNT} | ids, required=list(matched)),
-        "Delivered": object_of(matched | skipped | {"delivered": COUNT} | ids, required=list(matched)),
+        "Rescheduled": object_of(matched | {"rescheduled": COUNT} | ids, required=list(matched)),
+        "Delivered": object_of(matched | {"delivered": COUNT} | ids, required=list(matched)),
         "Pause": {
             **object_of({"subscription": {**TEXT, "description": "None: all"}}, required=[]),
             "additionalProperties": False,
@@ -309,7 +295,6 @@ def scheduled_schemas() -> Json:
     }
 
 
-_OF_MESSAGES: Final = "Messages, as the list shows them: a batch counts as those that are left of it"
 _NUMBER: Final[Json] = {"type": ["number", "null"], "description": "While a resume is smooth"}
 _SUBSCRIPTION: Final = in_query("subscription", TEXT, "For which subscription; none: for all that delay")
 _FILTERS: Final = (
@@ -324,7 +309,7 @@ _RANGE: Final = (
 
 
 def _change(name: str, summary: str, body: str, answer: str) -> Json:
-    is_selection = body in ("Selection", "MoveSelection", "NewTime")
+    is_selection = body in ("Selection", "NewTime")
     operation_id = {
         "name": "Operation-Id",
         "in": "header",

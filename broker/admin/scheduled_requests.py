@@ -14,7 +14,6 @@ from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
 from broker.scheduled.selection import TIME_MS_LAST
 from command_line.times import may_be_date, parse_time_ms
@@ -32,10 +31,9 @@ TIME_MS_MAX: Final = 253_402_300_799_999
 
 SELECTORS: Final = ("messageIds", "key", "keyBase64", "property", "from", "until", "all")
 SELECTION_FIELDS: Final = frozenset({*SELECTORS, "subscription", "dryRun"})
-MOVE_FIELDS: Final = frozenset({*SELECTION_FIELDS, "skipBatchesInPart"})
-RESCHEDULE_FIELDS: Final = frozenset({*MOVE_FIELDS, "deliverAtMs", "delayMs", "shiftMs"})
+RESCHEDULE_FIELDS: Final = frozenset({*SELECTION_FIELDS, "deliverAtMs", "delayMs", "shiftMs"})
 
-_MESSAGE_ID: Final = re.compile(r"(\d{1,19}):(\d{1,10})(?::(\d{1,9}))?")
+_MESSAGE_ID: Final = re.compile(r"(\d{1,19}):(\d{1,10})")
 _DIGITS: Final = re.compile(r"-?\d+")
 _DIGITS_MAX: Final = 4_000
 """Python makes a number of no more than 4,300."""
@@ -170,23 +168,22 @@ def _shown(value: int) -> str:
     return str(value) if abs(value) < _SHOWN_MAX else "a number of 20 or more digits"
 
 
-def parse_message_id(field: str, value: object) -> MessageId:
+def parse_message_id(field: str, value: object) -> Position:
     """Return a message id.
 
-    >>> str(parse_message_id("messageId", "3:9")), str(parse_message_id("messageId", "3:9:0"))
-    ('3:9', '3:9:0')
+    >>> str(parse_message_id("messageId", "3:9"))
+    '3:9'
 
     Raises:
         RequestError: The text is no message id.
     """
     found = _MESSAGE_ID.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        advice = 'Write "ledger:entry", with ":index" behind it for a message of a batch'
-        raise _bad(field, f"{value!r} is no message id", advice)
-    ledger_id, entry_id, index = found.groups()
+        raise _bad(field, f"{value!r} is no message id", 'Write "ledger:entry"')
+    ledger_id, entry_id = found.groups()
     if int(ledger_id) >= 2**63 or int(entry_id) >= 2**32:
         raise _bad(field, f"{value!r} is no message id: its numbers are too large", "Take ids from a listing")
-    return MessageId(Position(int(ledger_id), int(entry_id)), None if index is None else int(index))
+    return Position(int(ledger_id), int(entry_id))
 
 
 def parse_key(given: Mapping[str, Any]) -> bytes | None:
@@ -369,7 +366,7 @@ def parse_subscription(given: Mapping[str, Any]) -> str | None:
     return _text("subscription", given["subscription"])
 
 
-def _message_ids(value: object) -> list[MessageId]:
+def _message_ids(value: object) -> list[Position]:
     if not isinstance(value, list) or not value:
         raise _bad("messageIds", "messageIds must be a list with at least one id", 'Write ["ledger:entry", ...]')
     if len(value) > MESSAGE_IDS_MAX:

@@ -15,10 +15,9 @@ Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in
 `broker.scheduled`. Each needs its permission (`broker.admin.web_access`).
 """
 
-import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol
@@ -49,7 +48,6 @@ from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.errors import AppendRefusedError, LedgerError
-from managed_ledger.position import Position
 from managed_ledger.value_types import Json
 
 PREFIX: Final = "/postdate/v1"
@@ -90,7 +88,6 @@ CALLER: Final = web.RequestKey("caller", Caller)
 
 _OPERATION_ID: Final = "Operation-Id"
 _OPERATIONS_MAX: Final = 100
-_BATCHES_SHOWN_MAX: Final = 10
 _NO_KEY_ADVICE: Final = (
     "Acknowledged, cancelled and expired messages are not found by key, and those of a batch by the batch's key alone: "
     "explain them by messageId (--id)"
@@ -318,7 +315,7 @@ class _Routes:
 
     async def deliver_now(self, request: web.Request) -> Json:
         """Make messages due at once."""
-        body = await _body(request, requests.MOVE_FIELDS)
+        body = await _body(request, requests.SELECTION_FIELDS)
         return await self._move(request, body, "deliver-now", "delivered", None)
 
     async def pause(self, request: web.Request) -> Json:
@@ -406,24 +403,14 @@ class _Routes:
             matched = await operations.find(selector)
             if not progress.matched:
                 raise _matches_nothing(body)
-            if selector.message_ids is not None:
-                _refuse_parts_by_id(matched)
-            in_part = operations.batches_in_part(matched)
-            is_skipping = requests.parse_bool("skipBatchesInPart", body.get("skipBatchesInPart", False))
-            if is_skipping:
-                matched = await asyncio.to_thread(matched.without, in_part)
-            else:
-                _refuse_batches_in_part(in_part, body)
             movable = await operations.movable(matched)
             if new_time is not None:
                 self._check_new_times(topic, movable, new_time)
             answer: Json = {
                 "matched": progress.matched,
-                "alreadyDue": matched.message_count - movable.message_count,
+                "alreadyDue": len(matched) - len(movable),
                 "unknown": matched.unknown,
             }
-            if is_skipping:
-                answer["skipped"] = progress.matched - matched.message_count
             if is_dry_run:
                 return answer
             now_ms = self._service.now_ms()
@@ -432,16 +419,15 @@ class _Routes:
                 new_time.all_of if new_time is not None else lambda deliver_at_ms: np.full_like(deliver_at_ms, now_ms),
                 shifted_by=_shifted_by(request, new_time),
             )
-            answer |= {verb: count, "alreadyDue": matched.message_count - count}
+            answer |= {verb: count, "alreadyDue": len(matched) - count}
             if selector.message_ids is not None:
                 # Each as it was named, and the other chunks of its message.
-                asked = {str(one): one.position for one in selector.message_ids if one.position in moved}
-                others = {str(old): old for old in moved.keys() - set(asked.values())}
-                answer["ids"] = {given: str(moved[old]) for given, old in (asked | others).items()}
+                asked = [one for one in dict.fromkeys(selector.message_ids) if one in moved]
+                answer["ids"] = {str(old): str(moved[old]) for old in [*asked, *(moved.keys() - set(asked))]}
             return answer
 
     def _check_new_times(self, topic: Topic, movable: Matched, new_time: requests.NewTime) -> None:
-        if not len(movable.rows):
+        if not len(movable):
             return
         now_ms = self._service.now_ms()
         first, last = (new_time.of(int(movable.rows.deliver_at_ms[row])) for row in (0, -1))
@@ -512,28 +498,6 @@ def _matches_nothing(body: Json) -> RequestError:
     given = next(name for name in requests.SELECTORS if name in body)
     error = "none of these ids is scheduled" if given == "messageIds" else "nothing that is scheduled is meant"
     return RequestError(404, error, field=given, advice=_NOTHING_ADVICE)
-
-
-def _refuse_parts_by_id(matched: Matched) -> None:
-    for one in matched.parts:
-        advice = f"Name the whole batch, {one.position}; a single message of it can only be cancelled"
-        raise RequestError(400, f"{one} is a message of a batch", field="messageIds", advice=advice)
-
-
-def _refuse_batches_in_part(batches: Sequence[Position], body: Json) -> None:
-    """Refuse to move a part of a batch: a copy is whole, and would bring cancelled and acknowledged messages back."""
-    if batches:
-        given = next(name for name in requests.SELECTORS if name in body)
-        shown = ", ".join(map(str, batches[:_BATCHES_SHOWN_MAX])) + (
-            ", ..." if len(batches) > _BATCHES_SHOWN_MAX else ""
-        )
-        raise RequestError(
-            409,
-            f"A batch is moved whole, and of {shown} only some messages are meant or left",
-            field=given,
-            advice="Move all others with skipBatchesInPart: true; cancel the messages of these one by one, and publish "
-            "anew what is to come later",
-        )
 
 
 def _named(topic: Topic, name: str | None) -> list[Subscription]:

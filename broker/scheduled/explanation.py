@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap
 
-from broker.scheduled.messages import READ_ENTRIES, MessageId, both, described
+from broker.scheduled.messages import READ_ENTRIES, both, described
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.delayed_range import delays_through
@@ -52,25 +52,20 @@ class KeyExplanation:
     """Whether that was the whole backlog."""
 
 
-async def explain_message(schedule: TopicSchedule, message_id: MessageId, *, now_ms: int, ttl_ms: int) -> Json | None:
+async def explain_message(schedule: TopicSchedule, message_id: Position, *, now_ms: int, ttl_ms: int) -> Json | None:
     """Return the state of a message, None where the log has none of this id.
 
     Raises:
         LedgerError: The log cannot be read.
     """
     log = schedule.topic.ledger
-    ledger_id, entry_id = message_id.position
+    ledger_id, entry_id = message_id
     headers = await log.read_headers_at([ledger_id], [entry_id])
     entries = await log.read_payloads([ledger_id], [entry_id]) if len(headers) else []
     if not entries or entries[0] is None:
         return None
-    found = [
-        _explained(schedule, one, json, headers, 0, now_ms, ttl_ms)
-        for one, json in described(entries[0], 0, headers, has_payload=False)
-        # Of what is no batch, changes take the index 0 as well.
-        if message_id.batch_index in (None, one.batch_index or 0)
-    ]
-    return {"sentence": found[0]["sentence"], "messages": found} if found else None
+    found = _explained(schedule, entries[0], headers, 0, now_ms, ttl_ms)
+    return {"sentence": found["sentence"], "messages": [found]}
 
 
 async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_ms: int) -> KeyExplanation:
@@ -88,19 +83,15 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
     async def take(headers: EntryHeaders) -> None:
         entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
         for row, entry in enumerate(entries):
-            chosen = entry is not None and selector.filter.chosen(entry)
-            if entry is None or not chosen:
+            if entry is None or not selector.filter.matches(entry):
                 continue
             time_ms = int(headers.deliver_at_ms[row])
             if time_ms == NOT_DELAYED:
                 time_ms = int(headers.publish_time_ms[row])
-            for one, json in described(entry, row, headers, has_payload=False):
-                if chosen is not True and one.batch_index not in chosen:
-                    continue
-                explained = _explained(schedule, one, json, headers, row, now_ms, ttl_ms)
-                # Of a batch, some messages may be acknowledged.
-                if any(state["state"] not in _ENDS for state in explained["subscriptions"]):
-                    found.append((time_ms, explained))
+            explained = _explained(schedule, entry, headers, row, now_ms, ttl_ms)
+            # It may have been acknowledged meanwhile.
+            if any(state["state"] not in _ENDS for state in explained["subscriptions"]):
+                found.append((time_ms, explained))
 
     while len(found) <= MESSAGES_MAX:
         rows = await schedule.page(wanted, MESSAGES_MAX)
@@ -170,23 +161,15 @@ class _BacklogSearch:
 
 
 def _explained(
-    schedule: TopicSchedule,
-    message_id: MessageId,
-    json: Json,
-    headers: EntryHeaders,
-    row: int,
-    now_ms: int,
-    ttl_ms: int,
+    schedule: TopicSchedule, entry: bytes, headers: EntryHeaders, row: int, now_ms: int, ttl_ms: int
 ) -> Json:
+    json = described(entry, row, headers, has_payload=False)
     deliver_at_ms = int(headers.deliver_at_ms[row])
-    states = [
-        _of_subscription(schedule.topic, one, message_id, headers, row, now_ms, ttl_ms)
-        for one in schedule.subscriptions
-    ]
+    states = [_of_subscription(schedule.topic, one, headers, row, now_ms, ttl_ms) for one in schedule.subscriptions]
     if deliver_at_ms == NOT_DELAYED:
         json = json | both("deliverAt", None)
     if not states:
-        sentence = f"{message_id} is in the log, and the topic has no subscription that would get it."
+        sentence = f"{json['messageId']} is in the log, and the topic has no subscription that would get it."
     else:
         # A state before the acknowledgement says more than one after it.
         first = min(states, key=lambda one: _ENDS.get(one["state"], 0))
@@ -197,13 +180,7 @@ def _explained(
 
 
 def _of_subscription(
-    topic: Topic,
-    subscription: Subscription,
-    message_id: MessageId,
-    headers: EntryHeaders,
-    row: int,
-    now_ms: int,
-    ttl_ms: int,
+    topic: Topic, subscription: Subscription, headers: EntryHeaders, row: int, now_ms: int, ttl_ms: int
 ) -> Json:
     position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
     state: Json = {
@@ -222,21 +199,18 @@ def _of_subscription(
         and subscription.has_delays
         and position <= delays_through(subscription.cursor, topic.delayed_delivery)
     )
-    is_over = subscription.cursor.is_acknowledged(*position)
-    if message_id.batch_index is not None and not is_over:
-        is_over = not subscription.has_part(position, message_id.batch_index)
-    if is_over:
+    if subscription.cursor.is_acknowledged(*position):
         lives_from_ms = max(deliver_at_ms, int(headers.publish_time_ms[row]))
         if subscription.has_expired(position):
-            return state | _expired(message_id, lives_from_ms, now_ms, ttl_ms)
-        return state | _ended(message_id, lives_from_ms, now_ms, ttl_ms)
+            return state | _expired(position, lives_from_ms, now_ms, ttl_ms)
+        return state | _ended(position, lives_from_ms, now_ms, ttl_ms)
     dispatcher = subscription.dispatcher
     status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
     if status is not None and status.consumer is not None:
         given = "" if status.given_ms is None else f" at {iso(status.given_ms)}"
         return state | {
             "state": "pending",
-            "sentence": f"{message_id} was given to consumer {status.consumer}{given}, which has not acknowledged it.",
+            "sentence": f"{position} was given to consumer {status.consumer}{given}, which has not acknowledged it.",
             "consumer": status.consumer,
             **both("since", status.given_ms),
             "slot": status.slot,
@@ -246,14 +220,14 @@ def _of_subscription(
         held = f"; then the pause since {iso(pause.paused_since_ms)} holds it" if pause.paused_since_ms else ""
         return state | {
             "state": "delayed",
-            "sentence": f"{message_id} is delayed until {iso(deliver_at_ms)}{held}.",
+            "sentence": f"{position} is delayed until {iso(deliver_at_ms)}{held}.",
             **both("since", int(headers.publish_time_ms[row])),
         }
     due = f"has been due since {iso(deliver_at_ms)}" if is_delayed else "is due"
     if pause.paused_since_ms is not None:
         return state | {
             "state": "held",
-            "sentence": f"{message_id} {due}, and the pause since {iso(pause.paused_since_ms)} holds it.",
+            "sentence": f"{position} {due}, and the pause since {iso(pause.paused_since_ms)} holds it.",
             **both("since", pause.paused_since_ms),
         }
     if status is None:
@@ -264,7 +238,7 @@ def _of_subscription(
     behind = "" if owner is None else f" behind consumer {owner}"
     return state | {
         "state": "waiting",
-        "sentence": f"{message_id} {due} and waits{behind}: {reason}.",
+        "sentence": f"{position} {due} and waits{behind}: {reason}.",
         "consumer": owner,
         **both("since", deliver_at_ms if is_delayed else int(headers.publish_time_ms[row])),
         "slot": slot,
@@ -272,24 +246,24 @@ def _of_subscription(
     }
 
 
-def _expired(message_id: MessageId, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
+def _expired(position: Position, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
     # The configuration may have another time to live by now.
     is_known = 0 < ttl_ms <= now_ms - lives_from_ms
     ended = f" {iso(lives_from_ms + ttl_ms)}" if is_known else ""
     return {
         "state": "expired",
-        "sentence": f"{message_id} expired: its time to live ended{ended} before it was acknowledged.",
+        "sentence": f"{position} expired: its time to live ended{ended} before it was acknowledged.",
         "mayHaveExpired": True,
     }
 
 
-def _ended(message_id: MessageId, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
+def _ended(position: Position, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
     ends = "delivered, cancelled, or replaced by a copy with another time"
     may_have_expired = 0 < ttl_ms <= now_ms - lives_from_ms
     if may_have_expired:
         ends += f", or it expired: its time to live ended {iso(lives_from_ms + ttl_ms)}"
     return {
         "state": "acknowledged",
-        "sentence": f"{message_id} is acknowledged: it was {ends}.",
+        "sentence": f"{position} is acknowledged: it was {ends}.",
         "mayHaveExpired": may_have_expired,
     }

@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from broker.scheduled.ledger_schedule import Batches
-from broker.scheduled.selection import TIME_MS_LAST, bucket_edges, counts_between, messages_between, open_span
+from broker.scheduled.selection import TIME_MS_LAST, bucket_edges, counts_between, open_span
 from managed_ledger.value_types import Int64Array
 
 TIMES_OF_A_LEDGER: Final = 32
@@ -19,11 +18,9 @@ class ScheduleTotals:
     """The number of scheduled messages, and their first and last times."""
 
     count: int
-    """All messages that are not acknowledged, due ones included; a batch counts as those that are left of it."""
+    """All messages that are not acknowledged, due ones included."""
     future_count: int
     """The messages among them whose time has not come."""
-    future_entries: int
-    """The entries of the log with these messages, which Pulsar's `msgDelayed` counts."""
     next_deliver_at_ms: int | None
     """The earliest time of these."""
     last_deliver_at_ms: int | None
@@ -50,17 +47,15 @@ class TotalsCounter:
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
-        self._count = self._future_count = self._future_entries = 0
+        self._count = self._future_count = 0
         self._some_ms: set[int] = set()
 
-    def add(self, times: Int64Array, batches: Batches) -> None:
-        """Count entries by their times, ascending, and the messages of the batches among them."""
-        more = batches.message_counts - 1
-        self._count += len(times) + int(more.sum())
+    def add(self, times: Int64Array) -> None:
+        """Count messages by their times, ascending."""
+        self._count += len(times)
         begin = int(np.searchsorted(times, self._now_ms, side="right"))
         if begin < len(times):
-            self._future_entries += len(times) - begin
-            self._future_count += len(times) - begin + int(more[batches.deliver_at_ms > self._now_ms].sum())
+            self._future_count += len(times) - begin
             step = -(-(len(times) - begin) // TIMES_OF_A_LEDGER)
             self._some_ms.update(times[begin::step].tolist(), times[-1:].tolist())
 
@@ -68,7 +63,7 @@ class TotalsCounter:
         """Return the counts."""
         some_ms = sorted(self._some_ms)
         first_ms, last_ms = (some_ms[0], some_ms[-1]) if some_ms else (None, None)
-        return ScheduleTotals(self._count, self._future_count, self._future_entries, first_ms, last_ms, some_ms)
+        return ScheduleTotals(self._count, self._future_count, first_ms, last_ms, some_ms)
 
 
 class HistogramCounter:
@@ -96,10 +91,10 @@ class HistogramCounter:
         self._counts = np.zeros(len(self.edges) - 1, np.int64)
         self._totals = TotalsCounter(now_ms)
 
-    def add(self, times: Int64Array, batches: Batches) -> None:
-        """Count entries by their times, ascending, and the messages of the batches among them, all in the span."""
-        self._counts += counts_between(times, self.edges) + messages_between(batches, self.edges)
-        self._totals.add(times, batches)
+    def add(self, times: Int64Array) -> None:
+        """Count messages by their times, ascending and all in the span."""
+        self._counts += counts_between(times, self.edges)
+        self._totals.add(times)
 
     def result(self) -> Histogram:
         """Return the counts."""

@@ -6,7 +6,7 @@ from typing import Final
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, fitting
 from broker.scheduled.operations import Selector
-from broker.scheduled.page_token import WHOLE, PageToken
+from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
 from broker.slices import Turns
 from broker.topics.topic import Topic
@@ -27,7 +27,7 @@ async def list_messages(
     Raises:
         LedgerError: The log cannot be read.
     """
-    wanted = replace(selector.wanted, after=None if after is None else _before(after))
+    wanted = replace(selector.wanted, after=None if after is None else after.place)
     messages: list[Json] = []
     candidates = bytes_read = 0
     turns = Turns()
@@ -46,19 +46,9 @@ async def list_messages(
             place = RowKey(int(headers.deliver_at_ms[row]), int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
             wanted = replace(wanted, after=place)
             bytes_read += int(headers.sizes[row])
-            chosen = entry is not None and (selector.filter.is_trivial or selector.filter.chosen(entry))
-            if entry is None or not chosen:
+            if entry is None or not (selector.filter.is_trivial or selector.filter.matches(entry)):
                 continue
-            left = schedule.parts_left((place.ledger_id, place.entry_id))
-            found = described(entry, row, headers, has_payload=has_payload, left=left)
-            if chosen is not True:
-                found = [one for one in found if one[0].batch_index in chosen]
-            if after is not None and place == after.place and after.batch_index != WHOLE:
-                found = [one for one in found if (one[0].batch_index or 0) > after.batch_index]
-            room = limit - len(messages)
-            messages += [json for _, json in found[:room]]
-            if len(found) > room:
-                return messages, PageToken(place, found[room - 1][0].batch_index or 0)
+            messages.append(described(entry, row, headers, has_payload=has_payload))
             if len(messages) == limit:
                 return messages, await _if_more(schedule, selector, wanted.after)
             await turns.give_way()
@@ -67,12 +57,6 @@ async def list_messages(
             return messages, None
         if candidates >= CANDIDATES_MAX or bytes_read >= PAGE_BYTES_MAX:
             return messages, await _if_more(schedule, selector, wanted.after)
-
-
-def _before(after: PageToken) -> RowKey:
-    """Return the place behind which rows are read; a batch that was listed in part is read again."""
-    place = after.place
-    return place if after.batch_index == WHOLE else place._replace(entry_id=place.entry_id - 1)
 
 
 async def _if_more(schedule: TopicSchedule, selector: Selector, place: RowKey | None) -> PageToken | None:

@@ -11,13 +11,12 @@ a pause has held since before its time: no consumer can have got it.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from broker.protocol.entries import with_delivery_time
-from broker.scheduled.matched import Matched, batches_in_part, match_ids, match_rows
-from broker.scheduled.messages import MessageId
+from broker.scheduled.matched import Matched, match_ids
 from broker.scheduled.portions import Portion, portions
 from broker.scheduled.selection import Rows, Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
@@ -25,7 +24,6 @@ from broker.slices import Turns
 from broker.topics.figures import SubscriptionCounters
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from dispatcher.core.acknowledgements.ack_sets import unacknowledged
 from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed
 from managed_ledger.cursors.cursor import Cursor
@@ -55,7 +53,7 @@ _LOG_INTERVAL_S: Final = 5.0
 class Selector(NamedTuple):
     """Selects messages: by their ids, or by conditions that all must hold."""
 
-    message_ids: Sequence[MessageId] | None = None
+    message_ids: Sequence[Position] | None = None
     key: bytes | None = None
     properties: Mapping[str, str] | None = None
     from_ms: int | None = None
@@ -133,14 +131,9 @@ class Operations:
             matched = await match_ids(self._schedule, selector.message_ids)
         else:
             takes = None if selector.filter.is_trivial else selector.filter
-            found = await self._schedule.rows(selector.wanted, takes, self._progress.note_search)
-            matched = match_rows(self._schedule, found)
-        self._progress.matched, self._progress.searching = matched.message_count, False
+            matched = Matched(await self._schedule.rows(selector.wanted, takes, self._progress.note_search))
+        self._progress.matched, self._progress.searching = len(matched), False
         return matched
-
-    def batches_in_part(self, matched: Matched) -> list[Position]:
-        """Return the batches that cannot be moved: they are meant or left in part alone."""
-        return batches_in_part(self._schedule, matched)
 
     def due_count(self, matched: Matched) -> int:
         """Return how many of the messages are due already."""
@@ -150,9 +143,7 @@ class Operations:
         """Leave out messages that a consumer may have got: those that are due and were not held before their time."""
         rows = matched.rows
         got_through_ms = min((self._got_through_ms(one) for one in self._subscriptions), default=0)
-        batches = {at: left for at, left in matched.batches.items() if left.deliver_at_ms > got_through_ms}
-        rows = await asyncio.to_thread(rows.take, rows.deliver_at_ms > got_through_ms)
-        return Matched(rows, batches, unknown=matched.unknown)
+        return Matched(await asyncio.to_thread(rows.take, rows.deliver_at_ms > got_through_ms), matched.unknown)
 
     async def cancel(self, matched: Matched) -> int:
         """Acknowledge the found messages for all subscriptions concerned; durable on return.
@@ -160,8 +151,8 @@ class Operations:
         Raises:
             LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
         """
-        count = len(matched.entries)
-        if count > _CANCEL_ENTRIES_MIN or matched.parts:
+        count = len(matched)
+        if count > _CANCEL_ENTRIES_MIN:
             return await self._cancel_many(matched)
         # Tasks would cost as much as the acknowledgement: nothing is left to do but to wait for the disk. Most topics
         # have one subscription.
@@ -175,27 +166,22 @@ class Operations:
     @completed
     async def _cancel_many(self, matched: Matched) -> int:
         done, turns, portion = 0, Turns(), self._cancel_portion
-        for begin in range(0, len(matched.entries), portion):
+        for begin in range(0, len(matched), portion):
             done += self._cancel_entries(matched, begin, begin + portion)
             await turns.give_way()
-        parts = await self._with_batch_sizes(matched.parts)
-        is_new: set[tuple[Position, int]] = set()
-        for subscription in self._subscriptions:
-            is_new |= await subscription.cancel_parts(parts)
-        self._note(len(matched.parts))
         await self._flush()
-        return done + len(is_new)
+        return done
 
     def _cancel_entries(self, matched: Matched, begin: int, end: int) -> int:
-        """Acknowledge entries in memory; return how many messages they held that were not acknowledged."""
+        """Acknowledge messages in memory; return how many of them were not acknowledged."""
         positions = matched.positions(begin, end)
         is_new: set[tuple[int, int]] = set()
         for subscription in self._subscriptions:
             new = [at for at in positions if not subscription.cursor.is_acknowledged(*at)]
-            subscription.cancel(new, _messages_left(subscription, new, matched))
+            subscription.cancel(new)
             is_new.update(new)
-        self._note(matched.messages_of(positions))
-        return matched.messages_of(is_new)
+        self._note(len(positions))
+        return len(is_new)
 
     async def _flush(self) -> None:
         await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
@@ -227,7 +213,7 @@ class Operations:
         async def take_one() -> None:
             nonlocal count, moved
             done = await under_way.popleft()
-            count += done.messages_moved
+            count += len(done.moved)
             if len(moved) < MOVED_TOLD_MAX:
                 moved |= done.moved
             self._note(done.messages)
@@ -253,7 +239,6 @@ class Operations:
         headers = portion.headers
         positions = list(map(Position, headers.ledger_ids.tolist(), headers.entry_ids.tolist()))
         new_ms = new_time(headers.deliver_at_ms).tolist()
-        messages = int(headers.message_counts.sum())
         await asyncio.sleep(0)
         copies: dict[Position, NewEntry] = {}
         turns = Turns()
@@ -267,7 +252,7 @@ class Operations:
         deliver_at_ms = dict(zip(positions, headers.deliver_at_ms.tolist(), strict=True))
         gone, hidden, kept = self._who_gives_up(copies, deliver_at_ms)
         if not kept:
-            return asyncio.ensure_future(_nothing_moved(messages))
+            return asyncio.ensure_future(_nothing_moved(len(headers)))
         replacement = self._topic.ledger.replace(
             [copies[position] for position in kept],
             acknowledged={cursor: by_ledger(given_up) for cursor, given_up in gone.items()},
@@ -277,14 +262,9 @@ class Operations:
         for subscription in self._subscriptions:
             given_up = gone.get(subscription.cursor)
             if given_up:
-                count = sum(copies[position].message_count for position in given_up)
-                withdrawn.append(_Withdrawn(subscription, by_ledger(given_up), count))
+                withdrawn.append(_Withdrawn(subscription, by_ledger(given_up), len(given_up)))
                 subscription.withdraw(withdrawn[-1].entries)
-        moved = _MovedPortion(
-            messages,
-            sum(copies[position].message_count for position in kept),
-            dict(zip(kept, replacement.positions, strict=True)),
-        )
+        moved = _MovedPortion(len(headers), dict(zip(kept, replacement.positions, strict=True)))
         return asyncio.ensure_future(self._settle(replacement, withdrawn, moved))
 
     async def _settle(
@@ -297,7 +277,7 @@ class Operations:
                 one.subscription.give_back(one.entries)
             raise
         for one in withdrawn:
-            one.subscription.count(SubscriptionCounters(rescheduled=one.message_count))
+            one.subscription.count(SubscriptionCounters(rescheduled=one.messages))
         return moved
 
     def _who_gives_up(
@@ -308,7 +288,7 @@ class Operations:
         for subscription in self._subscriptions:
             through_ms = self._got_through_ms(subscription)
             cursor = subscription.cursor
-            given = subscription.in_hand(copies.keys()) | subscription.batches_in_part()
+            given = subscription.in_hand(copies.keys())
             gone[cursor] = [
                 position
                 for position in copies
@@ -334,13 +314,6 @@ class Operations:
         paused_since_ms = subscription.pause.paused_since_ms
         return (self._now_ms() if paused_since_ms is None else paused_since_ms) + self._early_ms
 
-    async def _with_batch_sizes(self, parts: Collection[MessageId]) -> list[tuple[Position, int, int]]:
-        """Return the position, the place in the batch and the size of the batch of messages of batches."""
-        if not parts:
-            return []
-        headers = await self._topic.ledger.read_each_header({one.position for one in parts})
-        return [(at, index or 0, headers[at].message_count if at in headers else 1) for at, index in parts]
-
     @property
     def _cancel_portion(self) -> int:
         """Return how many entries to acknowledge in one step: each is looked for at every consumer."""
@@ -357,37 +330,23 @@ class Operations:
             )
 
 
-def _messages_left(subscription: Subscription, entries: Collection[tuple[int, int]], matched: Matched) -> int:
-    """Return how many messages of some found entries a subscription has not acknowledged, of batches those left."""
-    if not matched.batches:
-        return len(entries)
-    count = 0
-    for at in entries:
-        batch = matched.batches.get(Position(*at))
-        left = None if batch is None else subscription.parts_left(at)
-        # Where this subscription lacks no message of a batch, all of them are left for one of the subscriptions.
-        count += unacknowledged(left) if left is not None else 1 if batch is None else batch.message_count
-    return count
-
-
 class _Withdrawn(NamedTuple):
     """Entries that a subscription has given up, until it is known that their copies are durable."""
 
     subscription: Subscription
     entries: Entries
-    message_count: int
+    messages: int
 
 
 class _MovedPortion(NamedTuple):
-    """The outcome of a portion: its messages, and those of them that were moved."""
+    """The outcome of a portion: how many messages it has, and those of them that were moved."""
 
     messages: int
-    messages_moved: int
     moved: Moved
 
 
 async def _nothing_moved(messages: int) -> _MovedPortion:
-    return _MovedPortion(messages, 0, {})
+    return _MovedPortion(messages, {})
 
 
 def _in_order_of_appending(rows: Rows, new_ms: Int64Array) -> Rows:

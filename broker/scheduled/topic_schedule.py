@@ -6,16 +6,14 @@ cursors; the delayed index is left out.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
-import numpy as np
 from pyroaring import BitMap
 
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.histogram import Histogram, HistogramCounter, ScheduleTotals, TotalsCounter
-from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
-from broker.scheduled.messages import Chosen, OnSearched, matching
+from broker.scheduled.ledger_schedule import LedgerSchedule
+from broker.scheduled.messages import OnSearched, matching
 from broker.scheduled.selection import (
     PageBuilder,
     Rows,
@@ -28,7 +26,6 @@ from broker.slices import Turns
 from broker.topics.delayed_range import delays_through
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from dispatcher.core.acknowledgements.ack_sets import AckSet, unacknowledged
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.position import AFTER_EVERYTHING, Position
@@ -44,25 +41,6 @@ def _nothing(_searched: int, _matched: int) -> None:
 
 class TooManyRowsError(Exception):
     """A selector matches more messages than one operation can change."""
-
-
-class BatchLeft(NamedTuple):
-    """The messages of a scheduled batch that are left."""
-
-    deliver_at_ms: int
-    message_count: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowsFound:
-    """The scheduled messages that match some conditions."""
-
-    rows: Rows
-    """Whole entries."""
-    batches: dict[Position, BatchLeft]
-    """Those of them that hold several messages."""
-    chosen: Chosen
-    """The messages that match of batches of which others do not."""
 
 
 class TopicSchedule:
@@ -86,7 +64,6 @@ class TopicSchedule:
         self.subscriptions = subscriptions
         self._catalog = catalog
         self._now_ms = now_ms
-        self._known_in_part: set[tuple[int, int]] | None = None
 
     def acknowledged_in(self, ledger_id: int, entries: int) -> BitMap | None:
         """Return the entries of a ledger that every subscription has acknowledged or does not delay; None for none."""
@@ -101,50 +78,6 @@ class TopicSchedule:
                 return None
             found = acknowledged if found is None else found & acknowledged
         return found
-
-    def parts_left(self, position: tuple[int, int]) -> AckSet | None:
-        """Return which messages of a batch one of the subscriptions still lacks; None for all."""
-        left: AckSet = ()
-        for subscription in self.subscriptions:
-            if subscription.cursor.is_acknowledged(*position):
-                continue
-            of_one = subscription.parts_left(position)
-            if of_one is None:
-                return None
-            longer, shorter = sorted((left, of_one), key=len, reverse=True)
-            left = tuple(word | (shorter[at] if at < len(shorter) else 0) for at, word in enumerate(longer))
-        return left
-
-    def left_of(self, position: tuple[int, int], message_count: int) -> int:
-        """Return how many messages of a batch one of the subscriptions still lacks."""
-        left = self.parts_left(position)
-        return message_count if left is None else unacknowledged(left)
-
-    def batches_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Batches:
-        """Return the scheduled batches of a ledger in a span of time, each with the messages that are left of it."""
-        batches = schedule.batches
-        if not len(batches):
-            return batches
-        is_meant = np.ones(len(batches), np.bool_)
-        if from_ms is not None:
-            is_meant &= batches.deliver_at_ms >= from_ms
-        if until_ms is not None:
-            is_meant &= batches.deliver_at_ms < until_ms
-        acknowledged = self.acknowledged_in(schedule.ledger_id, schedule.entries)
-        if acknowledged:
-            is_meant &= ~np.isin(batches.entry_ids, np.frombuffer(acknowledged.to_array(), dtype=np.uint32))
-        batches = batches.take(is_meant)
-        in_part = [entry_id for ledger_id, entry_id in self._in_part() if ledger_id == schedule.ledger_id]
-        counts = batches.message_counts.copy()
-        for row in np.flatnonzero(np.isin(batches.entry_ids, in_part)).tolist():
-            counts[row] = self.left_of((schedule.ledger_id, int(batches.entry_ids[row])), int(counts[row]))
-        return replace(batches, message_counts=counts)
-
-    def _in_part(self) -> set[tuple[int, int]]:
-        """Return the batches of which a subscription has acknowledged a part; looked up once a request."""
-        if self._known_in_part is None:
-            self._known_in_part = set().union(*(one.batches_in_part() for one in self.subscriptions))
-        return self._known_in_part
 
     async def page(self, wanted: Wanted, rows_max: int) -> Rows:
         """Return the first rows that match.
@@ -183,8 +116,8 @@ class TopicSchedule:
 
     async def rows(
         self, wanted: Wanted, takes: MessageFilter | None = None, on_searched: OnSearched = _nothing
-    ) -> RowsFound:
-        """Return all rows that match, in order of delivery, and the facts about the batches among them.
+    ) -> Rows:
+        """Return all rows that match, in order of delivery.
 
         Ledgers are filtered one by one, so that only what matches is in memory.
 
@@ -198,25 +131,18 @@ class TopicSchedule:
             LedgerError: The log cannot be read.
         """
         parts: list[Rows] = []
-        batches: dict[Position, BatchLeft] = {}
-        chosen: Chosen = {}
         count = 0
         async for schedule in self._schedules(wanted.first_ms, wanted.until_ms):
             rows = rows_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), wanted)
             if takes is None:
                 on_searched(len(rows), len(rows))
             else:
-                is_meant, of_batches = await matching(self.topic.ledger, rows, takes, on_searched)
-                rows = rows.take(is_meant)
-                chosen |= of_batches
+                rows = rows.take(await matching(self.topic.ledger, rows, takes, on_searched))
             count += len(rows)
-            if count + len(chosen) > ROWS_MAX:
+            if count > ROWS_MAX:
                 raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")
             parts.append(rows)
-            in_ledger = self.batches_in(schedule, wanted.first_ms, wanted.until_ms)
-            in_ledger = in_ledger.take(np.isin(in_ledger.entry_ids, rows.entry_ids))
-            batches |= _by_position(schedule.ledger_id, in_ledger)
-        return RowsFound(await _in_order(parts), batches, chosen)
+        return await _in_order(parts)
 
     async def histogram(self, from_ms: int | None, until_ms: int | None, buckets: int) -> Histogram:
         """Count messages in equal parts of a span of time, by default from the first to the last one.
@@ -235,7 +161,7 @@ class TopicSchedule:
         counter = HistogramCounter(from_ms, until_ms, ends_ms, buckets, self._now_ms())
         from_ms, until_ms = counter.from_ms, counter.until_ms
         async for schedule in self._schedules(from_ms, until_ms):
-            counter.add(self.times_in(schedule, from_ms, until_ms), self.batches_in(schedule, from_ms, until_ms))
+            counter.add(self.times_in(schedule, from_ms, until_ms))
         return counter.result()
 
     async def totals(self) -> ScheduleTotals:
@@ -246,7 +172,7 @@ class TopicSchedule:
         """
         totals = TotalsCounter(self._now_ms())
         async for schedule in self._schedules(None, None):
-            totals.add(self.times_in(schedule, None, None), self.batches_in(schedule, None, None))
+            totals.add(self.times_in(schedule, None, None))
         return totals.result()
 
     def is_scheduled(self, position: Position, deliver_at_ms: int) -> bool:
@@ -292,18 +218,9 @@ async def totals_of_each(
     async for schedule in catalog.schedules(topic.ledger, first, None, None):
         for one, totals in counted:
             if schedule.ledger_id >= one.first_ledger_id:
-                totals.add(one.times_in(schedule, None, None), one.batches_in(schedule, None, None))
+                totals.add(one.times_in(schedule, None, None))
                 await turns.give_way()
     return [totals.result() for _, totals in counted]
-
-
-def _by_position(ledger_id: int, batches: Batches) -> dict[Position, BatchLeft]:
-    columns = zip(
-        batches.entry_ids.tolist(), batches.deliver_at_ms.tolist(), batches.message_counts.tolist(), strict=True
-    )
-    return {
-        Position(ledger_id, entry_id): BatchLeft(deliver_at_ms, count) for entry_id, deliver_at_ms, count in columns
-    }
 
 
 async def _in_order(parts: list[Rows]) -> Rows:

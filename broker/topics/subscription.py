@@ -19,7 +19,6 @@ from typing import Any, Final
 from pyroaring import BitMap
 
 from broker.errors import MetadataError
-from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, has_index, parts_of, to_property, without
 from broker.topics.consumer import Consumer
 from broker.topics.delayed_range import delays_through
 from broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
@@ -30,7 +29,6 @@ from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter
 from broker.topics.snapshot_sweep import Spawn
 from dispatcher.config import SubscriptionType
-from dispatcher.core.acknowledgements.ack_sets import AckSet
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import ConsumerBusyError, DispatcherClosedError, RangeConflictError
@@ -125,7 +123,6 @@ class Subscription:
         self._new_dispatcher = new_dispatcher
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
-        self._parts_lock = asyncio.Lock()
         self._consumer_left_ms = 0
         self.counters = NOTHING_COUNTED
         """Without those of the dispatcher and of its consumers, which are counted in when they go."""
@@ -178,8 +175,6 @@ class Subscription:
                     raise
                 self.dispatcher.add_consumer(consumer)
             self.consumers[consumer] = None
-            # The first consumer may have brought another policy.
-            self._restore_parts(parts_of(self.cursor.properties))
             has_others = subscription_type is SubscriptionType.KEY_SHARED and len(self.consumers) > 1
             if has_others and not self.dispatcher.key_hash_ranges(consumer):
                 logger.warning(
@@ -384,86 +379,15 @@ class Subscription:
 
     # Scheduled messages that are cancelled or moved.
 
-    def cancel(self, positions: Sequence[tuple[int, int]], message_count: int | None = None) -> None:
-        """Acknowledge entries, so that no consumer gets them any more; `cursor.flush` makes it durable.
-
-        Args:
-            positions: The entries.
-            message_count: How many messages they hold; None for one each.
-        """
+    def cancel(self, positions: Sequence[tuple[int, int]]) -> None:
+        """Acknowledge entries, so that no consumer gets them any more; `cursor.flush` makes it durable."""
         if not positions:
             return
         if self.dispatcher is not None:
             self.dispatcher.acknowledge(None, positions)
         else:
             self.cursor.acknowledge(*zip(*positions, strict=True))
-        self.count(SubscriptionCounters(cancelled=len(positions) if message_count is None else message_count))
-
-    def has_part(self, position: tuple[int, int], index: int) -> bool:
-        """Whether a message of a batch is not acknowledged."""
-        left = self.parts_left(position)
-        return left is None or has_index(left, index)
-
-    def parts_left(self, position: tuple[int, int]) -> AckSet | None:
-        """Return the messages of a batch that are not acknowledged; None for all of them."""
-        known = None if self.dispatcher is None else self.dispatcher.core.ack_sets.get(position)
-        return parts_of(self.cursor.properties).get(position) if known is None else known
-
-    def batches_in_part(self) -> set[tuple[int, int]]:
-        """Return the batches of which a message is acknowledged and another is not."""
-        known: set[tuple[int, int]] = set(parts_of(self.cursor.properties))
-        if self.dispatcher is not None:
-            known.update(self.dispatcher.core.ack_sets)
-        return {at for at in known if not self.cursor.is_acknowledged(*at)}
-
-    def _restore_parts(self, parts: Parts) -> None:
-        """Tell the dispatcher the cancelled messages of batches; one that has not begun to read does not know them."""
-        assert self.dispatcher is not None
-        known = self.dispatcher.core.ack_sets
-        for at, words in parts.items():
-            if at not in known and not self.cursor.is_acknowledged(*at):
-                known[at] = words
-
-    async def cancel_parts(self, parts: Sequence[tuple[Position, int, int]]) -> set[tuple[Position, int]]:
-        """Acknowledge messages of batches: position, place in the batch, size of the batch. Durable on return.
-
-        Returns:
-            Those that were not acknowledged before, by position and place.
-
-        Raises:
-            LedgerWriteError: The acknowledgement could not be stored.
-        """
-        # The next cancellation begins with what this one has stored: they are one property.
-        async with self._parts_lock:
-            return await self._cancel_parts(parts)
-
-    async def _cancel_parts(self, parts: Sequence[tuple[Position, int, int]]) -> set[tuple[Position, int]]:
-        stored = parts_of(self.cursor.properties)
-        stored = {at: words for at, words in stored.items() if not self.cursor.is_acknowledged(*at)}
-        held = {} if self.dispatcher is None else self.dispatcher.core.ack_sets
-        whole: list[tuple[int, int]] = []
-        new: set[tuple[Position, int]] = set()
-        for position, index, message_count in parts:
-            words = held.get(position, stored.get(position))
-            if self.cursor.is_acknowledged(*position) or (words is not None and not has_index(words, index)):
-                continue
-            new.add((position, index))
-            left = without(stored.get(position, words), message_count, index)
-            if left:
-                stored[position] = left
-            else:
-                stored.pop(position, None)
-                whole.append(position)
-            if left and self.dispatcher is not None:
-                self.dispatcher.acknowledge(None, [position], {position: left})
-        if self.dispatcher is not None:
-            self._restore_parts(stored)
-        self.cancel(whole, 0)
-        self.count(SubscriptionCounters(cancelled=len(new)))
-        if not new:
-            return new
-        await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
-        return new
+        self.count(SubscriptionCounters(cancelled=len(positions)))
 
     def withdraw(self, entries: Mapping[int, BitMap]) -> None:
         """Take entries, which the cursor withholds, out of the dispatcher."""
@@ -537,9 +461,9 @@ class Subscription:
             else:
                 await self.cursor.seek(position)
             self._newly_expired = {}
-            if PARTS_PROPERTY in self.cursor.properties or EXPIRED_PROPERTY in self.cursor.properties:
-                # A seek takes acknowledgements back; a cancelled message is an acknowledged one, and an expired one.
-                await self.cursor.update_properties(remove=(PARTS_PROPERTY, EXPIRED_PROPERTY))
+            if EXPIRED_PROPERTY in self.cursor.properties:
+                # A seek takes acknowledgements back; an expired message is an acknowledged one.
+                await self.cursor.update_properties(remove=(EXPIRED_PROPERTY,))
 
     async def prepare_unsubscribe(self, consumer: Consumer, *, is_forced: bool) -> None:
         """Give up the delayed index, so that the cursor can be deleted.
@@ -602,7 +526,6 @@ class Subscription:
         self.dispatcher.on_failure = self._on_dispatcher_failure
         if self.lateness is not None:
             self.dispatcher.lateness = self.lateness
-        self._restore_parts(parts_of(self.cursor.properties))
         self.dispatcher.use_gate(self._gate)
         self._apply_pause()
         self._type = subscription_type

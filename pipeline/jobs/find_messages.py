@@ -6,8 +6,7 @@ The metadata of a message stands before its payload, in the same block of the lo
 whole, and metadata is parsed (`MessageFilter`). So a search by property alone reads the whole log, one by time or key
 as well reads little.
 
-A position is a whole entry. So a batch of which only some messages have the properties is not found: cancelling it
-would cancel the others. The service cancels such messages one by one.
+A position is a whole entry, also that of a batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -144,6 +143,6 @@ def take_messages(
 
 def _meant(log: HeaderLog, *, ledger_id: int, entry_ids: list[int], wanted: MessageFilter) -> list[bool]:
     assert isinstance(log, LogFolder)
-    meant = [wanted.chosen(entry) is True for entry in log.entries(ledger_id, entry_ids)]
+    meant = [wanted.matches(entry) for entry in log.entries(ledger_id, entry_ids)]
     # A ledger that was trimmed meanwhile gives fewer entries.
     return meant + [False] * (len(entry_ids) - len(meant))

@@ -124,7 +124,7 @@ class World:
 
     async def scheduled(self) -> int:
         """The number of scheduled messages by the log and its cursors."""
-        return (await self.operations().find(ALL)).message_count
+        return len(await self.operations().find(ALL))
 
     @property
     def delayed(self) -> int:

@@ -70,10 +70,7 @@ function newTime(onchange) {
 }
 
 /** How many messages a change would concern, from the answer of its dry run; messages that are due already are cancelled but not moved. */
-const changing = (answer, kind) => (kind === "cancel" ? answer.matched : answer.matched - answer.alreadyDue - (answer.skipped ?? 0));
-
-/** Whether a refusal ends where batches of which only a part is meant or left stay where they are. */
-const namesSkipping = (error) => error.advice?.includes("skipBatchesInPart") ?? false;
+const changing = (answer, kind) => (kind === "cancel" ? answer.matched : answer.matched - answer.alreadyDue);
 
 /** The answer of a dry run, as a sentence. */
 function foreseen(answer, kind) {
@@ -84,7 +81,6 @@ function foreseen(answer, kind) {
       ? `${count(answer.alreadyDue)} of them ${answer.alreadyDue === 1 ? "is" : "are"} due already: a consumer may have ${answer.alreadyDue === 1 ? "it" : "them"}.`
       : `${plural(answer.alreadyDue, "message")} ${answer.alreadyDue === 1 ? "is" : "are"} due already and will not move.`);
   }
-  if (answer.skipped) parts.push(`${plural(answer.skipped, "message")} of batches that cannot be moved whole ${answer.skipped === 1 ? "stays" : "stay"} where ${answer.skipped === 1 ? "it is" : "they are"}.`);
   if (answer.unknown) parts.push(`${plural(answer.unknown, "id")} of what was chosen ${answer.unknown === 1 ? "is" : "are"} gone.`);
   return parts.join(" ");
 }
@@ -104,32 +100,29 @@ export async function act(topic, kind, selector, what) {
   const told = el("p", { class: "foreseen", role: "status", "aria-live": "polite" }, "Counting");
   const wrong = el("p", { class: "wrong", role: "alert", hidden: true });
   const confirm = button(words.verb, run, { class: "primary", disabled: true, id: "confirm" });
-  let skipping = {};
-  const skip = button("Leave these batches out", () => { skipping = { skipBatchesInPart: true }; look(); }, { hidden: true, id: "skip" });
   const when = kind === "reschedule" ? newTime(() => { confirm.disabled = true; clearTimeout(typing); typing = setTimeout(look, TYPING_MS); }) : null;
   let isChanged = false;
   const { dialog, closed } = open(
     words.title,
     [el("p", {}, `Which: ${what}.`), when?.content, told, el("p", { class: "quiet" }, words.warning), wrong],
-    [closeButton(), skip, confirm],
+    [closeButton(), confirm],
     { onclose: () => clearTimeout(typing) },
   );
 
   function refuse(error) {
-    wrong.textContent = namesSkipping(error) ? `${error.message}. All others can be moved.` : errorText(error);
+    wrong.textContent = errorText(error);
     wrong.hidden = false;
-    skip.hidden = !namesSkipping(error);
     told.textContent = "Nothing would change.";
   }
 
   async function look() {
     const mine = ++latest;
     const time = when === null ? {} : when.value();
-    wrong.hidden = skip.hidden = true;
+    wrong.hidden = true;
     confirm.disabled = true;
     if (time === null) { refuse({ message: "This is no time", advice: "Fill in the new time" }); return; }
     try {
-      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time, ...skipping, dryRun: true });
+      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time, dryRun: true });
       if (mine !== latest) return;
       told.textContent = foreseen(answer, kind);
       confirm.textContent = `${words.verb} ${plural(changing(answer, kind), "message")}`;
@@ -144,7 +137,7 @@ export async function act(topic, kind, selector, what) {
     confirm.disabled = true;
     told.textContent = "Working";
     try {
-      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time, ...skipping });
+      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time });
       isChanged = true;
       dialog.close();
       announce(`${plural(answer[words.done], "message")} ${words.done}.${answer.alreadyDue ? ` ${count(answer.alreadyDue)} had come due already.` : ""}`);

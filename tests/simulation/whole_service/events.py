@@ -701,9 +701,6 @@ def change_kind(sim: "Simulation") -> None:
     sim.did("change of the type")
     # The next dispatcher begins anew; what clients hold of batches is forgotten with the last one.
     sim.oracle.begin_with(sub, sub.acknowledged)
-    sim.adopt_parts(sub, ())
-    for key, place in sorted(sub.cancelling):
-        sim.oracle.cancelled_part(sub, key, place)
     if subscription_type(sub.kind) is before:
         # Other rules of Key_Shared have no dispatcher of their own.
         sub.remaining.update(known)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from broker.errors import BrokerError
-from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import MOVED_TOLD_MAX, Operations, Progress, Selector, early_ms_of
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.pause import NOT_PAUSED, PauseState
@@ -112,26 +111,20 @@ def adopt_pause(sim: "Simulation", sub: SubscriptionModel) -> None:
 
 
 def cancel_by_id(sim: "Simulation") -> None:
-    """Messages are cancelled by their ids, due ones too, and now and then one message of a batch."""
+    """Messages are cancelled by their ids, due ones too."""
     found = _chosen(sim)
     if found is None:
         return
-    subs, keys = found
-    ids = [MessageId(Position(*key)) for key in keys]
-    batches = [key for key in keys if sim.oracle.entries[key].count > 1]
-    if batches and sim.chance.random() < 0.5:
-        key = sim.chance.choice(batches)
-        ids = [MessageId(Position(*key), sim.chance.randrange(sim.oracle.entries[key].count))]
-    sim.start_task(_cancel(sim, subs, ids))
+    sim.start_task(_cancel(sim, *found))
 
 
-async def _cancel(sim: "Simulation", subs: list[SubscriptionModel], ids: list[MessageId]) -> None:
+async def _cancel(sim: "Simulation", subs: list[SubscriptionModel], keys: list[Key]) -> None:
     operations = _operations(sim, subs)
-    sim.note(f"{[sub.name for sub in subs]} cancel by id {[str(one) for one in ids[:20]]}")
+    sim.note(f"{[sub.name for sub in subs]} cancel by id {keys[:20]}")
     with suppress(*_REFUSALS):
-        matched = await operations.find(Selector(message_ids=ids))
+        matched = await operations.find(Selector(message_ids=[Position(*key) for key in keys]))
         if not sim.life.is_dead:
-            sim.did("cancel by id", matched.message_count)
+            sim.did("cancel by id", len(matched))
             await operations.cancel(matched)
 
 
@@ -158,16 +151,15 @@ async def _replace(
     operations = _operations(sim, subs)
     sim.note(f"{[sub.name for sub in subs]} {name} {keys[:20]}")
     with suppress(*_REFUSALS):
-        matched = await operations.find(Selector(message_ids=[MessageId(Position(*key)) for key in keys]))
+        matched = await operations.find(Selector(message_ids=[Position(*key) for key in keys]))
         movable = await operations.movable(matched)
         now_ms = sim.clock.now_ms()
         count, moved = await operations.move(movable, lambda times_ms: new_time(times_ms, now_ms))
         if sim.life.is_dead:
             return
         sim.did(name, count)
-        told = sum(sim.oracle.entries[key].count for key in moved)
-        if told > count or (told < count and len(moved) < MOVED_TOLD_MAX):
-            sim.complain(f"{count} messages were moved, and {told} are told")
+        if len(moved) != min(count, MOVED_TOLD_MAX):
+            sim.complain(f"{count} messages were moved, and {len(moved)} are told")
 
 
 def _chosen(sim: "Simulation") -> tuple[list[SubscriptionModel], list[Key]] | None:

@@ -10,7 +10,7 @@ tells.
 import asyncio
 import hashlib
 import traceback
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,7 +18,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from broker.errors import BrokerError
-from broker.topics.cancelled_parts import parts_of
 from broker.topics.subscription import Subscription
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.core.intake import Intake
@@ -37,7 +36,7 @@ from tests.simulation.whole_service import events
 from tests.simulation.whole_service.clients import Link, SimulatedConsumer
 from tests.simulation.whole_service.coverage import Coverage, Met
 from tests.simulation.whole_service.life import Killed, Life
-from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times, bits_of
+from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times
 from tests.simulation.whole_service.payloads import content_of, number_of, payload_of
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
 from tests.simulation.whole_service.scheduled import SCHEDULED_EVENTS, adopt_pause
@@ -348,34 +347,19 @@ class Simulation:
         self._watch_cursor(sub)
         found = self.subscription(sub)
         assert found is not None
-        cancel, cancel_parts = found.cancel, found.cancel_parts
+        cancel = found.cancel
 
-        def on_cancel(positions: Sequence[Key], message_count: int | None = None) -> None:
+        def on_cancel(positions: Sequence[Key]) -> None:
             if found.cursor.is_closed:
                 # The service stops: it is refused, and nothing is cancelled.
-                cancel(positions, message_count)
+                cancel(positions)
                 return
             self.note(f"{sub.name}: cancelled are {list(positions)[:20]}")
             self.oracle.sync(sub)
             self.oracle.acknowledged(sub, positions)
-            cancel(positions, message_count)
+            cancel(positions)
 
-        async def on_cancel_parts(parts: Sequence[tuple[Position, int, int]]) -> set[tuple[Position, int]]:
-            if found.cursor.is_closed:
-                return await cancel_parts(parts)
-            self.note(f"{sub.name}: cancelled are {list(parts)} of batches")
-            self.oracle.sync(sub)
-            for position, place, _ in parts:
-                if not found.cursor.is_acknowledged(*position):
-                    self.oracle.cancelled_part(sub, tuple(position), place)
-            under_way = {(tuple(position), place) for position, place, _ in parts}
-            sub.cancelling |= under_way
-            try:
-                return await cancel_parts(parts)
-            finally:
-                sub.cancelling -= under_way
-
-        found.cancel, found.cancel_parts = on_cancel, on_cancel_parts  # type: ignore[method-assign]
+        found.cancel = on_cancel  # type: ignore[method-assign]
 
     def _watch_replacements(self) -> None:
         """Know of all entries that give way to others, where the log is asked to replace them."""
@@ -519,7 +503,7 @@ class Simulation:
                     f"and {stats.unsent_entries} unsent entries: charged and not sent, or sent and not charged"
                 )
             # A cancellation may wait for the one before it, which is being stored: the oracle knows it already.
-            if sub.is_single or stats.unsent_entries or is_expiring or sub.cancelling:
+            if sub.is_single or stats.unsent_entries or is_expiring:
                 continue
             held = (len(sub.held_by.get(consumer, ())), sub.messages_held.get(consumer, 0))
             if held != (stats.pending_entries, stats.unacked_messages):
@@ -606,20 +590,6 @@ class Simulation:
         if shown:
             self.complain(f"{sub.name}: copies for others are to be sent to it: {sorted(shown)[:5]}")
 
-    def adopt_parts(self, sub: SubscriptionModel, unsure: Collection[Key]) -> None:
-        """Of batches, cancelled messages stay so; what consumers acknowledged of them may have been forgotten.
-
-        Of entries of which the acknowledgement was lost, nothing is known.
-        """
-        stored = {key: bits_of(words) for key, words in parts_of(self.cursor(sub).properties).items()}
-        for key, left in stored.items():
-            entry = self.oracle.entries.get(key)
-            if entry is None or key in sub.acknowledged:
-                continue
-            if sub.remaining_before.get(key, entry.everything) & ~left and key not in unsure:
-                self.complain(f"{sub.name}: of {key} are left {left:b}, and more is not acknowledged")
-            sub.remaining[key] = left & entry.everything
-
     def _adopt(self, sub: SubscriptionModel, unsure: set[Key], lost: set[Key]) -> None:
         """Take the acknowledged entries of the cursor, if they can be; `unsure` was durable, without a receipt."""
         cursor = self.cursor(sub)
@@ -641,8 +611,7 @@ class Simulation:
         if self._is_closed_in_order and sub.acknowledged - durable:
             gone = sorted(sub.acknowledged - durable)[:5]
             self.complain(f"{sub.name}: acknowledgements did not survive a stop in order: {gone}")
-        was_sought = sub.pending_seek is not None or sub.before_seek is not None
-        if not was_sought:
+        if sub.pending_seek is None and sub.before_seek is None:
             self._judge_replaced(sub, durable, lost)
             forgotten = (sub.synced if self.is_after_power_cut else sub.stored) & self.oracle.entries.keys() - durable
             if forgotten:
@@ -663,9 +632,7 @@ class Simulation:
         sub.is_busy = False
         sub.joining = 0
         sub.on_time_since_s = float("inf")
-        acknowledged_before = sub.acknowledged
         self.oracle.begin_with(sub, durable)
-        self.adopt_parts(sub, self.oracle.entries if was_sought else acknowledged_before)
         adopt_pause(self, sub)
 
     def _on_committed(self) -> None:
