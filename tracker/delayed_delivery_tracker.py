@@ -90,6 +90,10 @@ class TrackerContext:
 class DelayedDeliveryTracker(ABC):
     """Knows which positions are delayed, and hands each out once, when it is due."""
 
+    has_exact_times: bool = True
+    """Whether rows have the times that were added. A tracker that rounds them has it false; then a dispatcher cannot
+    tell a time that is rounded from one that is wrong, and believes it."""
+
     @abstractmethod
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """Track a message until `deliver_at` (ms); False means: not tracked, deliver it now.

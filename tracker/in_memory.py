@@ -44,6 +44,8 @@ def precision_bits(tick_time_ms: int) -> int:
 class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     """Pulsar's default tracker: windows of time, each with a bitmap per ledger."""
 
+    has_exact_times = False
+
     def __init__(
         self, context: TrackerContext, config: TrackerConfig, *, now_ms: Clock, alarms: Alarms | None = None
     ) -> None:

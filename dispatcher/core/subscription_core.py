@@ -36,6 +36,7 @@ class SubscriptionCore(ABC):
         "delayed_reread_at_recovery_total",
         "entries_read_total",
         "gate",
+        "index_mistimed_total",
         "now_ms",
         "plan",
         "redelivery_counts",
@@ -60,6 +61,8 @@ class SubscriptionCore(ABC):
         """Their delivery times, where order is by position and their items have none."""
         self.entries_read_total = 0
         self.delayed_reread_at_recovery_total = 0
+        self.index_mistimed_total = 0
+        """Entries that the tracker gave at another time than that of their headers."""
         self.now_ms = 0
 
     def advance(self, now_ms: int) -> None:
