@@ -487,9 +487,13 @@ class Reader:
         if self._popped is popped:
             self._popped = None
             self._core.advance(self._now_ms())
-            assert self.tracker is not None
-            are_exact = self.tracker.has_exact_times
-            self._run_actions(self._intake.on_due(headers, popped, are_times_exact=are_exact))
+            tracker = self.tracker
+            assert tracker is not None
+            self._run_actions(
+                self._intake.on_due(
+                    headers, popped, lead_ms=tracker.lead_ms, are_times_exact=tracker.has_exact_times
+                )
+            )
             self._tell_mistimed()
         return True
 

@@ -91,8 +91,12 @@ class DelayedDeliveryTracker(ABC):
     """Knows which positions are delayed, and hands each out once, when it is due."""
 
     has_exact_times: bool = True
-    """Whether rows have the times that were added. A tracker that rounds them has it false; then a dispatcher cannot
-    tell a time that is rounded from one that is wrong, and believes it."""
+    """Whether rows have the times that were added, and not rounded ones."""
+
+    @property
+    def lead_ms(self) -> int:
+        """How long before its time a message counts as due: the tick where times are not strict, else 0."""
+        return 0
 
     @abstractmethod
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:

@@ -573,7 +573,7 @@ FOUND: Final = [
     Mutant(
         "index-believed-over-the-log",
         "dispatcher/core/intake.py",
-        "        if not are_times_exact or not is_mistimed.any():\n",
+        "        if not is_early.any():\n",
         "        if True:\n",
         "what the tracker gives is delivered although it is not due by its header",
         says="before its time",
