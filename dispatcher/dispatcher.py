@@ -35,6 +35,7 @@ from dispatcher.lateness import LatenessHistogram
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Log, SubscriptionCursor
 from dispatcher.reader import Reader
+from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, EntryStatus, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.position import Position
 from managed_ledger.value_types import Clock
@@ -259,6 +260,23 @@ class Dispatcher:
         if outbox is not None:
             outbox.on_writable()
 
+    def get_consumer(self, key: bytes) -> ConsumerHandle | None:
+        """Return the consumer to which the messages of a sticky key go now (PIP-34).
+
+        With Key_Shared that is the one that has the key's slot; it gets new messages of the key once another consumer
+        has acknowledged those that it holds (PIP-379). With Failover and Exclusive it is the active one.
+
+        Args:
+            key: The ordering key of the messages, or where there is none their partition key.
+
+        Returns:
+            None where there is no such consumer: none is connected, a Key_Shared consumer or an Exclusive one named
+            ranges of hashes and the key is in none of them, or the dispatcher is closed. Always None with Shared, as
+            any consumer may get the message.
+        """
+        outbox = self._outboxes.get(self.core.owner_of_hash(sticky_hash(key)))
+        return outbox.handle if outbox is not None and self.failure is None else None
+
     def redeliver_unacknowledged_messages(
         self, consumer: ConsumerHandle, positions: Collection[Key] | None = None
     ) -> None:
@@ -427,10 +445,10 @@ class Dispatcher:
         """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
         return newcomer_stats(self.core, self._outboxes) if isinstance(self.core, KeySharedCore) else None
 
-    def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
+    def entry_status(self, position: Position, key_hash: int) -> EntryStatus:
         """Return the place of an entry that is not acknowledged, and the reason why it waits there."""
         self.core.advance(self._now_ms())
-        return entry_status(self.core, position, sticky_hash)
+        return entry_status(self.core, position, key_hash)
 
     def in_hand(self, positions: Collection[Key]) -> set[Key]:
         """Return which of these entries consumers have been given and have not acknowledged."""

@@ -70,6 +70,7 @@ def subscription_stats(
         waits_for_entries=reads.waits_for_entries,
         entries_read_total=core.entries_read_total,
         delayed_reread_at_recovery_total=core.delayed_reread_at_recovery_total,
+        index_mistimed_total=core.index_mistimed_total,
     )
 
 

@@ -156,6 +156,7 @@ class Reader:
         self._is_closed = False
         self._is_reading = False
         self._is_tracker_dry = False
+        self._has_told_mistimed = False
         self._popped: DelayedIndexes | None = None
         self._untracked: list[tuple[int, BitMap]] = []
         self._untracked_parts: list[LogPart] = []
@@ -486,8 +487,26 @@ class Reader:
         if self._popped is popped:
             self._popped = None
             self._core.advance(self._now_ms())
-            self._run_actions(self._intake.on_due(headers))
+            tracker = self.tracker
+            assert tracker is not None
+            self._run_actions(
+                self._intake.on_due(
+                    headers, popped, lead_ms=tracker.lead_ms, are_times_exact=tracker.has_exact_times
+                )
+            )
+            self._tell_mistimed()
         return True
+
+    def _tell_mistimed(self) -> None:
+        """Warn of an index with other times than the log has, once."""
+        if self._core.index_mistimed_total and not self._has_told_mistimed:
+            self._has_told_mistimed = True
+            logger.warning(
+                "the delayed index of %r has other times than the log: a message that it gives too early waits for its "
+                "time, one that it gives too late is late. `postdate pipeline audit` lists them; with the service "
+                "stopped, `postdate pipeline rebuild` makes the index anew from the log",
+                self._cursor.name,
+            )
 
     async def _read_untracked(self) -> bool:
         """Read again what the tracker lost with a snapshot, and track it or deliver it."""

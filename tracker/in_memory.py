@@ -44,6 +44,8 @@ def precision_bits(tick_time_ms: int) -> int:
 class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     """Pulsar's default tracker: windows of time, each with a bitmap per ledger."""
 
+    has_exact_times = False
+
     def __init__(
         self, context: TrackerContext, config: TrackerConfig, *, now_ms: Clock, alarms: Alarms | None = None
     ) -> None:
@@ -145,8 +147,12 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             windows_ms = np.where(windows_ms > NEVER - step_ms, NEVER, windows_ms + step_ms)
         return windows_ms
 
+    @property
+    def lead_ms(self) -> int:
+        return 0 if self._is_strict else self._tick_time_ms
+
     def _cutoff_ms(self) -> int:
-        return self._now_ms() + (0 if self._is_strict else self._tick_time_ms)
+        return self._now_ms() + self.lead_ms
 
     def _due_through_ms(self) -> int:
         """Return the last window that is due.

@@ -240,6 +240,11 @@ SUBSCRIPTION_COUNTERS: Final[tuple[Metric[SubscriptionCounters], ...]] = (
         lambda one: one.delayed_reread,
     ),
     Metric(
+        "postdate_index_mistimed_total",
+        "Messages that the delayed index gave at another time than the log has; `postdate pipeline audit` says which.",
+        lambda one: one.index_mistimed,
+    ),
+    Metric(
         "postdate_entries_read_total",
         "Headers read from the log since the start; at first, what recovery had to read again.",
         lambda one: one.entries_read,

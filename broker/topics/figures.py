@@ -31,6 +31,8 @@ class SubscriptionCounters(NamedTuple):
     """Headers that its dispatchers have read from the log."""
     delayed_reread: int = 0
     """Of these, headers of delayed messages that were in the log when a dispatcher began and in no snapshot."""
+    index_mistimed: int = 0
+    """Entries that the delayed index gave at another time than the log has."""
 
     def plus(self, more: "SubscriptionCounters") -> "SubscriptionCounters":
         """Return the sums.

@@ -579,7 +579,9 @@ class Subscription:
             core = self.dispatcher.core
             self.count(
                 SubscriptionCounters(
-                    entries_read=core.entries_read_total, delayed_reread=core.delayed_reread_at_recovery_total
+                    entries_read=core.entries_read_total,
+                    delayed_reread=core.delayed_reread_at_recovery_total,
+                    index_mistimed=core.index_mistimed_total,
                 )
             )
             self.dispatcher = None
@@ -598,4 +600,5 @@ def _counted_by(stats: SubscriptionStats) -> SubscriptionCounters:
         bytes_out=sum(one.bytes_out_counter for one in stats.consumers),
         entries_read=stats.entries_read_total,
         delayed_reread=stats.delayed_reread_at_recovery_total,
+        index_mistimed=stats.index_mistimed_total,
     )

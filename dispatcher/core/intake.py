@@ -9,6 +9,9 @@ lost with a snapshot. So entries that fell due during an outage come out in orde
 `DispatcherConfig.order_wait_ms_max`, for a range still in recovery by `_RECOVERY_WAIT_MS_MAX` too, and for held rows
 by their number.
 
+The tracker gives a position at the time that the index has. What is not due by its header is not delivered then: it
+goes back to the tracker, at the header's time (`index_times`).
+
 Whether an entry is acknowledged is asked in one place, `_not_acknowledged`: when an entry is taken in, and when a held
 one is admitted. From then on an acknowledgement finds the entry where it waits (`queues/waiting.py`), or at its
 consumer.
@@ -27,6 +30,7 @@ from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.consumers import UNLIMITED
+from dispatcher.core.index_times import in_log, is_future
 from dispatcher.core.items import Key
 from dispatcher.core.queues.held_headers import HeldHeaders
 from dispatcher.core.queues.waiting import WaitingEntries
@@ -35,7 +39,7 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Int64Array
-from snapshot_storage.encoding.columns import order_of_rows
+from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
 from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, key_of
 
@@ -177,17 +181,13 @@ class Intake(SubscriptionCore):
             (ledger_ids == target.ledger_id) & (entry_ids <= target.entry_id)
         )
         self.delayed_reread_at_recovery_total += int(np.count_nonzero(is_delayed & was_there))
-        is_future = headers.deliver_at_ms > self.now_ms
-        if self.delays_through != AFTER_EVERYTHING:
-            is_future &= (ledger_ids < self.delays_through.ledger_id) | (
-                (ledger_ids == self.delays_through.ledger_id) & (entry_ids <= self.delays_through.entry_id)
-            )
-        held = headers.where(is_delayed & ~is_future)
+        is_later = is_future(headers, now_ms=self.now_ms, delays_through=self.delays_through)
+        held = headers.where(is_delayed & ~is_later)
         if self.delays_through != AFTER_EVERYTHING:
             # An entry of which the time is not heeded is due since it was read.
             held = replace(held, deliver_at_ms=np.minimum(held.deliver_at_ms, self.now_ms))
         self.held_due.add(held)
-        return [TrackDelayed(headers.where(is_future))] if is_future.any() else []
+        return [TrackDelayed(headers.where(is_later))] if is_later.any() else []
 
     def _admit(self, immediate: EntryHeaders, orders_ms: NDArray[np.int64], held: EntryHeaders) -> list[Action]:
         """Make immediate entries ready, and those that were held, in one order."""
@@ -253,8 +253,33 @@ class Intake(SubscriptionCore):
     def _in_hand(self, positions: set[Key]) -> set[Key]:
         """Return which of these entries wait or were given to a consumer."""
 
-    def on_due(self, headers: EntryHeaders) -> list[Action]:
-        """Take in entries that the tracker gave, in its order; its remaining rows come after them."""
+    def on_due(
+        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, are_times_exact: bool = True
+    ) -> list[Action]:
+        """Take in entries that the tracker gave; its remaining rows come after them.
+
+        Those that are not due by their headers go back to the tracker.
+
+        Args:
+            headers: Their headers, in the order of the rows, without those that the log does not have.
+            rows: What the tracker gave.
+            lead_ms: How long before its time an entry counts as due.
+            are_times_exact: Whether rows have the times of their headers, if the index is right.
+        """
+        if len(rows) != len(headers):
+            is_in_log = in_log(rows, headers)
+            missing, rows = rows.take(~is_in_log), rows.take(is_in_log)
+            if self.plan is not None:
+                self.plan.scan_after_all(missing.ledger_ids, missing.entry_ids)
+        if are_times_exact:
+            self.index_mistimed_total += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
+        is_early = is_future(headers, now_ms=self.now_ms + lead_ms, delays_through=self.delays_through)
+        if not is_early.any():
+            return self._admit_due(headers)
+        early = self._not_acknowledged(headers.where(is_early))
+        return [TrackDelayed(early), *self._admit_due(headers.where(~is_early))]
+
+    def _admit_due(self, headers: EntryHeaders) -> list[Action]:
         headers = self._not_acknowledged(headers)
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)

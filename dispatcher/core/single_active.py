@@ -132,6 +132,11 @@ class SingleActiveCore(SubscriptionCore):
             actions.append(NotifyActive(consumer, is_active=False))
         return actions
 
+    def owner_of_hash(self, sticky_hash: int) -> int:
+        if self._selector is not None:
+            return self._selector.owners[self._selector.hash_range.slot(sticky_hash)]
+        return NO_OWNER if self.active is None else self.active.index
+
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         del self.consumers[consumer.index]
         if self.consumers:

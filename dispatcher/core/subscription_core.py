@@ -19,6 +19,7 @@ from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, position_of
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.selectors.assignment import NO_OWNER
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array
@@ -36,6 +37,7 @@ class SubscriptionCore(ABC):
         "delayed_reread_at_recovery_total",
         "entries_read_total",
         "gate",
+        "index_mistimed_total",
         "now_ms",
         "plan",
         "redelivery_counts",
@@ -60,6 +62,8 @@ class SubscriptionCore(ABC):
         """Their delivery times, where order is by position and their items have none."""
         self.entries_read_total = 0
         self.delayed_reread_at_recovery_total = 0
+        self.index_mistimed_total = 0
+        """Entries that the tracker gave at another time than that of their headers."""
         self.now_ms = 0
 
     def advance(self, now_ms: int) -> None:
@@ -151,6 +155,11 @@ class SubscriptionCore(ABC):
     @abstractmethod
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         """Let a consumer go; its entries wait again. That counts as no redelivery, as in Pulsar 4.2."""
+
+    def owner_of_hash(self, sticky_hash: int) -> int:
+        """Return the index of the consumer that gets a key's messages, `NO_OWNER` where none or any of several does."""
+        del sticky_hash
+        return NO_OWNER
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         """Give a consumer permits for this many more messages."""

@@ -571,6 +571,21 @@ FOUND: Final = [
         "a shared index waits for what it had read again and what was acknowledged meanwhile",
     ),
     Mutant(
+        "index-believed-over-the-log",
+        "dispatcher/core/intake.py",
+        "        if not is_early.any():\n",
+        "        if True:\n",
+        "what the tracker gives is delivered although it is not due by its header",
+        says="before its time",
+    ),
+    Mutant(
+        "put-back-by-another",
+        "tracker/shared/shared_view.py",
+        "            self._rows.foreign.discard(ledgers[is_open], entries[is_open])\n",
+        "",
+        "a message that two subscriptions put back into a shared index comes to one of them alone",
+    ),
+    Mutant(
         "timer-each-half-second",
         "tracker/core/transitions/caching.py",
         "    if cache.buckets and not cache.keeps_all:\n",

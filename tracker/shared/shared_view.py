@@ -103,6 +103,10 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     # The tracker's interface.
 
+    @property
+    def lead_ms(self) -> int:
+        return self._index.tracker.lead_ms
+
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         self._check_open("add a message")
         ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at)
@@ -129,6 +133,8 @@ class SharedIndexView(DelayedDeliveryTracker):
             is_tracked[was_lost] |= self._index.mask(ledgers[was_lost], entries[was_lost])
         is_open = ~is_tracked
         if is_open.any():
+            # What the dispatcher offers it needs, whoever else put it into the index.
+            self._rows.foreign.discard(ledgers[is_open], entries[is_open])
             is_tracked[is_open] = self._index.add(rows.take(is_open), self)
         return is_tracked
 

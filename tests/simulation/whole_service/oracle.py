@@ -318,6 +318,8 @@ class Oracle:
         self._moved_messages: set[int] = set()
         """Messages in chunks of which one has another time than the others, as no client can make it."""
         self.worst_late_ms = 0
+        self.indexed_late: set[Key] = set()
+        """Entries that some snapshot has at a later time than the log: these are late by it, and no others."""
         self._times = times
         self._tick_ms = tick_ms
         self._uses_points = uses_points
@@ -666,6 +668,8 @@ class Oracle:
 
     def _judge_lateness(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
         """Where a consumer with permits waits and nothing else is going on, what falls due comes at once."""
+        if entry.key in self.indexed_late:
+            return
         if entry.is_delayed and has_delays(sub.kind) and self._due_at_s(entry) >= sub.on_time_since_s:
             late_ms = self._times.now_ms() - entry.deliver_at_ms
             self.worst_late_ms = max(self.worst_late_ms, late_ms)
@@ -758,7 +762,9 @@ class Oracle:
                 break
             committed_at = self.entries[key].committed_at
             assert committed_at is not None
-            if key not in sub.exempt and max(committed_at, self.order_since) + DELAYED_ORDER_GRACE_S <= deliverable_s:
+            if key in sub.exempt or key in self.indexed_late:
+                continue
+            if max(committed_at, self.order_since) + DELAYED_ORDER_GRACE_S <= deliverable_s:
                 self.complain(f"{sub.name}: {entry.key} was sent before {key} of the same key, which was due before it")
                 break
 

@@ -36,6 +36,7 @@ from tests.simulation.whole_service import events
 from tests.simulation.whole_service.clients import Link, SimulatedConsumer
 from tests.simulation.whole_service.coverage import Coverage, Met
 from tests.simulation.whole_service.life import Killed, Life
+from tests.simulation.whole_service.mistimed import mistime_snapshots
 from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times
 from tests.simulation.whole_service.payloads import content_of, number_of, payload_of
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
@@ -49,6 +50,9 @@ ADMINISTRATION_S: Final = 2.0
 """How long a request of an administrator or a client may take, in every state of the snapshot storage."""
 
 COMPLAINTS_MAX: Final = 5
+
+_MISTIMED_SHARE: Final = 0.15
+"""How many lives begin with an index that has other times than the log."""
 
 _SEGMENTS_BEYOND_MAX: Final = 20
 """Segments that may be loaded beyond the limit and beside one of each bucket: those with rows of one time."""
@@ -183,8 +187,10 @@ class Simulation:
         # An outage outlives the service.
         self.life.storage.is_hanging = self.storage_state == "hangs"
         self.life.storage.is_down = self.storage_state == "is down"
+        # By dice of their own: the stories of all seeds would be other ones else.
+        if (die := Random(f"index {self.seed} {self.lives}")).random() < _MISTIMED_SHARE:
+            mistime_snapshots(self, die)
         await self.in_time("start", self.life.open(), ADMINISTRATION_S)
-        # By a die of its own: the stories of all seeds would be other ones else.
         has_switch = "switch_delays" in self.variant.weights and Random(f"{self.seed} {self.lives}").random() < 0.15
         if has_switch and self.oracle.subs and not self.is_at_the_end:
             await events.switch_delays_of_closed_topic(self)

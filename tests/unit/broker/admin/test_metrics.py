@@ -253,6 +253,7 @@ def test_the_numbers_of_a_subscription() -> None:
         "postdate_subscription_draining_hashes_cleared": 5,
         "postdate_entries_read_total": 120_200,
         "postdate_delayed_reread_at_recovery_total": 77,
+        "postdate_index_mistimed_total": 0,
         "postdate_delayed_buckets_recovered_total": 3,
         "postdate_delayed_buckets_lost_total": 1,
         "postdate_delayed_snapshots_failing": 0,
