@@ -67,6 +67,7 @@ def subscription_stats(
         read_position=core.plan.next_immediate if core.plan is not None else None,
         is_reading=reads.of_log or reads.waits_for_entries,
         is_reading_replay=reads.of_due,
+        damaged_entries=sum(map(len, core.damaged().values())),
         waits_for_entries=reads.waits_for_entries,
         entries_read_total=core.entries_read_total,
         delayed_reread_at_recovery_total=core.delayed_reread_at_recovery_total,
@@ -167,6 +168,7 @@ def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
 
 def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -> EntryStatus:
     """Return where an entry is that is not acknowledged."""
+    is_damaged = position.entry_id in core.damaged_in(position.ledger_id)
     holder = next((one for one in core.consumers.values() if position in one.pending), None)
     items = core.waiting.items() if isinstance(core, MultipleConsumersCore) else ()
     waiting = next((item for item in items if position_of(item) == position), None)
@@ -185,7 +187,7 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
     elif isinstance(core, SingleActiveCore):
         owner = core.active
         # No entry is pending there: each that was read was given to the active consumer, and nothing says when.
-        if core.plan is not None and position < core.plan.next_immediate:
+        if core.plan is not None and position < core.plan.next_immediate and not is_damaged:
             holder = owner
     elif len(core.consumers) == 1:
         (owner,) = core.consumers.values()
@@ -196,6 +198,7 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
     if not core.consumers:
         reason = "no consumer is connected"
     return EntryStatus(
+        is_damaged=is_damaged,
         consumer=None if holder is None else holder.name,
         given_ms=holder.pending.given_ms(position) if holder is not None and position in holder.pending else None,
         is_waiting=waiting is not None or is_held,

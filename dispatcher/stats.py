@@ -75,6 +75,8 @@ class SubscriptionStats:
     """The headers of due messages are being read."""
     waits_for_entries: bool = False
     """Everything is read, and there are consumers."""
+    damaged_entries: int = 0
+    """Entries that are put aside, as the log is damaged where they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,8 @@ class NewcomerStats:
 class EntryStatus:
     """Where one unacknowledged entry is."""
 
+    is_damaged: bool
+    """It is put aside, as the log is damaged where it is."""
     consumer: str | None
     """The consumer that has it."""
     given_ms: int | None
