@@ -168,7 +168,6 @@ def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
 
 def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -> EntryStatus:
     """Return where an entry is that is not acknowledged."""
-    is_damaged = position.entry_id in core.damaged_in(position.ledger_id)
     holder = next((one for one in core.consumers.values() if position in one.pending), None)
     items = core.waiting.items() if isinstance(core, MultipleConsumersCore) else ()
     waiting = next((item for item in items if position_of(item) == position), None)
@@ -187,7 +186,8 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
     elif isinstance(core, SingleActiveCore):
         owner = core.active
         # No entry is pending there: each that was read was given to the active consumer, and nothing says when.
-        if core.plan is not None and position < core.plan.next_immediate and not is_damaged:
+        is_read = core.plan is not None and position < core.plan.next_immediate
+        if is_read and position.entry_id not in core.damaged_in(position.ledger_id):
             holder = owner
     elif len(core.consumers) == 1:
         (owner,) = core.consumers.values()
@@ -198,7 +198,6 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
     if not core.consumers:
         reason = "no consumer is connected"
     return EntryStatus(
-        is_damaged=is_damaged,
         consumer=None if holder is None else holder.name,
         given_ms=holder.pending.given_ms(position) if holder is not None and position in holder.pending else None,
         is_waiting=waiting is not None or is_held,

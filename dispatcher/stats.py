@@ -97,8 +97,6 @@ class NewcomerStats:
 class EntryStatus:
     """Where one unacknowledged entry is."""
 
-    is_damaged: bool
-    """It is put aside, as the log is damaged where it is."""
     consumer: str | None
     """The consumer that has it."""
     given_ms: int | None

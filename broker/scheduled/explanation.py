@@ -4,6 +4,7 @@ delayed        its time has not come
 held           it is due, and a pause holds it
 waiting        it is due, and its consumer cannot take it yet
 pending        a consumer has it and has not acknowledged it
+damaged        the log is damaged where it is, so nobody gets it
 acknowledged   delivered and acknowledged, or cancelled, or replaced by a copy with another time
 expired        its time to live ended before it was acknowledged
 
@@ -21,7 +22,7 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap
 
-from broker.scheduled.messages import READ_ENTRIES, MessageId, both, described
+from broker.scheduled.messages import READ_ENTRIES, MessageId, both, described, described_without_entry
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.delayed_range import delays_through
@@ -30,6 +31,7 @@ from broker.topics.topic import Topic
 from command_line.output import iso
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.errors import DAMAGE_REMEDY
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Json
 from tracker.columns.row_order import key_of
@@ -61,12 +63,17 @@ async def explain_message(schedule: TopicSchedule, message_id: MessageId, *, now
     log = schedule.topic.ledger
     ledger_id, entry_id = message_id.position
     headers = await log.read_headers_at([ledger_id], [entry_id])
-    entries = await log.read_payloads([ledger_id], [entry_id]) if len(headers) else []
-    if not entries or entries[0] is None:
+    if not len(headers):
+        return None
+    (entry,), damaged = await log.read_intact_payloads([ledger_id], [entry_id])
+    if damaged:
+        found = [_explained(schedule, *described_without_entry(0, headers), headers, 0, now_ms, ttl_ms)]
+        return {"sentence": found[0]["sentence"], "messages": found}
+    if entry is None:
         return None
     found = [
         _explained(schedule, one, json, headers, 0, now_ms, ttl_ms)
-        for one, json in described(entries[0], 0, headers, has_payload=False)
+        for one, json in described(entry, 0, headers, has_payload=False)
         # Of what is no batch, changes take the index 0 as well.
         if message_id.batch_index in (None, one.batch_index or 0)
     ]
@@ -86,14 +93,19 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
     found: list[tuple[int, Json]] = []
 
     async def take(headers: EntryHeaders) -> None:
-        entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        entries, damaged = await schedule.topic.ledger.read_intact_payloads(headers.ledger_ids, headers.entry_ids)
         for row, entry in enumerate(entries):
+            if int(headers.entry_ids[row]) in damaged.get(int(headers.ledger_ids[row]), ()):
+                # The hash of its key, which is in its header, has found it.
+                one, json = described_without_entry(row, headers)
+                explained = _explained(schedule, one, json, headers, row, now_ms, ttl_ms)
+                if any(state["state"] not in _ENDS for state in explained["subscriptions"]):
+                    found.append((_time_ms(headers, row), explained))
+                continue
             chosen = entry is not None and selector.filter.chosen(entry)
             if entry is None or not chosen:
                 continue
-            time_ms = int(headers.deliver_at_ms[row])
-            if time_ms == NOT_DELAYED:
-                time_ms = int(headers.publish_time_ms[row])
+            time_ms = _time_ms(headers, row)
             for one, json in described(entry, row, headers, has_payload=False):
                 if chosen is not True and one.batch_index not in chosen:
                     continue
@@ -169,6 +181,12 @@ class _BacklogSearch:
         return headers.where(np.array(is_other, np.bool_))
 
 
+def _time_ms(headers: EntryHeaders, row: int) -> int:
+    """Return when an entry is due: at its delivery time, or since it was published."""
+    deliver_at_ms = int(headers.deliver_at_ms[row])
+    return int(headers.publish_time_ms[row]) if deliver_at_ms == NOT_DELAYED else deliver_at_ms
+
+
 def _explained(
     schedule: TopicSchedule,
     message_id: MessageId,
@@ -180,7 +198,7 @@ def _explained(
 ) -> Json:
     deliver_at_ms = int(headers.deliver_at_ms[row])
     states = [
-        _of_subscription(schedule.topic, one, message_id, headers, row, now_ms, ttl_ms)
+        _of_subscription(schedule.topic, one, message_id, headers, row, now_ms, ttl_ms, is_damaged=json["damaged"])
         for one in schedule.subscriptions
     ]
     if deliver_at_ms == NOT_DELAYED:
@@ -204,6 +222,8 @@ def _of_subscription(
     row: int,
     now_ms: int,
     ttl_ms: int,
+    *,
+    is_damaged: bool,
 ) -> Json:
     position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
     state: Json = {
@@ -230,6 +250,13 @@ def _of_subscription(
         if subscription.has_expired(position):
             return state | _expired(message_id, lives_from_ms, now_ms, ttl_ms)
         return state | _ended(message_id, lives_from_ms, now_ms, ttl_ms)
+    if is_damaged:
+        return state | {
+            "state": "damaged",
+            "sentence": f"{message_id} cannot be read, as the log is damaged where it is, so nobody gets it. "
+            f"{DAMAGE_REMEDY}.",
+            "reason": "the log is damaged where it is",
+        }
     dispatcher = subscription.dispatcher
     status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
     if status is not None and status.consumer is not None:

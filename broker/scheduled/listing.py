@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, fitting
+from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, described_without_entry, fitting
 from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import WHOLE, PageToken
 from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
@@ -41,16 +41,22 @@ async def list_messages(
             wanted = replace(wanted, after=key_of(rows, -1))
             continue
         headers = headers.take(slice(0, fitting(headers, max(1, PAGE_BYTES_MAX - bytes_read))))
-        entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        entries, damaged = await schedule.topic.ledger.read_intact_payloads(headers.ledger_ids, headers.entry_ids)
         for row, entry in enumerate(entries):
             place = RowKey(int(headers.deliver_at_ms[row]), int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
             wanted = replace(wanted, after=place)
             bytes_read += int(headers.sizes[row])
             chosen = entry is not None and (selector.filter.is_trivial or selector.filter.chosen(entry))
-            if entry is None or not chosen:
+            if entry is None and place.entry_id in damaged.get(place.ledger_id, ()):
+                # Its header has the hash of its key, which decided already.
+                chosen = not selector.filter.properties
+            if not chosen:
                 continue
-            left = schedule.parts_left((place.ledger_id, place.entry_id))
-            found = described(entry, row, headers, has_payload=has_payload, left=left)
+            if entry is None:
+                found = [described_without_entry(row, headers)]
+            else:
+                left = schedule.parts_left((place.ledger_id, place.entry_id))
+                found = described(entry, row, headers, has_payload=has_payload, left=left)
             if chosen is not True:
                 found = [one for one in found if one[0].batch_index in chosen]
             if after is not None and place == after.place and after.batch_index != WHOLE:

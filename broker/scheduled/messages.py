@@ -5,11 +5,12 @@ Metadata stands before the payload in each entry, so both are read together, a f
 
 import asyncio
 import base64
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from broker.scheduled.selection import Rows
 from broker.slices import Turns
@@ -80,12 +81,28 @@ def described(
             "properties": dict(message.properties),
             "sizeBytes": message.size,
             "producerName": message.producer_name,
+            "damaged": False,
         }
         if has_payload:
             json["payload"] = base64.b64encode(message.payload).decode()
             json["payloadCompression"] = message.payload_compression
         found.append((message_id, json))
     return found
+
+
+def described_without_entry(row: int, headers: EntryHeaders) -> tuple[MessageId, Json]:
+    """Return as JSON what the header tells of an entry that is damaged: not its key, nor its properties."""
+    message_id = MessageId(Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row])))
+    return message_id, {
+        "messageId": str(message_id),
+        **both("deliverAt", int(headers.deliver_at_ms[row])),
+        **both("publishTime", int(headers.publish_time_ms[row])),
+        **key_json(None),
+        "properties": {},
+        "sizeBytes": int(headers.sizes[row]),
+        "producerName": "",
+        "damaged": True,
+    }
 
 
 def key_json(key: bytes | None) -> Json:
@@ -110,12 +127,17 @@ Chosen = dict[Position, ChosenOfBatch]
 
 OnSearched = Callable[[int, int], None]
 """Receives the number of entries that were looked at since the last call, and how many of them match."""
+OnDamaged = Callable[[Mapping[int, BitMap]], None]
+"""Receives damaged entries, by ledger."""
 
 
-async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searched: OnSearched) -> tuple[Mask, Chosen]:
+async def matching(
+    log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searched: OnSearched, on_damaged: OnDamaged
+) -> tuple[Mask, Chosen]:
     """Return a mask of the rows that match whole, and the batches that match in part; computed in slices.
 
-    Entries are looked at in the order of the log, where neighbours share a block.
+    Damaged entries match nothing: nobody knows whether they would. Entries are looked at in the order of the log,
+    where neighbours share a block.
     """
     is_meant = np.zeros(len(rows), np.bool_)
     chosen: Chosen = {}
@@ -124,7 +146,9 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searc
     turns = Turns()
     for begin in range(0, len(rows), READ_ENTRIES):
         portion = order[begin : begin + READ_ENTRIES]
-        entries = await log.read_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
+        entries, damaged = await log.read_intact_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
+        if damaged:
+            on_damaged(damaged)
         matched = 0
         for row, entry in zip(portion.tolist(), entries, strict=True):
             found = entry is not None and wanted.chosen(entry)

@@ -258,7 +258,8 @@ class Subscription:
     def _waiting(self, stats: SubscriptionStats | None) -> int:
         """Return how many due entries no consumer has, by the dispatcher's figures or the last count in the log.
 
-        Damaged ones do not count: they wait for a repair, and for no consumer. Without delays it counts only what a pause holds.
+        Damaged ones do not count: they wait for a repair, and for no consumer. Without delays it counts only what a
+        pause holds.
         """
         if not (self.pause.is_paused or self.has_delays):
             return 0
