@@ -37,6 +37,7 @@ from dispatcher.ports import Log, SubscriptionCursor
 from dispatcher.reader import Reader
 from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, EntryStatus, KeyStatus, NewcomerStats, SubscriptionStats
+from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.position import Position
 from managed_ledger.value_types import Clock
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
@@ -87,6 +88,7 @@ class Dispatcher:
             cursor,
             new_tracker,
             self._run_actions,
+            self._on_damage,
             self.stop_for_defect,
             config,
             now_ms,
@@ -226,6 +228,7 @@ class Dispatcher:
                 self._config,
                 self._on_refused,
                 self._on_missing,
+                self._on_damage,
                 self._on_sent,
                 self.stop_for_defect,
             )
@@ -427,6 +430,10 @@ class Dispatcher:
             reads=self._reader.under_way(),
         )
 
+    def damaged(self) -> dict[int, BitMap]:
+        """Return the entries that are put aside, as the log is damaged where they are, by ledger."""
+        return self.core.damaged()
+
     def consumer_stats(self, consumer: ConsumerHandle) -> ConsumerStats | None:
         """Return the stats of one consumer, None if it is not registered."""
         outbox = self._by_handle.get(id(consumer))
@@ -536,6 +543,12 @@ class Dispatcher:
 
     def _on_missing(self, positions: list[Key]) -> None:
         self.acknowledge(None, positions)
+
+    def _on_damage(self, damage: EntriesDamagedError) -> None:
+        if not self.core.damaged():
+            # What follows belongs to the same damage: `/health` names all of it.
+            logger.error("%r goes on without damaged entries, which nobody gets: %s", self._cursor.name, damage)
+        self._decide(lambda core: core.put_aside(damage.entries))
 
     def _arm_timer(self) -> None:
         at_ms = self.core.next_wakeup_ms()

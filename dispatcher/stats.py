@@ -77,6 +77,8 @@ class SubscriptionStats:
     """The headers of due messages are being read."""
     waits_for_entries: bool = False
     """Everything is read, and there are consumers."""
+    damaged_entries: int = 0
+    """Entries that are put aside, as the log is damaged where they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

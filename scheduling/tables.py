@@ -19,6 +19,7 @@ WIDTH: Final = 80
 _BAR: Final = 28
 _NAME: Final = 16
 _KEY: Final = 15
+_DAMAGED_SHOWN_MAX: Final = 10
 
 
 def cut(text: str, width: int | None) -> str:
@@ -131,9 +132,13 @@ def message_lines(messages: Sequence[Json], *, is_more: bool, width: int = WIDTH
     lines = [f"{'due':<24}  {'id':<15}  {'key':<{key_width}}  {'size':>8}  properties"]
     for key, one in zip(keys, messages, strict=True):
         properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
+        if one.get("damaged"):
+            properties = "DAMAGED"
         line = f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {padded(key, key_width)}  "
         line += f"{size(one['sizeBytes']):>8}  "
         lines.append((line + cut(properties, max(1, width - cell_len(line)))).rstrip())
+    if any(one.get("damaged") for one in messages):
+        lines.append("DAMAGED: the log is damaged there, so nobody gets it: see `postdate ledger repair --help`.")
     if is_more:
         lines.append("There are more: narrow by time, key or property, or raise --limit.")
     return lines
@@ -206,6 +211,9 @@ def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
     '3 messages would be cancelled; 1 id is unknown'
     >>> outcome_line({"matched": 3, "alreadyDue": 1, "unknown": 0}, "delivered", is_dry_run=True)
     '2 messages would be delivered; 1 was due already'
+    >>> outcome_line({"matched": 3, "delivered": 2, "alreadyDue": 0, "unknown": 0, "damaged": ["3:9"],
+    ...     "damagedCount": 1}, "delivered", is_dry_run=False)
+    '2 messages delivered; 1 is damaged in the log and stays: 3:9'
     """
     text = (
         f"{counted(changing_count(answer, verb), 'message')} would be {verb}"
@@ -217,6 +225,10 @@ def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
         text += f"; {due:,} {'was' if due == 1 else 'were'} due already"
     if unknown:
         text += f"; {unknown:,} {'id is' if unknown == 1 else 'ids are'} unknown"
+    if damaged := answer.get("damagedCount", 0):
+        shown = ", ".join(answer["damaged"][:_DAMAGED_SHOWN_MAX]) + (", ..." if damaged > _DAMAGED_SHOWN_MAX else "")
+        text += f"; {damaged:,} {'is' if damaged == 1 else 'are'} damaged in the log and "
+        text += f"stay{'s' if damaged == 1 else ''}: {shown}"
     return text
 
 

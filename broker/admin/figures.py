@@ -213,6 +213,12 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
         "topics without clients it is a lower bound, until the last one is due.",
         lambda one: one.overdue,
     ),
+    Metric(
+        "postdate_damaged_entries",
+        "Entries that nobody gets, as the log is damaged where they are: those of which that is known. `/health` names "
+        "them, `postdate ledger repair` ends it.",
+        lambda one: one.damaged,
+    ),
 )
 
 SUBSCRIPTION_COUNTERS: Final[tuple[Metric[SubscriptionCounters], ...]] = (

@@ -146,6 +146,10 @@ def scheduled_schemas() -> Json:
         "properties": {"type": "object", "additionalProperties": TEXT},
         "sizeBytes": COUNT,
         "producerName": TEXT,
+        "damaged": {
+            **BOOL,
+            "description": "Whether the log is damaged where it is: then only its header is known, and nobody gets it",
+        },
     }
     payload = {
         "payload": {"type": "string", "contentEncoding": "base64"},
@@ -153,7 +157,7 @@ def scheduled_schemas() -> Json:
     }
     state = {
         "subscription": TEXT,
-        "state": {"enum": ["delayed", "held", "waiting", "pending", "acknowledged", "expired"]},
+        "state": {"enum": ["delayed", "held", "waiting", "pending", "damaged", "acknowledged", "expired"]},
         "sentence": TEXT,
         "consumer": {**TEXT_OR_NULL, "description": "The consumer that has it, or that it waits for"},
         "sinceMs": {
@@ -198,6 +202,16 @@ def scheduled_schemas() -> Json:
         "matched": {**COUNT, "description": "Scheduled messages that are meant"},
         "alreadyDue": {**COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
         "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},
+    }
+    damaged = {
+        "damaged": {
+            "type": "array",
+            "items": TEXT,
+            "maxItems": 10_000,
+            "description": "Entries that were left out, as the log is damaged where they are; `postdate ledger repair` "
+            "gives them up. Of those that a key or a property selects nobody knows whether they are meant",
+        },
+        "damagedCount": {**COUNT, "description": "How many these are; no field where there are none"},
     }
     ids = {"ids": {"type": "object", "additionalProperties": TEXT, "description": "Old to new, where ids were given"}}
     topic_subscription = {
@@ -272,9 +286,9 @@ def scheduled_schemas() -> Json:
             "description": f"{rule}; and one of deliverAtMs, delayMs and shiftMs",
             "additionalProperties": False,
         },
-        "Cancelled": object_of(matched | {"cancelled": COUNT}, required=list(matched)),
-        "Rescheduled": object_of(matched | {"rescheduled": COUNT} | ids, required=list(matched)),
-        "Delivered": object_of(matched | {"delivered": COUNT} | ids, required=list(matched)),
+        "Cancelled": object_of(matched | damaged | {"cancelled": COUNT}, required=list(matched)),
+        "Rescheduled": object_of(matched | damaged | {"rescheduled": COUNT} | ids, required=list(matched)),
+        "Delivered": object_of(matched | damaged | {"delivered": COUNT} | ids, required=list(matched)),
         "Pause": {
             **object_of({"subscription": {**TEXT, "description": "None: all"}}, required=[]),
             "additionalProperties": False,

@@ -39,7 +39,7 @@ from broker.scheduled.filtered_counts import histogram_of
 from broker.scheduled.listing import list_messages, topic_summary
 from broker.scheduled.matched import Matched
 from broker.scheduled.messages import both
-from broker.scheduled.operations import Operations, Progress, early_ms_of
+from broker.scheduled.operations import MOVED_TOLD_MAX, Operations, Progress, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
 from broker.slices import in_slices
@@ -48,6 +48,7 @@ from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.errors import AppendRefusedError, LedgerError
+from managed_ledger.position import Position
 from managed_ledger.value_types import Json
 
 PREFIX: Final = "/postdate/v1"
@@ -296,12 +297,13 @@ class _Routes:
         with self._begun(request, "cancel", topic) as progress:
             operations = self._operations_on(topic, body, progress)
             matched = await operations.find(selector)
-            if not progress.matched:
+            if not progress.matched and not operations.damaged:
                 raise _matches_nothing(body)
             answer = {
                 "matched": progress.matched,
                 "alreadyDue": operations.due_count(matched),
                 "unknown": matched.unknown,
+                **_damaged(operations),
             }
             if not is_dry_run:
                 answer["cancelled"] = await operations.cancel(matched)
@@ -401,7 +403,7 @@ class _Routes:
         with self._begun(request, kind, topic) as progress:
             operations = self._operations_on(topic, body, progress)
             matched = await operations.find(selector)
-            if not progress.matched:
+            if not progress.matched and not operations.damaged:
                 raise _matches_nothing(body)
             movable = await operations.movable(matched)
             if new_time is not None:
@@ -412,14 +414,16 @@ class _Routes:
                 "unknown": matched.unknown,
             }
             if is_dry_run:
-                return answer
+                return answer | _damaged(operations)
+            damaged_before = operations.damaged_count
             now_ms = self._service.now_ms()
             count, moved = await operations.move(
                 movable,
                 new_time.all_of if new_time is not None else lambda deliver_at_ms: np.full_like(deliver_at_ms, now_ms),
                 shifted_by=_shifted_by(request, new_time),
             )
-            answer |= {verb: count, "alreadyDue": len(matched) - count}
+            damaged = operations.damaged_count - damaged_before
+            answer |= {verb: count, "alreadyDue": len(matched) - count - damaged} | _damaged(operations)
             if selector.message_ids is not None:
                 # Each as it was named, and the other chunks of its message.
                 asked = [one for one in dict.fromkeys(selector.message_ids) if one in moved]
@@ -492,6 +496,12 @@ def _shifted_by(request: web.Request, new_time: requests.NewTime | None) -> str 
     if not operation_id or new_time is None or new_time.field != "shiftMs":
         return None
     return f"{operation_id} {new_time.shift_ms}"
+
+
+def _damaged(operations: Operations) -> Json:
+    """Return which entries were left out, as the log is damaged where they are; no field where there are none."""
+    found = [str(Position(ledger_id, at)) for ledger_id, ids in sorted(operations.damaged.items()) for at in ids]
+    return {"damaged": found[:MOVED_TOLD_MAX], "damagedCount": len(found)} if found else {}
 
 
 def _matches_nothing(body: Json) -> RequestError:

@@ -1,5 +1,6 @@
 """The web port: health for supervisors, metrics for Prometheus.
 
+    GET /livez                      "ok": the process answers, whatever its disk or its storages say
     GET /health                     JSON with "status": "ok"; answered as soon as clients can connect
     GET /admin/v2/brokers/health    "ok", as Pulsar's own health check
                                     both 503 with "problems" while the log, a snapshot storage or a dispatcher fails
@@ -123,6 +124,9 @@ async def start_web(
         answer = {"status": "failing" if found else "ok", "version": version("postdate")} | health()
         return web.json_response(answer | {"problems": found} if found else answer, status=503 if found else 200)
 
+    async def get_livez(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
     async def get_broker_health(_: web.Request) -> web.Response:
         found = await problems()
         health()
@@ -135,6 +139,7 @@ async def start_web(
     if access is not None:
         middlewares.append(access)
     app = web.Application(middlewares=middlewares)
+    app.router.add_get("/livez", get_livez)
     app.router.add_get("/health", get_health)
     app.router.add_get("/admin/v2/brokers/health", get_broker_health)
     app.router.add_get("/metrics", scrapes.answer)

@@ -1,6 +1,6 @@
 """Access to the endpoints of the web port.
 
-    /health                            every caller
+    /livez, /health                    every caller
     / and /page/..., the page's files  every caller; the files hold no data
     /metrics                           every caller; with authenticateMetricsEndpoint every authenticated caller
     endpoints of one topic             callers that may produce to it or consume from it
@@ -44,7 +44,7 @@ from broker.page.routes import PAGE_PATHS
 from broker.topics.topic_name import TopicName
 from managed_ledger.value_types import Clock
 
-_OPEN: Final = frozenset({"/health"}) | PAGE_PATHS
+_OPEN: Final = frozenset({"/livez", "/health"}) | PAGE_PATHS
 _METRICS: Final = frozenset({"/metrics", "/metrics/"})
 _READ_PATHS: Final = READ_PATHS | SCHEDULED_READ_PATHS
 _READING: Final = frozenset({"GET", "HEAD"})

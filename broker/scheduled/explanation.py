@@ -4,6 +4,7 @@ delayed        its time has not come
 held           it is due, and a pause holds it
 waiting        it is due, and its consumer cannot take it yet
 pending        a consumer has it and has not acknowledged it
+damaged        the log is damaged where it is, so nobody gets it
 acknowledged   delivered and acknowledged, or cancelled, or replaced by a copy with another time
 expired        its time to live ended before it was acknowledged
 
@@ -21,7 +22,7 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap
 
-from broker.scheduled.messages import READ_ENTRIES, both, described
+from broker.scheduled.messages import READ_ENTRIES, both, described, described_without_entry
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.delayed_range import delays_through
@@ -30,6 +31,7 @@ from broker.topics.topic import Topic
 from command_line.output import iso
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.errors import DAMAGE_REMEDY
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Json
 from tracker.columns.row_order import key_of
@@ -61,10 +63,12 @@ async def explain_message(schedule: TopicSchedule, message_id: Position, *, now_
     log = schedule.topic.ledger
     ledger_id, entry_id = message_id
     headers = await log.read_headers_at([ledger_id], [entry_id])
-    entries = await log.read_payloads([ledger_id], [entry_id]) if len(headers) else []
-    if not entries or entries[0] is None:
+    if not len(headers):
         return None
-    found = _explained(schedule, entries[0], headers, 0, now_ms, ttl_ms)
+    (entry,), damaged = await log.read_intact_payloads([ledger_id], [entry_id])
+    if entry is None and not damaged:
+        return None
+    found = _explained(schedule, entry, headers, 0, now_ms, ttl_ms)
     return {"sentence": found["sentence"], "messages": [found]}
 
 
@@ -81,17 +85,16 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
     found: list[tuple[int, Json]] = []
 
     async def take(headers: EntryHeaders) -> None:
-        entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        entries, damaged = await schedule.topic.ledger.read_intact_payloads(headers.ledger_ids, headers.entry_ids)
         for row, entry in enumerate(entries):
-            if entry is None or not selector.filter.matches(entry):
+            # A damaged one was found by the hash of its key, which is in its header.
+            is_damaged = int(headers.entry_ids[row]) in damaged.get(int(headers.ledger_ids[row]), ())
+            if not is_damaged and (entry is None or not selector.filter.matches(entry)):
                 continue
-            time_ms = int(headers.deliver_at_ms[row])
-            if time_ms == NOT_DELAYED:
-                time_ms = int(headers.publish_time_ms[row])
             explained = _explained(schedule, entry, headers, row, now_ms, ttl_ms)
             # It may have been acknowledged meanwhile.
             if any(state["state"] not in _ENDS for state in explained["subscriptions"]):
-                found.append((time_ms, explained))
+                found.append((_time_ms(headers, row), explained))
 
     while len(found) <= MESSAGES_MAX:
         rows = await schedule.page(wanted, MESSAGES_MAX)
@@ -160,12 +163,22 @@ class _BacklogSearch:
         return headers.where(np.array(is_other, np.bool_))
 
 
-def _explained(
-    schedule: TopicSchedule, entry: bytes, headers: EntryHeaders, row: int, now_ms: int, ttl_ms: int
-) -> Json:
-    json = described(entry, row, headers, has_payload=False)
+def _time_ms(headers: EntryHeaders, row: int) -> int:
+    """Return when an entry is due: at its delivery time, or since it was published."""
     deliver_at_ms = int(headers.deliver_at_ms[row])
-    states = [_of_subscription(schedule.topic, one, headers, row, now_ms, ttl_ms) for one in schedule.subscriptions]
+    return int(headers.publish_time_ms[row]) if deliver_at_ms == NOT_DELAYED else deliver_at_ms
+
+
+def _explained(
+    schedule: TopicSchedule, entry: bytes | None, headers: EntryHeaders, row: int, now_ms: int, ttl_ms: int
+) -> Json:
+    """Explain one message; `entry` is None where the log is damaged."""
+    json = described_without_entry(row, headers) if entry is None else described(entry, row, headers, has_payload=False)
+    deliver_at_ms = int(headers.deliver_at_ms[row])
+    states = [
+        _of_subscription(schedule.topic, one, headers, row, now_ms, ttl_ms, is_damaged=entry is None)
+        for one in schedule.subscriptions
+    ]
     if deliver_at_ms == NOT_DELAYED:
         json = json | both("deliverAt", None)
     if not states:
@@ -180,7 +193,14 @@ def _explained(
 
 
 def _of_subscription(
-    topic: Topic, subscription: Subscription, headers: EntryHeaders, row: int, now_ms: int, ttl_ms: int
+    topic: Topic,
+    subscription: Subscription,
+    headers: EntryHeaders,
+    row: int,
+    now_ms: int,
+    ttl_ms: int,
+    *,
+    is_damaged: bool,
 ) -> Json:
     position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
     state: Json = {
@@ -204,6 +224,13 @@ def _of_subscription(
         if subscription.has_expired(position):
             return state | _expired(position, lives_from_ms, now_ms, ttl_ms)
         return state | _ended(position, lives_from_ms, now_ms, ttl_ms)
+    if is_damaged:
+        return state | {
+            "state": "damaged",
+            "sentence": f"{position} cannot be read, as the log is damaged where it is, so nobody gets it. "
+            f"{DAMAGE_REMEDY}.",
+            "reason": "the log is damaged where it is",
+        }
     dispatcher = subscription.dispatcher
     status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
     if status is not None and status.consumer is not None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, fitting
+from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, described_without_entry, fitting
 from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
@@ -41,14 +41,20 @@ async def list_messages(
             wanted = replace(wanted, after=key_of(rows, -1))
             continue
         headers = headers.take(slice(0, fitting(headers, max(1, PAGE_BYTES_MAX - bytes_read))))
-        entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        entries, damaged = await schedule.topic.ledger.read_intact_payloads(headers.ledger_ids, headers.entry_ids)
         for row, entry in enumerate(entries):
             place = RowKey(int(headers.deliver_at_ms[row]), int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
             wanted = replace(wanted, after=place)
             bytes_read += int(headers.sizes[row])
-            if entry is None or not (selector.filter.is_trivial or selector.filter.matches(entry)):
+            if entry is None:
+                # Its header has the hash of its key, which decided already.
+                if place.entry_id not in damaged.get(place.ledger_id, ()) or selector.filter.properties:
+                    continue
+                messages.append(described_without_entry(row, headers))
+            elif selector.filter.is_trivial or selector.filter.matches(entry):
+                messages.append(described(entry, row, headers, has_payload=has_payload))
+            else:
                 continue
-            messages.append(described(entry, row, headers, has_payload=has_payload))
             if len(messages) == limit:
                 return messages, await _if_more(schedule, selector, wanted.after)
             await turns.give_way()

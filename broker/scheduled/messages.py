@@ -5,11 +5,12 @@ Metadata stands before the payload in each entry, so both are read together, a f
 
 import asyncio
 import base64
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from broker.scheduled.selection import Rows
 from broker.slices import Turns
@@ -50,10 +51,7 @@ def described(entry: bytes, row: int, headers: EntryHeaders, *, has_payload: boo
         message = message_of(entry)
     except MessageMetadataError:
         message = StoredMessage(None, {}, "", entry, "UNREADABLE", len(entry))
-    json: Json = {
-        "messageId": str(Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))),
-        **both("deliverAt", int(headers.deliver_at_ms[row])),
-        **both("publishTime", int(headers.publish_time_ms[row])),
+    json = _of_header(row, headers) | {
         **key_json(message.key),
         "properties": dict(message.properties),
         "sizeBytes": message.size,
@@ -63,6 +61,24 @@ def described(entry: bytes, row: int, headers: EntryHeaders, *, has_payload: boo
         json["payload"] = base64.b64encode(message.payload).decode()
         json["payloadCompression"] = message.payload_compression
     return json
+
+
+def described_without_entry(row: int, headers: EntryHeaders) -> Json:
+    """Return as JSON what the header tells of an entry that is damaged: not its key, nor its properties."""
+    return _of_header(row, headers) | {"damaged": True}
+
+
+def _of_header(row: int, headers: EntryHeaders) -> Json:
+    return {
+        "messageId": str(Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))),
+        **both("deliverAt", int(headers.deliver_at_ms[row])),
+        **both("publishTime", int(headers.publish_time_ms[row])),
+        **key_json(None),
+        "properties": {},
+        "sizeBytes": int(headers.sizes[row]),
+        "producerName": "",
+        "damaged": False,
+    }
 
 
 def key_json(key: bytes | None) -> Json:
@@ -77,12 +93,17 @@ def key_json(key: bytes | None) -> Json:
 
 OnSearched = Callable[[int, int], None]
 """Receives the number of entries that were looked at since the last call, and how many of them match."""
+OnDamaged = Callable[[Mapping[int, BitMap]], None]
+"""Receives damaged entries, by ledger."""
 
 
-async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searched: OnSearched) -> Mask:
+async def matching(
+    log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searched: OnSearched, on_damaged: OnDamaged
+) -> Mask:
     """Return a mask of the rows that match; computed in slices.
 
-    Entries are looked at in the order of the log, where neighbours share a block.
+    Damaged entries match nothing: nobody knows whether they would. Entries are looked at in the order of the log,
+    where neighbours share a block.
     """
     is_meant = np.zeros(len(rows), np.bool_)
     is_small = len(rows) < _SORT_IN_THREAD_ROWS
@@ -90,7 +111,9 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searc
     turns = Turns()
     for begin in range(0, len(rows), READ_ENTRIES):
         portion = order[begin : begin + READ_ENTRIES]
-        entries = await log.read_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
+        entries, damaged = await log.read_intact_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
+        if damaged:
+            on_damaged(damaged)
         matched = 0
         for row, entry in zip(portion.tolist(), entries, strict=True):
             is_meant[row] = entry is not None and wanted.matches(entry)

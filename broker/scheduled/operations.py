@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from pyroaring import BitMap
+
 from broker.protocol.entries import with_delivery_time
 from broker.scheduled.matched import Matched, match_ids
 from broker.scheduled.portions import Portion, portions
@@ -30,6 +32,7 @@ from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.entries.headers import NO_CHUNK
 from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.position import Position
+from managed_ledger.reading.damage import united
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.value_types import Clock, Int64Array
 
@@ -118,6 +121,8 @@ class Operations:
         self._now_ms = now_ms
         self._early_ms = early_ms
         self._progress = progress
+        self.damaged: dict[int, BitMap] = {}
+        """Entries that were left out, as the log is damaged where they are."""
         self._logged_s = asyncio.get_running_loop().time()
 
     async def find(self, selector: Selector) -> Matched:
@@ -131,9 +136,18 @@ class Operations:
             matched = await match_ids(self._schedule, selector.message_ids)
         else:
             takes = None if selector.filter.is_trivial else selector.filter
-            matched = Matched(await self._schedule.rows(selector.wanted, takes, self._progress.note_search))
+            rows = await self._schedule.rows(selector.wanted, takes, self._progress.note_search, self._leave_out)
+            matched = Matched(rows)
         self._progress.matched, self._progress.searching = len(matched), False
         return matched
+
+    @property
+    def damaged_count(self) -> int:
+        """How many entries were left out."""
+        return sum(map(len, self.damaged.values()))
+
+    def _leave_out(self, damaged: Mapping[int, BitMap]) -> None:
+        self.damaged = united(self.damaged, damaged)
 
     def due_count(self, matched: Matched) -> int:
         """Return how many of the messages are due already."""
@@ -200,7 +214,7 @@ class Operations:
 
         Returns:
             The number of messages moved, and for the first copies their positions by the old positions. Messages that
-            were delivered or cancelled meanwhile do not count.
+            were delivered or cancelled meanwhile do not count, nor do `damaged` ones.
 
         Raises:
             LedgerError: The log cannot be read or written; portions before that are moved, the others are unchanged.
@@ -219,7 +233,13 @@ class Operations:
             self._note(done.messages)
 
         try:
-            async for portion in portions(self._topic.ledger, rows, entries_max=_MOVE_ENTRIES, bytes_max=_MOVE_BYTES):
+            async for portion in portions(
+                self._topic.ledger,
+                rows,
+                entries_max=_MOVE_ENTRIES,
+                bytes_max=_MOVE_BYTES,
+                on_damaged=self._leave_out,
+            ):
                 under_way.append(await self._move_portion(portion, new_time, shifted_by))
                 # Cached rows and finished portions are taken without suspending.
                 await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from pyroaring import BitMap
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.histogram import Histogram, HistogramCounter, ScheduleTotals, TotalsCounter
 from broker.scheduled.ledger_schedule import LedgerSchedule
-from broker.scheduled.messages import OnSearched, matching
+from broker.scheduled.messages import OnDamaged, OnSearched, matching
 from broker.scheduled.selection import (
     PageBuilder,
     Rows,
@@ -35,7 +35,7 @@ ROWS_MAX: Final = 5_000_000
 """The most messages of one operation, 24 bytes each while it runs. Larger ones need the jobs on Spark."""
 
 
-def _nothing(_searched: int, _matched: int) -> None:
+def _nothing(*_: object) -> None:
     """No caller asks for the progress."""
 
 
@@ -115,7 +115,11 @@ class TopicSchedule:
         return {one.ledger_id: one.entries async for one in schedules if len(one) == one.entries}
 
     async def rows(
-        self, wanted: Wanted, takes: MessageFilter | None = None, on_searched: OnSearched = _nothing
+        self,
+        wanted: Wanted,
+        takes: MessageFilter | None = None,
+        on_searched: OnSearched = _nothing,
+        on_damaged: OnDamaged = _nothing,
     ) -> Rows:
         """Return all rows that match, in order of delivery.
 
@@ -125,6 +129,7 @@ class TopicSchedule:
             wanted: The conditions on the columns.
             takes: Those on the entries themselves, None for none.
             on_searched: Told how far the search is.
+            on_damaged: Told of entries of which it is not known whether they match.
 
         Raises:
             TooManyRowsError: There are more than `ROWS_MAX`.
@@ -137,7 +142,7 @@ class TopicSchedule:
             if takes is None:
                 on_searched(len(rows), len(rows))
             else:
-                rows = rows.take(await matching(self.topic.ledger, rows, takes, on_searched))
+                rows = rows.take(await matching(self.topic.ledger, rows, takes, on_searched, on_damaged))
             count += len(rows)
             if count > ROWS_MAX:
                 raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")

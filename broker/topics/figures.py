@@ -81,6 +81,8 @@ class SubscriptionSnapshot:
     """Due entries that no consumer has and its pause holds."""
     overdue: int = 0
     """Due entries that no consumer has and no pause holds."""
+    damaged: int = 0
+    """Entries that nobody gets, as the log is damaged where they are."""
     next_deliver_at_ms: int | None = None
     """The first delivery time at the last count in the log, None where there was none."""
 

@@ -35,9 +35,10 @@ from dispatcher.errors import ConsumerBusyError, DispatcherClosedError, RangeCon
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursors.cursor import Cursor
-from managed_ledger.errors import LedgerError
+from managed_ledger.errors import DAMAGE_REMEDY, LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from managed_ledger.reading.damage import named
 from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff
@@ -230,6 +231,7 @@ class Subscription:
             is_paused=is_paused,
             held_by_pause=waiting if is_paused else 0,
             overdue=0 if is_paused else waiting,
+            damaged=0 if stats is None else stats.damaged_entries,
             next_deliver_at_ms=next(iter(self.delayed_in_log.some_deliver_at_ms), None),
         )
 
@@ -251,7 +253,8 @@ class Subscription:
     def _waiting(self, stats: SubscriptionStats | None) -> int:
         """Return how many due entries no consumer has, by the dispatcher's figures or the last count in the log.
 
-        Without delays it counts only what a pause holds.
+        Damaged ones do not count: they wait for a repair, and for no consumer. Without delays it counts only what a
+        pause holds.
         """
         if not (self.pause.is_paused or self.has_delays):
             return 0
@@ -259,8 +262,10 @@ class Subscription:
         if not self.knows_all_delayed and counted.through is not None:
             # Messages that were published since the count may be delayed.
             backlog = min(backlog, counted.backlog)
-        pending = 0 if stats is None else sum(one.pending_entries for one in stats.consumers)
-        return max(0, backlog - self.delayed(stats) - pending)
+        pending = damaged = 0
+        if stats is not None:
+            pending, damaged = sum(one.pending_entries for one in stats.consumers), stats.damaged_entries
+        return max(0, backlog - self.delayed(stats) - pending - damaged)
 
     def end_rate_window(self, now_ms: int) -> None:
         """End a window of rates: they are those of the time since the last call."""
@@ -320,6 +325,13 @@ class Subscription:
         problems = []
         if dispatcher.failure is not None:
             problems.append(f"subscription {self.name} has stopped by a defect: {dispatcher.failure!r}")
+        damaged = dispatcher.damaged()
+        if damaged:
+            count = sum(map(len, damaged.values()))
+            problems.append(
+                f"subscription {self.name}: the log is damaged, and {count} entries of it are delivered to nobody: "
+                f"{named(damaged)}. Stop the service. {DAMAGE_REMEDY}"
+            )
         tracker = self.bucket_tracker
         if tracker is not None:
             problems += [f"subscription {self.name}: {problem}" for problem in tracker.stats().problems()]

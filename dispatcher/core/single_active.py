@@ -17,7 +17,7 @@ import numpy as np
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, intersection, unacknowledged
-from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
+from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, make_items
@@ -54,9 +54,8 @@ class SingleActiveCore(SubscriptionCore):
         is_failover: bool,
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
     ) -> None:
-        super().__init__()
+        super().__init__(cursor)
         self.config = config
-        self._cursor = cursor
         self.active: ConsumerState | None = None
         self._topic_name = topic_name
         self._is_failover = is_failover
@@ -88,7 +87,7 @@ class SingleActiveCore(SubscriptionCore):
         assert self.plan is not None
 
         self.entries_read_total += len(headers)
-        headers = not_acknowledged(headers, self._cursor)
+        headers = self._deliverable(headers)
         if self._selector is not None:
             slots = self._selector.hash_range.slots(headers.sticky_hashes)
             headers = headers.where(self._selector.owners.take(slots) != NO_OWNER)
@@ -201,6 +200,7 @@ class SingleActiveCore(SubscriptionCore):
     def reset(self) -> None:
         self.plan = None
         self.ack_sets.clear()
+        self._damaged.clear()
 
 
 def choose_active(consumers: Collection[ConsumerState], topic_name: str) -> ConsumerState:

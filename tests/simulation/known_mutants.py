@@ -100,14 +100,14 @@ DISPATCHER: Final = [
     Mutant(
         "held-and-acknowledged",
         "dispatcher/core/intake.py",
-        "        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))",
+        "        return self._deliverable_now(self.held_due.take(entries_max, self._admitted_through()))",
         "        return self.held_due.take(entries_max, self._admitted_through())",
         "what is held is let in without asking what is acknowledged",
     ),
     Mutant(
         "due-and-acknowledged",
         "dispatcher/core/intake.py",
-        "        headers = self._not_acknowledged(headers)\n        if not self.held_due or not len(headers):",
+        "        headers = self._deliverable_now(headers)\n        if not self.held_due or not len(headers):",
         "        if not self.held_due or not len(headers):",
         "what the tracker gives is let in without asking what was acknowledged while its headers were read",
     ),
@@ -509,13 +509,13 @@ ITEMS: Final = [
     Mutant(
         "item-9",
         "dispatcher/core/intake.py",
-        "        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))",
+        "        return self._deliverable_now(self.held_due.take(entries_max, self._admitted_through()))",
         "        return self.held_due.take(entries_max, self._admitted_through())",
         "what is held is let in without asking what is acknowledged",
         (
             Edit(
                 "dispatcher/core/intake.py",
-                "        return self._admit(_NONE, _NONE.publish_time_ms, self._not_acknowledged(held))\n",
+                "        return self._admit(_NONE, _NONE.publish_time_ms, self._deliverable_now(held))\n",
                 "        return self._admit(_NONE, _NONE.publish_time_ms, held)\n",
             ),
         ),

@@ -22,6 +22,7 @@ class DiskHandle:
         self._disk = disk
         self._chance = chance
         self._is_released = False
+        self.damage: str | None = None
 
     def release(self) -> None:
         """Change nothing any more: the process is dead."""

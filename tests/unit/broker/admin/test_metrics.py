@@ -230,6 +230,7 @@ def test_the_numbers_of_a_subscription() -> None:
         is_paused=True,
         held_by_pause=11,
         overdue=14,
+        damaged=237,
     )
     found = rendered(topic(shown))
 
@@ -269,6 +270,7 @@ def test_the_numbers_of_a_subscription() -> None:
         "postdate_subscription_paused": 1,
         "postdate_subscription_held_by_pause": 11,
         "postdate_subscription_overdue": 14,
+        "postdate_damaged_entries": 237,
         "postdate_scheduled_cancelled_total": 12,
         "postdate_scheduled_rescheduled_total": 13,
     }

@@ -86,6 +86,7 @@ def play_web(folder: Path, story: Story, **access: Any) -> None:
 
 
 EVERYTHING = [
+    ("GET", "/livez"),
     ("GET", "/health"),
     ("GET", "/metrics"),
     ("GET", "/metrics/"),
@@ -119,7 +120,7 @@ EVERYTHING = [
     ("GET", "/health/"),
     ("GET", "/health/../admin/v2/brokers/health"),
 ]
-OPEN = {"/health", "/metrics", "/metrics/", "/", "/page/app.js"}
+OPEN = {"/livez", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
 FOR_READERS = {
     *(f"{TOPIC}/{what}" for what in ("stats", "internalStats", "delayedIndex")),
     f"{TOPIC}/subscription/s/keyStatus?key=k",
