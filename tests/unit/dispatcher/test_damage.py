@@ -1,4 +1,4 @@
-"""Entries that cannot be read: damaged ones are put aside, others are tried again; neither holds up more than it must."""
+"""Damaged entries are put aside, entries that cannot be read now are tried again; neither holds up more than it must."""
 
 import asyncio
 from collections.abc import Callable, Sequence
