@@ -1,4 +1,4 @@
-"""Damaged entries are put aside, entries that cannot be read now are tried again; neither holds up more than it must."""
+"""Damaged entries are put aside and reads that fail are tried again; neither holds up more than it must."""
 
 import asyncio
 from collections.abc import Callable, Sequence
