@@ -118,7 +118,7 @@ class ReopeningDatabase:
         except StoreCorruptedError as error:
             if self.damage is None:
                 self.damage = str(error)
-                logger.error("Nothing of the log is compacted any more, so that messages are still taken: %s", error)
+                logger.error("Nothing of the log is compacted any more, so that messages are still taken: %s", self.damage)
                 # Where the damage has ended the writes already, opening anew makes it so.
                 with suppress(LedgerError):
                     self._opened().stop_compacting()
