@@ -82,6 +82,9 @@ class ReopeningDatabase:
         self._place.check()
         if batch.size_bytes > SMALL_COMMIT_BYTES:
             self._check_room(batch.size_bytes)
+        if self._opened().has_failed_behind:
+            # It would refuse this.
+            self._mend_behind()
         with self._damage_noted():
             self._opened().write(batch, sync=sync)
 
@@ -128,15 +131,18 @@ class ReopeningDatabase:
         if self._database is None:
             return None
         if self._database.has_failed_behind:
-            # A flush or a compaction has failed, after which RocksDB writes no more tables.
-            with suppress(LedgerError), self._damage_noted():
-                # It refuses this with the reason.
-                self._database.write(self._database.new_batch(), sync=False)
-            self.mend()
+            self._mend_behind()
         room = self._measured_room()
         if room is not None and room.is_short(was_short=was_short):
             return self._flushed(room)
         return room
+
+    def _mend_behind(self) -> None:
+        """Open it again after a flush or a compaction that failed: RocksDB writes no more tables after that."""
+        with suppress(LedgerError), self._damage_noted():
+            # RocksDB refuses this with the reason. Where that is damage, the folder is opened without compactions.
+            self._opened().write(self._opened().new_batch(), sync=False)
+        self.mend()
 
     def _check_room(self, commit_bytes: int) -> None:
         """Refuse a commit that does not fit, before RocksDB finds out, which ends all writes."""

@@ -150,7 +150,7 @@ def _is_named(service: PostdateProcess, lost: set[int]) -> None:
     assert "postdate ledger repair" in health
     metrics = _metrics(service)
     counted = next(line for line in metrics.splitlines() if line.startswith("postdate_damaged_entries{"))
-    assert counted.endswith(f" {len(lost)}")
+    assert counted.endswith(f" {len(lost)}.0")
     assert "postdate_problems 0" not in metrics
     log = service.log_path.read_text()
     assert log.count("goes on without damaged entries") == 1
