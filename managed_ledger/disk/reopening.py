@@ -64,8 +64,7 @@ class ReopeningDatabase:
         self._open_folder = open_folder
         self._pace = ReopeningPace(monotonic)
         self._database: RocksDatabase | None = open_folder()
-        self.damage: str | None = None
-        """What is damaged, as far as reads and writes have met it."""
+        self._damage: str | None = None
         try:
             self._place = _Place(path)
         except LedgerError:
@@ -74,6 +73,10 @@ class ReopeningDatabase:
         self._gate = _Gate()
         self._wanted_bytes = 0
         """Room that the last large commit lacked."""
+
+    @property
+    def damage(self) -> str | None:
+        return self._damage
 
     def new_batch(self) -> Batch:
         return self._opened().new_batch()
@@ -120,8 +123,10 @@ class ReopeningDatabase:
             yield
         except StoreCorruptedError as error:
             if self.damage is None:
-                self.damage = str(error)
-                logger.error("Nothing of the log is compacted any more, so that messages are still taken: %s", self.damage)
+                self._damage = str(error)
+                logger.error(
+                    "Nothing of the log is compacted any more, so that messages are still taken: %s", self.damage
+                )
                 # Where the damage has ended the writes already, opening anew makes it so.
                 with suppress(LedgerError):
                     self._opened().stop_compacting()

@@ -65,7 +65,7 @@ PAYLOADS: Final = Kind(Family.PAYLOADS, payload_count, stored_payloads)
 
 
 class Covered(NamedTuple, Generic[Block]):
-    """What a read found of a need."""
+    """The blocks that a read found of a need."""
 
     blocks: list[Block]
     """Ascending; with `unread` they cover the need."""

@@ -35,7 +35,7 @@ PATIENCE_S: Final = 20.0
 """How late anything may be after everything was mended: time limits, retries and the trackers' longest waits."""
 
 _DAMAGE_ROUND_MS: Final = 60_000
-"""A round with damage takes less; what expires meanwhile is nobody's."""
+"""A round with damage takes less; entries that expire meanwhile would spoil it."""
 
 _ROUNDS_MAX: Final = 100
 """Entries that are sent again and again would be sent for ever; a run with tiny limits takes some thirty rounds."""
@@ -368,7 +368,7 @@ async def _play_damage(sim: "Simulation") -> None:
     sim.check()
     for sub, keys in lost.items():
         _judge_damage(sim, sub, keys, set())
-    # As a repair does: nobody gets them any more.
+    # As a repair does: no consumer gets them any more.
     disk.restore(StoreCorruptedError)
     for sub, keys in lost.items():
         for key in keys:

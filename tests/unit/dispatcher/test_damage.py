@@ -1,4 +1,4 @@
-"""Entries that cannot be read: damaged ones are put aside, others are tried again, and neither holds up what it need not."""
+"""Entries that cannot be read: damaged ones are put aside, and others tried again; all else goes on."""
 
 import asyncio
 from collections.abc import Callable, Sequence
