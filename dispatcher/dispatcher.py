@@ -546,8 +546,8 @@ class Dispatcher:
 
     def _on_damage(self, damage: EntriesDamagedError) -> None:
         if not self.core.damaged():
-            # What follows belongs to the same damage: `/health` names all of it.
-            logger.error("%r goes on without damaged entries, which nobody gets: %s", self._cursor.name, damage)
+            # Later ones belong to the same damage: `/health` names all of it.
+            logger.error("%r goes on without damaged entries, which no consumer gets: %s", self._cursor.name, damage)
         self._decide(lambda core: core.put_aside(damage.entries))
 
     def _arm_timer(self) -> None:

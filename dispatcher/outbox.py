@@ -176,7 +176,7 @@ class Outbox:
                 is_first = not self._unread
                 failure = await self._send_batch()
                 if failure is not None and is_first:
-                    # What fails until then is tried again together with this.
+                    # Other reads that fail until then are tried again together with this one.
                     wait_s = failures.next_seconds()
                     self._again_s = self._now_s() + wait_s
                     logger.error(

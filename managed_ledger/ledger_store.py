@@ -148,7 +148,7 @@ class LedgerStore:
 
     @property
     def damage(self) -> str | None:
-        """What is damaged, as far as reads and writes have met it; None while all is well."""
+        """The damage that reads and writes have met; None while all is well."""
         return self._database.damage
 
     @property

@@ -138,7 +138,7 @@ def message_lines(messages: Sequence[Json], *, is_more: bool, width: int = WIDTH
         line += f"{size(one['sizeBytes']):>8}  "
         lines.append((line + cut(properties, max(1, width - cell_len(line)))).rstrip())
     if any(one.get("damaged") for one in messages):
-        lines.append("DAMAGED: the log is damaged there, so nobody gets it: see `postdate ledger repair --help`.")
+        lines.append("DAMAGED: the log is damaged there, so no consumer gets it: see `postdate ledger repair --help`.")
     if is_more:
         lines.append("There are more: narrow by time, key or property, or raise --limit.")
     return lines

@@ -215,8 +215,8 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
     ),
     Metric(
         "postdate_damaged_entries",
-        "Entries that nobody gets, as the log is damaged where they are: those of which that is known. `/health` names "
-        "them, `postdate ledger repair` ends it.",
+        "Entries that no consumer gets, as the log is damaged where they are: those that were read. `/health` names "
+        "them, `postdate ledger repair` gives them up.",
         lambda one: one.damaged,
     ),
 )

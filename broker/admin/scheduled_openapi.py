@@ -148,7 +148,7 @@ def scheduled_schemas() -> Json:
         "producerName": TEXT,
         "damaged": {
             **BOOL,
-            "description": "Whether the log is damaged where it is: then only its header is known, and nobody gets it",
+            "description": "Whether the log is damaged where it is: its header alone is known, and no consumer gets it",
         },
     }
     payload = {
@@ -209,7 +209,7 @@ def scheduled_schemas() -> Json:
             "items": TEXT,
             "maxItems": 10_000,
             "description": "Entries that were left out, as the log is damaged where they are; `postdate ledger repair` "
-            "gives them up. Of those that a key or a property selects nobody knows whether they are meant",
+            "gives them up. Of those that a key or a property selects it is not known whether they are meant",
         },
         "damagedCount": {**COUNT, "description": "How many these are; no field where there are none"},
     }

@@ -1,6 +1,6 @@
 """The web port: health for supervisors, metrics for Prometheus.
 
-    GET /livez                      "ok": the process answers, whatever its disk or its storages say
+    GET /livez                      "ok": the process answers, also while its disk or a storage fails
     GET /health                     JSON with "status": "ok"; answered as soon as clients can connect
     GET /admin/v2/brokers/health    "ok", as Pulsar's own health check
                                     both 503 with "problems" while the log, a snapshot storage or a dispatcher fails

@@ -4,7 +4,7 @@ delayed        its time has not come
 held           it is due, and a pause holds it
 waiting        it is due, and its consumer cannot take it yet
 pending        a consumer has it and has not acknowledged it
-damaged        the log is damaged where it is, so nobody gets it
+damaged        the log is damaged where it is, so no consumer gets it
 acknowledged   delivered and acknowledged, or cancelled, or replaced by a copy with another time
 expired        its time to live ended before it was acknowledged
 
@@ -227,7 +227,7 @@ def _of_subscription(
     if is_damaged:
         return state | {
             "state": "damaged",
-            "sentence": f"{position} cannot be read, as the log is damaged where it is, so nobody gets it. "
+            "sentence": f"{position} cannot be read, as the log is damaged where it is, so no consumer gets it. "
             f"{DAMAGE_REMEDY}.",
             "reason": "the log is damaged where it is",
         }

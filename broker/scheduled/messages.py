@@ -102,7 +102,7 @@ async def matching(
 ) -> Mask:
     """Return a mask of the rows that match; computed in slices.
 
-    Damaged entries match nothing: nobody knows whether they would. Entries are looked at in the order of the log,
+    Damaged entries match nothing: it is not known whether they would. Entries are looked at in the order of the log,
     where neighbours share a block.
     """
     is_meant = np.zeros(len(rows), np.bool_)

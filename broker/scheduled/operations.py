@@ -32,7 +32,7 @@ from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.entries.headers import NO_CHUNK
 from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.position import Position
-from managed_ledger.reading.damage import united
+from managed_ledger.reading.unread_entries import united
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.value_types import Clock, Int64Array
 

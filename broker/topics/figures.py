@@ -82,7 +82,7 @@ class SubscriptionSnapshot:
     overdue: int = 0
     """Due entries that no consumer has and no pause holds."""
     damaged: int = 0
-    """Entries that nobody gets, as the log is damaged where they are."""
+    """Entries that no consumer gets, as the log is damaged where they are."""
     next_deliver_at_ms: int | None = None
     """The first delivery time at the last count in the log, None where there was none."""
 

@@ -38,7 +38,7 @@ from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import DAMAGE_REMEDY, LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
-from managed_ledger.reading.damage import named
+from managed_ledger.reading.unread_entries import named
 from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff
@@ -329,7 +329,7 @@ class Subscription:
         if damaged:
             count = sum(map(len, damaged.values()))
             problems.append(
-                f"subscription {self.name}: the log is damaged, and {count} entries of it are delivered to nobody: "
+                f"subscription {self.name}: the log is damaged, and {count} entries of it go to no consumer: "
                 f"{named(damaged)}. Stop the service. {DAMAGE_REMEDY}"
             )
         tracker = self.bucket_tracker

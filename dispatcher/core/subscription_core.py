@@ -117,9 +117,9 @@ class SubscriptionCore(ABC):
     # Damage.
 
     def put_aside(self, entries: Mapping[int, BitMap]) -> list[Action]:
-        """Give entries to nobody: the log is damaged where they are. They stay unacknowledged, and in nobody's way.
+        """Give entries to no consumer: the log is damaged where they are. They stay unacknowledged, and out of the way.
 
-        That ends with their acknowledgement, and with `reset`: whoever reads them again finds out again.
+        That ends with their acknowledgement, and with `reset`, after which they are read, and found out, again.
         """
         for ledger_id, entry_ids in entries.items():
             self._damaged[ledger_id] = self._damaged.get(ledger_id, BitMap()) | entry_ids

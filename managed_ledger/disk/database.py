@@ -103,7 +103,7 @@ class WritableDatabase(Database, Protocol):
 
     @property
     def damage(self) -> str | None:
-        """What is damaged, as far as reads and writes have met it; its tables are kept out of compactions from then on.
+        """The damage that reads and writes have met, None if none; nothing is compacted from then on.
 
         A compaction that meets damage ends all writes.
         """

@@ -64,8 +64,7 @@ class ReopeningDatabase:
         self._open_folder = open_folder
         self._pace = ReopeningPace(monotonic)
         self._database: RocksDatabase | None = open_folder()
-        self.damage: str | None = None
-        """What is damaged, as far as reads and writes have met it."""
+        self._damage: str | None = None
         try:
             self._place = _Place(path)
         except LedgerError:
@@ -75,6 +74,10 @@ class ReopeningDatabase:
         self._wanted_bytes = 0
         """Room that the last large commit lacked."""
 
+    @property
+    def damage(self) -> str | None:
+        return self._damage
+
     def new_batch(self) -> Batch:
         return self._opened().new_batch()
 
@@ -82,6 +85,9 @@ class ReopeningDatabase:
         self._place.check()
         if batch.size_bytes > SMALL_COMMIT_BYTES:
             self._check_room(batch.size_bytes)
+        if self._opened().has_failed_behind:
+            # It would refuse this.
+            self._mend_behind()
         with self._damage_noted():
             self._opened().write(batch, sync=sync)
 
@@ -117,8 +123,10 @@ class ReopeningDatabase:
             yield
         except StoreCorruptedError as error:
             if self.damage is None:
-                self.damage = str(error)
-                logger.error("Nothing of the log is compacted any more, so that messages are still taken: %s", error)
+                self._damage = str(error)
+                logger.error(
+                    "Nothing of the log is compacted any more, so that messages are still taken: %s", self.damage
+                )
                 # Where the damage has ended the writes already, opening anew makes it so.
                 with suppress(LedgerError):
                     self._opened().stop_compacting()
@@ -128,15 +136,18 @@ class ReopeningDatabase:
         if self._database is None:
             return None
         if self._database.has_failed_behind:
-            # A flush or a compaction has failed, after which RocksDB writes no more tables.
-            with suppress(LedgerError), self._damage_noted():
-                # It refuses this with the reason.
-                self._database.write(self._database.new_batch(), sync=False)
-            self.mend()
+            self._mend_behind()
         room = self._measured_room()
         if room is not None and room.is_short(was_short=was_short):
             return self._flushed(room)
         return room
+
+    def _mend_behind(self) -> None:
+        """Open it again after a flush or a compaction that failed: RocksDB writes no more tables after that."""
+        with suppress(LedgerError), self._damage_noted():
+            # RocksDB refuses this with the reason. Where that is damage, the folder is opened without compactions.
+            self._opened().write(self._opened().new_batch(), sync=False)
+        self.mend()
 
     def _check_room(self, commit_bytes: int) -> None:
         """Refuse a commit that does not fit, before RocksDB finds out, which ends all writes."""

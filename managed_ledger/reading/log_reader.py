@@ -7,7 +7,6 @@ read value by value, so that the answer says which of them cannot be read, and w
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import accumulate, repeat
 from operator import attrgetter
@@ -21,6 +20,7 @@ from managed_ledger.disk import keys
 from managed_ledger.disk.database import Database
 from managed_ledger.disk.keys import Family
 from managed_ledger.entries.blocks import (
+    HEADER_BLOCK_ROWS,
     JOINED_ENTRIES_MAX,
     JOINED_PAYLOAD_BYTES,
     HeaderBlock,
@@ -31,12 +31,16 @@ from managed_ledger.entries.blocks import (
     stored_payloads,
 )
 from managed_ledger.entries.headers import Rows
-from managed_ledger.errors import LedgerError, StoreClosedError
+from managed_ledger.errors import LedgerError, StoreClosedError, StoreCorruptedError
 from managed_ledger.reading.block_cache import BlockCache, CachedBlock
 from managed_ledger.reading.shared_calls import SharedCalls
 from managed_ledger.rocksdb_store.store import RowIterator
 
 Block = TypeVar("Block", bound=CachedBlock)
+T = TypeVar("T")
+
+VALUE_ENTRIES_MAX: Final = HEADER_BLOCK_ROWS
+"""Most entries of a value; those of payloads have fewer, as no entry of a client is shorter than 16 bytes."""
 
 
 class Need(NamedTuple):
@@ -61,7 +65,7 @@ PAYLOADS: Final = Kind(Family.PAYLOADS, payload_count, stored_payloads)
 
 
 class Covered(NamedTuple, Generic[Block]):
-    """What a read found of a need."""
+    """The blocks that a read found of a need."""
 
     blocks: list[Block]
     """Ascending; with `unread` they cover the need."""
@@ -202,9 +206,10 @@ def _joined(kind: Kind[Block], firsts: Sequence[int], values: Sequence[bytes]) -
 
 
 def _read_each(database: Database, kind: Kind[Block], need: Need) -> Covered[Block]:
-    """Read a need value by value, so that what cannot be read takes nothing else with it.
+    """Read a need value by value, so that what cannot be read takes as little else with it as RocksDB allows.
 
-    Runtime complexity: a search for each value and for each entry that is not read.
+    A value is asked for by its key: RocksDB then looks into the newest table first, and into no other one once it has
+    found it. A search for the value before a place asks all tables, and fails if one is damaged near that place.
     """
     ledger_id, entry_ids = need
     found: list[Block] = []
@@ -213,52 +218,48 @@ def _read_each(database: Database, kind: Kind[Block], need: Need) -> Covered[Blo
     for entry_id in entry_ids.tolist():
         if entry_id < end:
             continue
-        error: LedgerError | None = None
-        try:
-            value = _value_of(database, kind, ledger_id, entry_id)
-        except LedgerError as caught:
-            # Right behind an entry that is not read, only a value of its own could hold this one.
-            error = caught
-            is_alone = entry_id - 1 in unread
-            value = None if is_alone else _value_before_damage(database, kind, ledger_id, entry_id, end)
+        value, error = _tried(lambda key: database.get(kind.family, key), keys.block_key(ledger_id, entry_id))
+        first = entry_id
+        # Right behind an entry that is not read, only a value of its own could hold this one.
+        if value is None and entry_id - 1 not in unread:
+            first, value, error = _value_around(database, kind, ledger_id, entry_id, end)
         if value is None:
             unread[entry_id] = error
             continue
-        first, stored = value
-        found.append(kind.make(first, [stored]))
+        found.append(kind.make(first, [value]))
         end = found[-1].end
     return Covered(found, unread)
 
 
-def _value_of(database: Database, kind: Kind[Block], ledger_id: int, entry_id: int) -> tuple[int, bytes] | None:
-    """Return the stored value that has an entry, with its first entry; None where there is none."""
-    with database.rows(kind.family) as rows:
-        rows.seek_for_prev(keys.block_key(ledger_id, entry_id))
-        return _value_here(rows, kind, ledger_id, entry_id)
-
-
-def _value_before_damage(
+def _value_around(
     database: Database, kind: Kind[Block], ledger_id: int, entry_id: int, known_end: int
-) -> tuple[int, bytes] | None:
-    """Return the value of an entry by a walk towards it; None where that meets what cannot be read, too.
+) -> tuple[int, bytes | None, LedgerError | None]:
+    """Return the value that has an entry behind its first one, with that; or no value, and why."""
 
-    A search for the entry itself may look into the damage behind its value: a table's index does not tell the keys.
-    """
-    distance = 1
-    while entry_id - distance >= known_end:
-        value = None
-        # The walk ends where the damage begins.
-        with suppress(LedgerError), database.rows(kind.family) as rows:
-            rows.seek_for_prev(keys.block_key(ledger_id, entry_id - distance))
-            while rows.valid() and keys.pair.unpack(rows.key()) <= (ledger_id, entry_id):
-                value = rows.key(), rows.value()
-                rows.next()
-        if value is not None:
-            block_ledger_id, first = keys.pair.unpack(value[0])
-            is_there = block_ledger_id == ledger_id and entry_id < first + kind.count(value[1])
-            return (first, value[1]) if is_there else None
-        distance *= 2
-    return None
+    def before(key: bytes) -> tuple[int, bytes] | None:
+        with database.rows(kind.family) as rows:
+            rows.seek_for_prev(key)
+            return _value_here(rows, kind, ledger_id, entry_id)
+
+    value, error = _tried(before, keys.block_key(ledger_id, entry_id))
+    if value is not None:
+        return (*value, None)
+    if isinstance(error, StoreCorruptedError):
+        for first in range(entry_id - 1, max(known_end, entry_id - VALUE_ENTRIES_MAX) - 1, -1):
+            stored, _ = _tried(lambda key: database.get(kind.family, key), keys.block_key(ledger_id, first))
+            if stored is not None:
+                is_there = entry_id < first + kind.count(stored)
+                return first, stored if is_there else None, error
+    return entry_id, None, error
+
+
+def _tried(read: Callable[[bytes], T | None], key: bytes) -> tuple[T | None, LedgerError | None]:
+    """Return what a read gives, or its error."""
+    try:
+        return read(key), None
+    except LedgerError as error:
+        # A traceback keeps the iterator of rows, which keeps the folder locked.
+        return None, error.with_traceback(None)
 
 
 def _value_here(rows: RowIterator, kind: Kind[Block], ledger_id: int, entry_id: int) -> tuple[int, bytes] | None:

@@ -15,10 +15,10 @@ from managed_ledger.entries.headers import EntryHeader, EntryHeaders, Rows, head
 from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.ledgers import LedgerInfo, Ledgers
 from managed_ledger.position import Position
-from managed_ledger.reading.damage import UnreadEntries, united
 from managed_ledger.reading.finding import find_published
 from managed_ledger.reading.log_reader import LogReader, Need, Unread
 from managed_ledger.reading.selection import HeadersRead, RowsRead, Skip, select
+from managed_ledger.reading.unread_entries import UnreadEntries, united
 
 Ids = Sequence[int] | NDArray[np.int64]
 

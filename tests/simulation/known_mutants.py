@@ -42,6 +42,29 @@ DISPATCHER: Final = [
         "chunks of one message go to several consumers",
     ),
     Mutant(
+        "damaged-is-acknowledged",
+        "dispatcher/dispatcher.py",
+        "        self._decide(lambda core: core.put_aside(damage.entries))\n",
+        "        positions = [(ledger_id, at) for ledger_id, ids in damage.entries.items() for at in ids]\n"
+        "        self.acknowledge(None, positions)\n",
+        "what is put aside for damage is acknowledged, and so lost for a repair from a copy",
+        says="damaged",
+    ),
+    Mutant(
+        "damaged-keeps-permits",
+        "dispatcher/outbox.py",
+        "        self._on_refused(self.consumer, damaged)\n",
+        "",
+        "the permits of a damaged entry do not go back to its consumer",
+    ),
+    Mutant(
+        "unreadable-holds-up-its-consumer",
+        "dispatcher/outbox.py",
+        "            if slot not in slots and position_of(item) not in unread:\n",
+        "            if not self._unread and position_of(item) not in unread:\n",
+        "a read that fails holds up what its consumer gets of other keys",
+    ),
+    Mutant(
         "subscription-count-not-lowered",
         "dispatcher/core/multiple_consumers.py",
         "        self.unacked -= messages\n        if consumer.heads:",

@@ -17,7 +17,6 @@ from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import TOPIC, play
 
 ASKED = [
-    "/livez",
     "/health",
     "/postdate/v1/openapi.json",
     "/postdate/v1/topics",
