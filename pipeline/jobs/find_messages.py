@@ -24,7 +24,7 @@ from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.names import find_topic
 from pipeline.logs.header_log import HeaderLog
 from pipeline.logs.log_folder import LogFolder
-from pipeline.logs.open_logs import log_folder_of, open_log, with_log
+from pipeline.logs.open_logs import log_folder_of, topics_of_log, with_log
 from pipeline.tasks.cancel_rows import POSITION_COLUMNS
 from tracker.columns.positions import ledger_groups
 
@@ -100,11 +100,7 @@ def topics_in(location: str, topics: Sequence[str]) -> list[str]:
     Raises:
         LedgerError: There is no such log, or no such topic in it.
     """
-    log = open_log(location)
-    try:
-        known = set(log.topics())
-    finally:
-        log.close()
+    known = topics_of_log(location)
     return [find_topic(topic, known) for topic in topics]
 
 
