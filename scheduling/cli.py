@@ -17,7 +17,7 @@ from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.options import in_order
 from command_line.output import json_option, output_width, print_json
 from command_line.progress import Steps
-from command_line.times import SIGNED_SPAN, SPAN, TIME
+from command_line.times import SIGNED_SPAN, SPAN, TIME_OF_MESSAGES
 from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi, new_operation_id, topic_path
 from scheduling.command_options import (
@@ -28,6 +28,7 @@ from scheduling.command_options import (
     paused_subscription_option,
     query_of,
     subscription_option,
+    time_field,
 )
 from scheduling.errors import ScheduleRequestError, SchedulingError, ServiceUnavailableError
 from scheduling.tables import (
@@ -191,7 +192,7 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
 )
 @_changing
 @_moving
-@click.option("--at", "deliver_at_ms", type=TIME, help="The new time: ISO 8601 or milliseconds.")
+@click.option("--at", "deliver_at_ms", type=TIME_OF_MESSAGES, help="The new time: ISO 8601 or milliseconds.")
 @click.option("--delay", "delay_ms", type=SPAN, help="The new time, from now: 90s, 5m, 2h, 3d.")
 @click.option("--shift", "shift_ms", type=SIGNED_SPAN, help="How much later; with a minus, earlier.")
 @click.option(
@@ -207,7 +208,8 @@ def reschedule(
     **asked: Any,
 ) -> None:
     """Give messages of TOPIC another time. Exactly one of the old and the new message is delivered."""
-    times = {"deliverAtMs": deliver_at_ms, "delayMs": delay_ms, "shiftMs": shift_ms}
+    deliver_at = None if deliver_at_ms is None else time_field(deliver_at_ms)
+    times = {"deliverAtMs": deliver_at, "delayMs": delay_ms, "shiftMs": shift_ms}
     given = {name: value for name, value in times.items() if value is not None}
     if len(given) != 1:
         raise click.UsageError("give one of --at, --delay and --shift")

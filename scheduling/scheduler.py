@@ -15,6 +15,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from command_line.milliseconds import YEAR_1990_MS, may_be_seconds, seconds_refusal
 from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi, Token, new_operation_id, topic_path
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
@@ -136,7 +137,8 @@ class Scheduler:
         Raises:
             ValueError: Not exactly one of `at` and `after` is given, `after` is below zero, or a time has no zone.
             TypeError: The payload is not bytes, a property is no text, or a time is none.
-            ScheduleRequestError: The time is after the year 9999; nothing was published.
+            ScheduleRequestError: The time is after the year 9999, or a number before 1990, which may be seconds.
+                Nothing was published.
             pulsar.PulsarException: The service cannot be reached, or refuses the message.
         """
         if (at is None) == (after is None):
@@ -148,8 +150,8 @@ class Scheduler:
                 raise TypeError(f"properties are texts by texts, not {name!r}: {value!r}")
         when: dict[str, Any]
         if at is not None:
-            # The client knows no time before 1970.
-            when = {"deliver_at": max(0, _schedulable("deliverAtMs", time_ms(at), TIME_MS_MAX))}
+            # The client knows no time before 1970, and the service takes a number before 1990 for seconds.
+            when = {"deliver_at": max(YEAR_1990_MS, _deliver_at_ms(at))}
         else:
             after_ms = _span(after)
             if after_ms < 0:
@@ -352,6 +354,15 @@ class Scheduler:
             # A client that is asked for a role names the method; the certificate alone stands for none.
             options["authentication"] = pulsar.AuthenticationTLS(self._tls_certificate_file, self._tls_private_key_file)
         return pulsar.Client(self._service_url, **options)
+
+
+def _deliver_at_ms(at: Time) -> int:
+    """Return a delivery time; refuse a number that may be seconds: the message would be due at once."""
+    deliver_at_ms = time_ms(at)
+    if isinstance(at, int) and may_be_seconds(deliver_at_ms):
+        advice = "Write milliseconds since 1970, or give a datetime; a time that is past means at once"
+        raise ScheduleRequestError(400, seconds_refusal(deliver_at_ms), field="deliverAtMs", advice=advice)
+    return _schedulable("deliverAtMs", deliver_at_ms, TIME_MS_MAX)
 
 
 def _schedulable(field: str, value_ms: int, max_ms: int) -> int:
