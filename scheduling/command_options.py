@@ -87,9 +87,3 @@ def fields_of_filters(key: str | None, properties: tuple[str, ...], from_ms: int
 def time_field(time_ms: int) -> int | str:
     """Return a time as a request has it: one before 1990 written out, as its number would be taken for seconds."""
     return iso(time_ms) if may_be_seconds(time_ms) else time_ms
-
-
-def query_of(fields: Json) -> list[tuple[str, str]]:
-    """Return such fields as the query of a URL, without those that are None."""
-    pairs = [(name, str(value)) for name, value in fields.items() if name != "property" and value is not None]
-    return pairs + [("property", one) for one in fields.get("property", ())]

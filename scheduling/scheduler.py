@@ -274,7 +274,7 @@ class Scheduler:
         """
         if limit is not None and limit < 0:
             raise ValueError(f"limit is {limit}, which is below zero")
-        return islice(self._listed(self._query_of(matching), limit, has_payload), limit)
+        return islice(self._listed(self._asked_by(matching), limit, has_payload), limit)
 
     def count(self, matching: Matching | None = None) -> int:
         """Return how many messages are scheduled. By key or property, the service has to look for them.
@@ -289,25 +289,23 @@ class Scheduler:
             ScheduleRequestError: The service refuses.
             ServiceUnavailableError: It does not answer.
         """
-        query = [*self._query_of(matching), ("buckets", "1")]
-        total: int = self._api.get(f"{self._path}/scheduled/histogram", query)["total"]
+        asked = {**self._asked_by(matching), "buckets": 1}
+        total: int = self._api.look(f"{self._path}/scheduled/histogram", asked)["total"]
         return total
 
-    def _query_of(self, matching: Matching | None) -> list[tuple[str, str]]:
+    def _asked_by(self, matching: Matching | None) -> Json:
         if not isinstance(matching, Matching | None):
             raise TypeError(f"{matching!r} is no Matching, which has the conditions")
-        return [*(matching or Matching()).to_query(), *self._of_subscription()]
+        return (matching or Matching()).to_json() | self._of_subscription()
 
-    def _listed(self, query: list[tuple[str, str]], limit: int | None, has_payload: bool) -> Iterator[ScheduledMessage]:
-        if has_payload:
-            query.append(("payload", "true"))
-        for page in self._api.pages(f"{self._path}/scheduled", query, limit=limit):
+    def _listed(self, asked: Json, limit: int | None, has_payload: bool) -> Iterator[ScheduledMessage]:
+        for page in self._api.pages(f"{self._path}/scheduled/list", {**asked, "payload": has_payload}, limit=limit):
             yield from (_message_of(one) for one in page["messages"])
 
     def _change(
         self, what: str, verb: str, which: Which, is_dry_run: bool, body: Json, operation_id: str | None = None
     ) -> Outcome:
-        body = body | {"dryRun": is_dry_run} | dict(self._of_subscription())
+        body = body | {"dryRun": is_dry_run} | self._of_subscription()
         outcome = NOTHING
         for selection in _selections(which):
             try:
@@ -326,8 +324,8 @@ class Scheduler:
             )
         return outcome
 
-    def _of_subscription(self) -> list[tuple[str, str]]:
-        return [] if self._subscription is None else [("subscription", self._subscription)]
+    def _of_subscription(self) -> Json:
+        return {} if self._subscription is None else {"subscription": self._subscription}
 
     def _open_producer(self) -> "pulsar.Producer":
         with self._lock:

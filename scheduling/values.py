@@ -87,11 +87,6 @@ class Matching:
             found["until"] = _field(self.due_until)
         return found
 
-    def to_query(self) -> list[tuple[str, str]]:
-        """Return the parameters of a query."""
-        pairs = [(name, str(value)) for name, value in self.to_json().items() if name != "property"]
-        return pairs + [("property", f"{name}={value}") for name, value in (self.properties or {}).items()]
-
 
 @dataclass(frozen=True, slots=True)
 class Everything:

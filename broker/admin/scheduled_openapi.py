@@ -63,8 +63,9 @@ def scheduled_paths() -> Json:
                 ],
             ),
         },
+        f"{_TOPIC}/scheduled/list": _look("listScheduledByBody", "The same list, asked for by a body", "List", "Page"),
         f"{_TOPIC}/scheduled/histogram": {
-            "parameters": topic_parts(),
+            **_look("histogramByBody", "The same count, asked for by a body", "Count", "Histogram"),
             "get": operation(
                 "histogram",
                 "How much is due when; without from and until, of all that is selected. 413 where a key or "
@@ -109,8 +110,11 @@ def scheduled_paths() -> Json:
             "Resume",
             "Pauses",
         ),
+        f"{_TOPIC}/keys": _look(
+            "keys", "The consumer of a key of a Key_Shared subscription, and what it waits for", "Key", "KeyStatus"
+        ),
         f"{_TOPIC}/explain": {
-            "parameters": topic_parts(),
+            **_look("explainByBody", "The same explanation, asked for by a body", "Explain", "Explanation"),
             "get": operation(
                 "explain",
                 "Where a message is, or the unacknowledged messages of a key are, and why",
@@ -194,6 +198,18 @@ def scheduled_schemas() -> Json:
             "description": "Move all but batches of which a part is meant or left: a copy is whole. Without it: 409",
         }
     }
+    conditions = {name: selection[name] for name in ("subscription", "from", "until", "key", "keyBase64", "property")}
+    looks: Json = {
+        "List": conditions
+        | {
+            "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+            "after": {**TEXT, "description": "The next of the page before"},
+            "payload": {**BOOL, "default": False, "description": "Whether to give payloads, in base64"},
+        },
+        "Count": conditions | {"buckets": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 60}},
+        "Explain": {"subscription": TEXT, "messageId": TEXT, "key": TEXT, "keyBase64": TEXT},
+        "Key": {"subscription": TEXT, "key": TEXT, "keyBase64": TEXT},
+    }
     rule = "Either messageIds alone, or all alone, or any of key, property, from and until together"
     new_time = {
         "deliverAtMs": {**TIME, "description": "The new time; not past"},
@@ -275,6 +291,7 @@ def scheduled_schemas() -> Json:
                 "buckets": list_of(object_of(bucket)),
             }
         ),
+        **{name: {**object_of(fields, required=[]), "additionalProperties": False} for name, fields in looks.items()},
         "Selection": {**object_of(selection, required=[]), "description": rule, "additionalProperties": False},
         "MoveSelection": {
             **object_of(selection | skipping, required=[]),
@@ -321,6 +338,17 @@ _RANGE: Final = (
     in_query("from", TIME, "The earliest delivery time, included"),
     in_query("until", TIME, "The latest delivery time, not included"),
 )
+
+
+def _look(name: str, summary: str, body: str, answer: str) -> Json:
+    """Return a path whose POST only looks: a key and properties may be longer than a query can be."""
+    return {
+        "parameters": topic_parts(),
+        "post": {
+            **operation(name, summary, ref(answer)),
+            "requestBody": {"required": True, "content": {"application/json": {"schema": ref(body)}}},
+        },
+    }
 
 
 def _change(name: str, summary: str, body: str, answer: str) -> Json:
