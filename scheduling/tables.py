@@ -77,9 +77,7 @@ def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
     rows = [("topic", "", f"{'delayed':>9} {'backlog':>9}  {'next due':<20}  last due")]
     for topic in topics:
         rows.append((topic["name"], _paused_mark(topic), _topic_figures(topic)))
-        rows += [
-            (f"  {one['name']}", " (paused)" * one["paused"], _topic_figures(one)) for one in topic["subscriptions"]
-        ]
+        rows += [(f"  {one['name']}", _subscription_marks(one), _topic_figures(one)) for one in topic["subscriptions"]]
     names = [cut(name, width - len(mark)) + mark for name, mark, _ in rows]
     column = min(max(map(cell_len, names)), max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
     lines = []
@@ -88,6 +86,15 @@ def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
             [f"{padded(name, column)} {figures}"] if cell_len(name) <= column else [name, f"{'':{column}} {figures}"]
         )
     return lines
+
+
+def _subscription_marks(one: Json) -> str:
+    """Return what is unusual about a subscription.
+
+    >>> _subscription_marks({"type": "Exclusive", "delays": False, "paused": True})
+    ' (paused) (Exclusive, does not delay)'
+    """
+    return " (paused)" * one["paused"] + ("" if one.get("delays", True) else f" ({one['type']}, does not delay)")
 
 
 def _paused_mark(topic: Json) -> str:
@@ -150,9 +157,10 @@ def count_lines(histogram: Json) -> list[str]:
     1970-01-01T00:00:00.000Z           2  ████████████████████████████
     1970-01-01T00:00:30.000Z           1  ██████████████
     """
+    undelayed = folded(*(one["sentence"] for one in histogram.get("undelayed", ())))
     total = histogram["total"]
     if not total:
-        return ["Nothing is scheduled"]
+        return ["Nothing is scheduled", *undelayed]
     verb = "is" if total == 1 else "are"
     first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
     when = f"for {first}" if first == last else f"from {first} to {last}"
@@ -163,7 +171,7 @@ def count_lines(histogram: Json) -> list[str]:
         for one in buckets:
             bar = "█" * -(-one["count"] * _BAR // most)
             lines.append(f"{iso(one['fromMs'])}  {one['count']:>10,}  {bar}".rstrip())
-    return lines
+    return lines + undelayed
 
 
 def changing_count(answer: Json, verb: str) -> int:

@@ -227,7 +227,8 @@ def scheduled_schemas() -> Json:
     ids = {"ids": {"type": "object", "additionalProperties": TEXT, "description": "Old to new, where ids were given"}}
     topic_subscription = {
         "name": TEXT,
-        "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start"},
+        "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start, if it delays"},
+        "delays": {**BOOL, "description": "Whether it heeds delivery times: Shared and Key_Shared do"},
         "consumers": COUNT,
         "backlog": {**COUNT, "description": "Entries of the log that are not acknowledged; a batch is one"},
         "delayed": {**COUNT, "description": f"Messages that still wait for their time. {_OF_MESSAGES}"},
@@ -289,6 +290,11 @@ def scheduled_schemas() -> Json:
                 "delayed": {**COUNT, "description": f"Of that, what still waits for its time. {_OF_MESSAGES}"},
                 **dues,
                 "buckets": list_of(object_of(bucket)),
+                "undelayed": {
+                    **list_of(object_of({"subscription": TEXT, "type": TEXT, "sentence": TEXT})),
+                    "description": "The subscriptions meant that do not delay, Exclusive and Failover: none of their "
+                    "messages counts",
+                },
             }
         ),
         **{name: {**object_of(fields, required=[]), "additionalProperties": False} for name, fields in looks.items()},

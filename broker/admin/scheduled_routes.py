@@ -42,7 +42,7 @@ from broker.errors import BrokerError
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.filtered_counts import histogram_of
-from broker.scheduled.listing import list_messages, topic_summary
+from broker.scheduled.listing import list_messages, topic_summary, undelayed
 from broker.scheduled.matched import Matched
 from broker.scheduled.messages import both
 from broker.scheduled.operations import Operations, Progress, early_ms_of
@@ -300,7 +300,8 @@ class _Routes:
         buckets = requests.parse_whole(
             "buckets", query.get("buckets", requests.BUCKETS_DEFAULT), 1, requests.BUCKETS_MAX
         )
-        schedule = self._schedule(await self._topic(request), requests.parse_subscription(query))
+        topic, name = await self._topic(request), requests.parse_subscription(query)
+        schedule = self._schedule(topic, name)
         if selector.filter.is_trivial:
             found = await schedule.histogram(selector.from_ms, selector.until_ms, buckets)
         else:
@@ -315,6 +316,7 @@ class _Routes:
                 {"fromMs": begin, "untilMs": end, "count": count}
                 for begin, end, count in zip(found.edges[:-1], found.edges[1:], counts, strict=True)
             ],
+            "undelayed": undelayed(_named(topic, name)),
         }
 
     async def cancel(self, request: web.Request) -> Json:
