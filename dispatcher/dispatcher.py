@@ -22,7 +22,15 @@ from pyroaring import BitMap
 from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.consumer import ConsumerHandle
 from dispatcher.core.acknowledgements.ack_sets import AckSet
-from dispatcher.core.actions import Action, Deliver, DropUnsent, ForgetDelayed, NotifyActive, TrackDelayed
+from dispatcher.core.actions import (
+    Action,
+    Deliver,
+    DropUnsent,
+    ForgetDelayed,
+    NotifyActive,
+    TellDelayIgnored,
+    TrackDelayed,
+)
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import Item, Key, position_of
@@ -110,6 +118,8 @@ class Dispatcher:
         """How late delayed messages were; its owner may set one of its own."""
         self.on_failure: Callable[[], None] | None = None
         """Called once when it stops for a defect."""
+        self.on_delay_ignored: Callable[[], None] | None = None
+        """Called once when an Exclusive or Failover subscription gets a message before its time."""
 
     # Life.
 
@@ -132,7 +142,7 @@ class Dispatcher:
         # These refer to the dispatcher. Without them its memory goes without a collection of cycles.
         self._outboxes.clear()
         self._by_handle.clear()
-        self.on_failure = None
+        self.on_failure = self.on_delay_ignored = None
 
     def _send_nothing_any_more(self) -> None:
         if self._timer is not None:
@@ -519,6 +529,9 @@ class Dispatcher:
                 outbox = self._outboxes.get(consumer.index)
                 if outbox is not None:
                     self._drop_unsent(outbox)
+            case TellDelayIgnored():
+                if self.on_delay_ignored is not None:
+                    self.on_delay_ignored()
             case _:
                 assert_never(action)
 

@@ -17,7 +17,7 @@ from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.options import in_order
 from command_line.output import json_option, output_width, print_json
 from command_line.progress import Steps
-from command_line.times import SIGNED_SPAN, SPAN, TIME
+from command_line.times import SIGNED_SPAN, SPAN, TIME_OF_MESSAGES
 from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi, new_operation_id, topic_path
 from scheduling.command_options import (
@@ -26,8 +26,8 @@ from scheduling.command_options import (
     filter_options,
     on_service,
     paused_subscription_option,
-    query_of,
     subscription_option,
+    time_field,
 )
 from scheduling.errors import ScheduleRequestError, SchedulingError, ServiceUnavailableError
 from scheduling.tables import (
@@ -97,12 +97,10 @@ def list_scheduled(
     **filters: Any,
 ) -> None:
     """List the messages of TOPIC that are still to come, in order of their times."""
-    query = query_of({**fields_of_filters(**filters), "subscription": subscription})
-    if has_payload:
-        query.append(("payload", "true"))
+    asked = {**fields_of_filters(**filters), "subscription": subscription, "payload": has_payload}
     found: list[Json] = []
     after: str | None = None
-    for page in api.pages(f"{topic_path(topic)}/scheduled", query, limit=limit):
+    for page in api.pages(f"{topic_path(topic)}/scheduled/list", asked, limit=limit):
         found += page["messages"]
         after = page["next"]
     if is_json:
@@ -135,8 +133,8 @@ def count(
     **filters: Any,
 ) -> None:
     """Count the messages of TOPIC that are still to come, and say when they are due."""
-    query = query_of({**fields_of_filters(**filters), "subscription": subscription, "buckets": buckets})
-    answer = api.get(f"{topic_path(topic)}/scheduled/histogram", query)
+    asked = {**fields_of_filters(**filters), "subscription": subscription, "buckets": buckets}
+    answer = api.look(f"{topic_path(topic)}/scheduled/histogram", asked)
     if is_json:
         print_json(answer)
     else:
@@ -181,7 +179,7 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
     ),
 )
 @_changing
-@click.option("--at", "deliver_at_ms", type=TIME, help="The new time: ISO 8601 or milliseconds.")
+@click.option("--at", "deliver_at_ms", type=TIME_OF_MESSAGES, help="The new time: ISO 8601 or milliseconds.")
 @click.option("--delay", "delay_ms", type=SPAN, help="The new time, from now: 90s, 5m, 2h, 3d.")
 @click.option("--shift", "shift_ms", type=SIGNED_SPAN, help="How much later; with a minus, earlier.")
 @click.option(
@@ -197,7 +195,8 @@ def reschedule(
     **asked: Any,
 ) -> None:
     """Give messages of TOPIC another time. Exactly one of the old and the new message is delivered."""
-    times = {"deliverAtMs": deliver_at_ms, "delayMs": delay_ms, "shiftMs": shift_ms}
+    deliver_at = None if deliver_at_ms is None else time_field(deliver_at_ms)
+    times = {"deliverAtMs": deliver_at, "delayMs": delay_ms, "shiftMs": shift_ms}
     given = {name: value for name, value in times.items() if value is not None}
     if len(given) != 1:
         raise click.UsageError("give one of --at, --delay and --shift")
@@ -302,7 +301,7 @@ def _progress(
                         steps = shown.enter_context(Steps().shown())
                     now = "searched" if found["searching"] else verb
                     if now != stage:
-                        total = api.get(f"{path}/histogram", [("buckets", "1")])["total"] if now == "searched" else None
+                        total = api.look(f"{path}/histogram", {"buckets": 1})["total"] if now == "searched" else None
                         steps.begin(now, found["matched"] if total is None else total)
                         stage, done = now, 0
                 except SchedulingError:
@@ -365,7 +364,7 @@ def _hold(
     if is_dry_run or not is_sure:
         backlog, delayed = backlog_meant(api.get(path), subscription, what)
         if is_dry_run:
-            found = api.get(f"{path}/scheduled/histogram", query_of({"subscription": subscription, "buckets": 1}))
+            found = api.look(f"{path}/scheduled/histogram", {"subscription": subscription, "buckets": 1})
             figures = {"delayed": found["delayed"], "due": found["total"] - found["delayed"], "backlog": backlog}
             sentence = backlog_sentence(backlog, delayed, what, rate)
             print_json(figures) if is_json else click.echo("\n".join(folded(sentence)))
@@ -402,9 +401,9 @@ def explain(
     """Say where a message of TOPIC is, and why it is not delivered yet."""
     if (message_id is None) == (key is None):
         raise click.UsageError("give --id or --key")
-    query = query_of({"messageId": message_id, "key": key, "subscription": subscription})
+    named = {"key": key} if message_id is None else {"messageId": message_id}
     try:
-        answer = api.get(f"{topic_path(topic)}/explain", query)
+        answer = api.look(f"{topic_path(topic)}/explain", named | {"subscription": subscription})
     except ScheduleRequestError as error:
         if not error.finds_nothing(("messageId", "key")):
             raise

@@ -78,17 +78,31 @@ def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
     rows = [("topic", "", f"{'delayed':>9} {'backlog':>9}  {'next due':<20}  last due")]
     for topic in topics:
         rows.append((topic["name"], _paused_mark(topic), _topic_figures(topic)))
-        rows += [
-            (f"  {one['name']}", " (paused)" * one["paused"], _topic_figures(one)) for one in topic["subscriptions"]
-        ]
+        if without := topic.get("publishedWithoutSubscription", 0):
+            rows.append((f"  published without a subscription: {without:,}", "", ""))
+        rows += [(f"  {one['name']}", _subscription_marks(one), _topic_figures(one)) for one in topic["subscriptions"]]
     names = [cut(name, width - len(mark)) + mark for name, mark, _ in rows]
-    column = min(max(map(cell_len, names)), max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
+    widest = max(cell_len(name) for name, (_, _, figures) in zip(names, rows, strict=True) if figures)
+    column = min(widest, max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
     lines = []
     for name, (_, _, figures) in zip(names, rows, strict=True):
-        lines += (
-            [f"{padded(name, column)} {figures}"] if cell_len(name) <= column else [name, f"{'':{column}} {figures}"]
-        )
+        if not figures:
+            lines.append(name)
+        elif cell_len(name) <= column:
+            lines.append(f"{padded(name, column)} {figures}")
+        else:
+            lines += [name, f"{'':{column}} {figures}"]
     return lines
+
+
+def _subscription_marks(one: Json) -> str:
+    """Return what is unusual about a subscription.
+
+    >>> _subscription_marks({"type": "Exclusive", "delays": False, "paused": True})
+    ' (paused) (Exclusive, does not delay)'
+    """
+    marks = " (paused)" if one["paused"] else ""
+    return marks if one.get("delays", True) else f"{marks} ({one['type']}, does not delay)"
 
 
 def _paused_mark(topic: Json) -> str:
@@ -155,9 +169,10 @@ def count_lines(histogram: Json) -> list[str]:
     1970-01-01T00:00:00.000Z           2  ████████████████████████████
     1970-01-01T00:00:30.000Z           1  ██████████████
     """
+    undelayed = folded(*(one["sentence"] for one in histogram.get("undelayed", ())))
     total = histogram["total"]
     if not total:
-        return ["Nothing is scheduled"]
+        return ["Nothing is scheduled", *undelayed]
     verb = "is" if total == 1 else "are"
     first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
     when = f"for {first}" if first == last else f"from {first} to {last}"
@@ -168,7 +183,7 @@ def count_lines(histogram: Json) -> list[str]:
         for one in buckets:
             bar = "█" * -(-one["count"] * _BAR // most)
             lines.append(f"{iso(one['fromMs'])}  {one['count']:>10,}  {bar}".rstrip())
-    return lines
+    return lines + undelayed
 
 
 def changing_count(answer: Json, verb: str) -> int:

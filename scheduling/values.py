@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
+from command_line.milliseconds import may_be_seconds
 from managed_ledger.value_types import Json
 
 Time: TypeAlias = datetime | int
@@ -37,6 +38,12 @@ def time_ms(at: Time) -> int:
     if type(at) is not int:
         raise TypeError(f"{at!r} is no time: give a datetime with a time zone, or milliseconds since 1970")
     return at
+
+
+def _field(at: Time) -> int | str:
+    """Return an instant as a request has it: one before 1990 written out, as its number would be taken for seconds."""
+    deliver_at_ms = time_ms(at)
+    return at.isoformat() if isinstance(at, datetime) and may_be_seconds(deliver_at_ms) else deliver_at_ms
 
 
 def span_ms(span: timedelta) -> int:
@@ -75,15 +82,10 @@ class Matching:
         if self.properties:
             found["property"] = dict(self.properties)
         if self.due_from is not None:
-            found["from"] = time_ms(self.due_from)
+            found["from"] = _field(self.due_from)
         if self.due_until is not None:
-            found["until"] = time_ms(self.due_until)
+            found["until"] = _field(self.due_until)
         return found
-
-    def to_query(self) -> list[tuple[str, str]]:
-        """Return the parameters of a query."""
-        pairs = [(name, str(value)) for name, value in self.to_json().items() if name != "property"]
-        return pairs + [("property", f"{name}={value}") for name, value in (self.properties or {}).items()]
 
 
 @dataclass(frozen=True, slots=True)

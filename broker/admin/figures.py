@@ -81,6 +81,12 @@ TOPIC_FIGURES: Final[tuple[Metric[TopicSnapshot], ...]] = (
     Metric("pulsar_storage_size", "Bytes of the log.", lambda topic: topic.storage_size_bytes),
     Metric("pulsar_in_messages_total", "Messages published.", lambda topic: topic.messages_in_total),
     Metric("pulsar_in_bytes_total", "Bytes published.", lambda topic: topic.bytes_in_total),
+    Metric(
+        "postdate_messages_due_before_1990_total",
+        "Messages published with a delivery time before 1990, so that they were due at once: it may be seconds, where "
+        "milliseconds are meant.",
+        lambda topic: topic.due_before_1990_total,
+    ),
     Metric("pulsar_storage_logical_size", "Bytes of the log, of one copy.", lambda topic: topic.storage_size_bytes),
     Metric(
         "pulsar_storage_backlog_size",

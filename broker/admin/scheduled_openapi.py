@@ -44,6 +44,14 @@ def scheduled_paths() -> Json:
             "get": operation("getOperation", "How far a cancel, reschedule or deliver-now is", ref("Operation")),
         },
         _TOPIC: {"parameters": topic_parts(), "get": operation("getTopic", "One topic", ref("Topic"))},
+        f"{_TOPIC}/subscriptions": {
+            "parameters": topic_parts(),
+            "get": operation(
+                "listSubscriptions",
+                "The subscriptions of a topic and whether they delay; nothing is counted for it",
+                ref("Subscriptions"),
+            ),
+        },
         f"{_TOPIC}/scheduled": {
             "parameters": topic_parts(),
             "get": operation(
@@ -63,8 +71,9 @@ def scheduled_paths() -> Json:
                 ],
             ),
         },
+        f"{_TOPIC}/scheduled/list": _look("listScheduledByBody", "The same list, asked for by a body", "List", "Page"),
         f"{_TOPIC}/scheduled/histogram": {
-            "parameters": topic_parts(),
+            **_look("histogramByBody", "The same count, asked for by a body", "Count", "Histogram"),
             "get": operation(
                 "histogram",
                 "How much is due when; without from and until, of all that is selected. 413 where a key or "
@@ -109,8 +118,11 @@ def scheduled_paths() -> Json:
             "Resume",
             "Pauses",
         ),
+        f"{_TOPIC}/keys": _look(
+            "keys", "The consumer of a key of a Key_Shared subscription, and what it waits for", "Key", "KeyStatus"
+        ),
         f"{_TOPIC}/explain": {
-            "parameters": topic_parts(),
+            **_look("explainByBody", "The same explanation, asked for by a body", "Explain", "Explanation"),
             "get": operation(
                 "explain",
                 "Where a message is, or the unacknowledged messages of a key are, and why",
@@ -192,6 +204,18 @@ def scheduled_schemas() -> Json:
         "subscription": {"type": "string", "description": "None: all that delay"},
         "dryRun": {**BOOL, "description": "Only count"},
     }
+    conditions = {name: selection[name] for name in ("subscription", "from", "until", "key", "keyBase64", "property")}
+    looks: Json = {
+        "List": conditions
+        | {
+            "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+            "after": {**TEXT, "description": "The next of the page before"},
+            "payload": {**BOOL, "default": False, "description": "Whether to give payloads, in base64"},
+        },
+        "Count": conditions | {"buckets": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 60}},
+        "Explain": {"subscription": TEXT, "messageId": TEXT, "key": TEXT, "keyBase64": TEXT},
+        "Key": {"subscription": TEXT, "key": TEXT, "keyBase64": TEXT},
+    }
     rule = "Either messageIds alone, or all alone, or any of key, property, from and until together"
     new_time = {
         "deliverAtMs": {**TIME, "description": "The new time; not past"},
@@ -216,7 +240,8 @@ def scheduled_schemas() -> Json:
     ids = {"ids": {"type": "object", "additionalProperties": TEXT, "description": "Old to new, where ids were given"}}
     topic_subscription = {
         "name": TEXT,
-        "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start"},
+        "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start, if it delays"},
+        "delays": {**BOOL, "description": "Whether it heeds delivery times: Shared and Key_Shared do"},
         "consumers": COUNT,
         "backlog": {**COUNT, "description": "Entries of the log that are not acknowledged; a batch is one"},
         "delayed": {**COUNT, "description": "Messages that still wait for their time"},
@@ -233,6 +258,10 @@ def scheduled_schemas() -> Json:
             "description": "Entries of the log that are not acknowledged, of all subscriptions; a batch is one",
         },
         "paused": {**BOOL, "description": "Whether one of the subscriptions is"},
+        "publishedWithoutSubscription": {
+            **COUNT,
+            "description": "Messages that were published while there was no subscription, since the service's start",
+        },
     }
     under_way = {
         "id": TEXT,
@@ -259,6 +288,13 @@ def scheduled_schemas() -> Json:
     return {
         "Error": object_of({"error": TEXT, "field": TEXT_OR_NULL, "advice": TEXT}),
         "Topic": object_of(topic),
+        "Subscriptions": object_of(
+            {
+                "subscriptions": list_of(
+                    object_of({name: topic_subscription[name] for name in ("name", "type", "delays")})
+                )
+            }
+        ),
         "Topics": object_of(
             {
                 "topics": list_of(ref("Topic")),
@@ -278,8 +314,14 @@ def scheduled_schemas() -> Json:
                 "delayed": {**COUNT, "description": "Of that, what still waits for its time."},
                 **dues,
                 "buckets": list_of(object_of(bucket)),
+                "undelayed": {
+                    **list_of(object_of({"subscription": TEXT, "type": TEXT, "sentence": TEXT})),
+                    "description": "The subscriptions meant that do not delay, Exclusive and Failover: none of their "
+                    "messages counts",
+                },
             }
         ),
+        **{name: {**object_of(fields, required=[]), "additionalProperties": False} for name, fields in looks.items()},
         "Selection": {**object_of(selection, required=[]), "description": rule, "additionalProperties": False},
         "NewTime": {
             **object_of(selection | new_time, required=[]),
@@ -320,6 +362,17 @@ _RANGE: Final = (
     in_query("from", TIME, "The earliest delivery time, included"),
     in_query("until", TIME, "The latest delivery time, not included"),
 )
+
+
+def _look(name: str, summary: str, body: str, answer: str) -> Json:
+    """Return a path whose POST only looks: a key and properties may be longer than a query can be."""
+    return {
+        "parameters": topic_parts(),
+        "post": {
+            **operation(name, summary, ref(answer)),
+            "requestBody": {"required": True, "content": {"application/json": {"schema": ref(body)}}},
+        },
+    }
 
 
 def _change(name: str, summary: str, body: str, answer: str) -> Json:

@@ -16,6 +16,7 @@ import numpy as np
 
 from broker.scheduled.operations import Selector
 from broker.scheduled.selection import TIME_MS_LAST
+from command_line.milliseconds import may_be_seconds, seconds_refusal
 from command_line.times import may_be_date, parse_time_ms
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array, Json
@@ -109,7 +110,7 @@ def check_fields(given: Collection[str], known: Collection[str], what: str) -> N
             raise _bad(name, f"{name!r} is no {what} of this request", advice)
 
 
-def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int:
+def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST, takes_any_number: bool = False) -> int:
     """Return a time in milliseconds; a text is read as commands read it (`command_line.times`), so it needs a zone.
 
     A number is milliseconds, and so is a text of digits, unless these are rather a date without its signs.
@@ -117,11 +118,18 @@ def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int
     >>> parse_time("from", "2027-01-15T09:00:00+01:00"), parse_time("from", 1_800_000_000_000)
     (1800000000000, 1800000000000)
 
+    Args:
+        field: The field of the request.
+        value: Its value.
+        last_ms: The latest time that is taken.
+        takes_any_number: Whether a number before 1990 is taken, which may be seconds.
+
     Raises:
-        RequestError: The text is no time.
+        RequestError: The text is no time, or the number may be seconds.
     """
     if not (isinstance(value, str) and may_be_date(value)):
         value = _number_or_text(value)
+    is_number = not isinstance(value, str)
     if isinstance(value, str):
         try:
             # A plus that was not quoted in a URL is a space.
@@ -130,6 +138,8 @@ def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int
             raise _bad(field, f"{field}: {error}", _TIME_ADVICE) from error
     if type(value) is not int:
         raise _bad(field, f"{field} must be a time, not {_kind(value)}", _TIME_ADVICE)
+    if is_number and not takes_any_number and value >= 0 and may_be_seconds(value):
+        raise _bad(field, f"{field}: {seconds_refusal(value)}", _TIME_ADVICE)
     if not 0 <= value <= last_ms:
         raise _bad(field, f"{_shown(value)} is outside of what can be scheduled", f"Write 0 to {last_ms} milliseconds")
     return value
@@ -333,9 +343,13 @@ def parse_new_time(body: Mapping[str, Any], now_ms: int) -> NewTime:
         return NewTime(field, shift_ms=parse_whole(field, body[field], -TIME_MS_MAX, TIME_MS_MAX))
     if field == "delayMs":
         return NewTime(field, now_ms + parse_whole(field, body[field], 0, TIME_MS_MAX - now_ms))
-    deliver_at_ms = parse_time(field, body[field], last_ms=TIME_MS_MAX)
+    # A time that may be seconds is past, which says more.
+    deliver_at_ms = parse_time(field, body[field], last_ms=TIME_MS_MAX, takes_any_number=True)
     if deliver_at_ms < now_ms:
-        raise _bad(field, "deliverAtMs is past", "Deliver what is to come at once with deliver-now")
+        advice = "Deliver what is to come at once with deliver-now"
+        if may_be_seconds(deliver_at_ms):
+            advice = f"{seconds_refusal(deliver_at_ms)}. {_TIME_ADVICE}"
+        raise _bad(field, "deliverAtMs is past", advice)
     return NewTime(field, deliver_at_ms)
 
 

@@ -2,17 +2,22 @@
 
     GET  /topics
     GET  /topics/{tenant}/{namespace}/{topic}                       one of them
+    GET  /topics/{tenant}/{namespace}/{topic}/subscriptions         which it has, and whether they delay
     GET  /topics/{tenant}/{namespace}/{topic}/scheduled             scheduled messages, in order of time
     GET  /topics/{tenant}/{namespace}/{topic}/scheduled/histogram
+    POST /topics/{tenant}/{namespace}/{topic}/scheduled/list        the same two, with what is asked for as a JSON body
+    POST /topics/{tenant}/{namespace}/{topic}/scheduled/histogram
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/cancel
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/reschedule
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/deliver-now
     POST /topics/{tenant}/{namespace}/{topic}/pause, .../resume
-    GET  /topics/{tenant}/{namespace}/{topic}/explain
+    GET, POST /topics/{tenant}/{namespace}/{topic}/explain
+    POST /topics/{tenant}/{namespace}/{topic}/keys                  the consumer of a key, and what the key waits for
     GET  /operations/{operation}                                    how far one is, by its own `Operation-Id`
 
-Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in `scheduled_requests` and carried out in
-`broker.scheduled`. Each needs its permission (`broker.admin.web_access`).
+A key and properties may be longer than aiohttp lets a query be (8,190 bytes), so a look has a body form, with the same
+fields. Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in `scheduled_requests` and
+carried out in `broker.scheduled`. Each needs its permission (`broker.admin.web_access`).
 """
 
 import json
@@ -23,7 +28,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
 import numpy as np
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from broker.admin import scheduled_requests as requests
@@ -31,12 +36,13 @@ from broker.admin.openapi import document
 from broker.admin.request_bodies import end_behind, read_body
 from broker.admin.scheduled_requests import RequestError
 from broker.admin.streaming import stream_text
+from broker.admin.topic_stats import key_status
 from broker.configuration.config import BrokerConfig
 from broker.errors import BrokerError
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.filtered_counts import histogram_of
-from broker.scheduled.listing import list_messages, topic_summary
+from broker.scheduled.listing import list_messages, subscriptions_of, topic_summary, undelayed
 from broker.scheduled.matched import Matched
 from broker.scheduled.messages import both
 from broker.scheduled.operations import MOVED_TOLD_MAX, Operations, Progress, early_ms_of
@@ -54,21 +60,26 @@ from managed_ledger.value_types import Json
 PREFIX: Final = "/postdate/v1"
 _TOPIC: Final = PREFIX + "/topics/{tenant}/{namespace}/{topic}"
 _TOPICS: Final = PREFIX + "/topics"
+_SUBSCRIPTIONS: Final = f"{_TOPIC}/subscriptions"
 _SCHEDULED: Final = f"{_TOPIC}/scheduled"
+_LIST: Final = f"{_SCHEDULED}/list"
 _HISTOGRAM: Final = f"{_SCHEDULED}/histogram"
 _CANCEL: Final = f"{_SCHEDULED}/cancel"
 _RESCHEDULE: Final = f"{_SCHEDULED}/reschedule"
 _DELIVER_NOW: Final = f"{_SCHEDULED}/deliver-now"
 _EXPLAIN: Final = f"{_TOPIC}/explain"
+_KEYS: Final = f"{_TOPIC}/keys"
 _OPERATION: Final = f"{PREFIX}/operations/{{operation}}"
 _OPENAPI: Final = f"{PREFIX}/openapi.json"
 
-SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _HISTOGRAM})
+SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _SUBSCRIPTIONS, _HISTOGRAM})
 """Endpoints for callers that may produce to the topic or consume from it: counts and times."""
-SCHEDULED_CONTENT_FILTERS: Final = frozenset({"key", "keyBase64", "property"})
-"""Parameters by which a count, too, tells keys and properties: for callers that may consume from the topic."""
+SCHEDULED_READ_BODY_PATHS: Final = frozenset({_HISTOGRAM, _KEYS})
+"""The same for POSTs, which change nothing."""
 SCHEDULED_CONTENT_PATHS: Final = frozenset({_SCHEDULED, _EXPLAIN})
 """Endpoints for callers that may consume from the topic: they give keys, properties and payloads."""
+SCHEDULED_CONTENT_BODY_PATHS: Final = frozenset({_LIST, _EXPLAIN})
+"""The same for POSTs, which change nothing."""
 SCHEDULED_CANCEL_PATHS: Final = frozenset({_CANCEL})
 """Changes for callers that may consume from the topic: a cancelled message is an acknowledged one."""
 SCHEDULED_MOVE_PATHS: Final = frozenset({_RESCHEDULE, _DELIVER_NOW})
@@ -79,13 +90,24 @@ SCHEDULED_KNOWN_PATHS: Final = frozenset({_TOPICS, _OPENAPI, _OPERATION})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request: the topics that it may see."""
+    """The caller of a request."""
 
     may_see: Callable[[TopicName], bool]
+    """Whether it may see that there is a topic, and how much is scheduled."""
+    may_read: Callable[[TopicName], bool]
+    """Whether it may also see keys, properties and payloads."""
 
 
 CALLER: Final = web.RequestKey("caller", Caller)
-"""Set by the access middleware; without it the caller may see every topic."""
+"""Set by the access middleware; without it the caller may see everything."""
+
+_CONTENT_FILTERS: Final = frozenset({"key", "keyBase64", "property"})
+"""Fields by which a count, too, tells keys and properties."""
+_SELECTION: Final = ("subscription", "from", "until", "key", "keyBase64", "property")
+_LIST_FIELDS: Final = (*_SELECTION, "limit", "after", "payload")
+_HISTOGRAM_FIELDS: Final = (*_SELECTION, "buckets")
+_EXPLAIN_FIELDS: Final = ("subscription", "messageId", "key", "keyBase64")
+_KEYS_FIELDS: Final = ("subscription", "key", "keyBase64")
 
 _OPERATION_ID: Final = "Operation-Id"
 _OPERATIONS_MAX: Final = 100
@@ -151,16 +173,21 @@ class _Operation:
 def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
     """Return the routes, to be given to `start_web`."""
     routes = _Routes(service)
-    post = {
+    post: dict[str, Callable[[web.Request], Awaitable[Json | web.StreamResponse]]] = {
         _CANCEL: routes.cancel,
         _RESCHEDULE: routes.reschedule,
         _DELIVER_NOW: routes.deliver_now,
         f"{_TOPIC}/pause": routes.pause,
         f"{_TOPIC}/resume": routes.resume,
+        _LIST: routes.scheduled,
+        _HISTOGRAM: routes.histogram,
+        _EXPLAIN: routes.explain,
+        _KEYS: routes.keys,
     }
     get: dict[str, Callable[[web.Request], Awaitable[Json | web.StreamResponse]]] = {
         _TOPICS: routes.topics,
         _TOPIC: routes.topic,
+        _SUBSCRIPTIONS: routes.subscriptions,
         _SCHEDULED: routes.scheduled,
         _HISTOGRAM: routes.histogram,
         _EXPLAIN: routes.explain,
@@ -253,10 +280,14 @@ class _Routes:
         requests.check_fields(request.query, (), "parameter")
         return await topic_summary(await self._topic(request), self._service.catalog, self._service.now_ms)
 
+    async def subscriptions(self, request: web.Request) -> Json:
+        """The subscriptions of a topic; cheap, as nothing is counted."""
+        requests.check_fields(request.query, (), "parameter")
+        return {"subscriptions": subscriptions_of(await self._topic(request))}
+
     async def scheduled(self, request: web.Request) -> Json:
         """A page of scheduled messages."""
-        known = ("subscription", "from", "until", "key", "keyBase64", "property", "limit", "after", "payload")
-        query = _query(request, known)
+        query = await _asked(request, _LIST_FIELDS)
         selector = requests.parse_conditions(query)
         limit = requests.parse_whole("limit", query.get("limit", requests.LIMIT_DEFAULT), 1, requests.LIMIT_MAX)
         after = _after(query["after"]) if "after" in query else None
@@ -267,12 +298,16 @@ class _Routes:
 
     async def histogram(self, request: web.Request) -> Json:
         """The number of scheduled messages per span of time."""
-        query = _query(request, ("subscription", "from", "until", "key", "keyBase64", "property", "buckets"))
+        query = await _asked(request, _HISTOGRAM_FIELDS)
+        caller = request.get(CALLER)
+        if caller is not None and not _CONTENT_FILTERS.isdisjoint(query) and not caller.may_read(_topic_name(request)):
+            raise web.HTTPForbidden(reason="The role is not allowed to count by key or property")
         selector = requests.parse_conditions(query)
         buckets = requests.parse_whole(
             "buckets", query.get("buckets", requests.BUCKETS_DEFAULT), 1, requests.BUCKETS_MAX
         )
-        schedule = self._schedule(await self._topic(request), requests.parse_subscription(query))
+        topic, name = await self._topic(request), requests.parse_subscription(query)
+        schedule = self._schedule(topic, name)
         if selector.filter.is_trivial:
             found = await schedule.histogram(selector.from_ms, selector.until_ms, buckets)
         else:
@@ -287,6 +322,7 @@ class _Routes:
                 {"fromMs": begin, "untilMs": end, "count": count}
                 for begin, end, count in zip(found.edges[:-1], found.edges[1:], counts, strict=True)
             ],
+            "undelayed": undelayed(_named(topic, name)),
         }
 
     async def cancel(self, request: web.Request) -> Json:
@@ -347,7 +383,7 @@ class _Routes:
 
     async def explain(self, request: web.Request) -> Json:
         """The state of a message, or of the messages of a key."""
-        query = _query(request, ("subscription", "messageId", "key", "keyBase64"))
+        query = await _asked(request, _EXPLAIN_FIELDS)
         key = requests.parse_key(query)
         if ("messageId" in query) == (key is not None):
             advice = "Give messageId for one message, or key for the messages of a key"
@@ -376,6 +412,23 @@ class _Routes:
                 )
             raise RequestError(404, error, field="key", advice=_NO_KEY_ADVICE)
         return of_key.answer
+
+    async def keys(self, request: web.Request) -> Json:
+        """The consumer of a key of a Key_Shared subscription, and what the key waits for."""
+        asked = await _body(request, _KEYS_FIELDS)
+        key, name = requests.parse_key(asked), requests.parse_subscription(asked)
+        for field, value in (("key", key), ("subscription", name)):
+            if value is None:
+                advice = "Give the subscription, and key or keyBase64"
+                raise RequestError(400, f"{field} must be given", field=field, advice=advice)
+        assert key is not None
+        (subscription,) = _named(await self._topic(request), name)
+        status = None if subscription.dispatcher is None else subscription.dispatcher.key_status(key)
+        if status is None:
+            advice = "Ask once a Key_Shared consumer is connected"
+            error = f"Subscription {name} has no Key_Shared consumers, so keys have no owners"
+            raise RequestError(409, error, field="subscription", advice=advice)
+        return key_status(key, status)
 
     async def operation(self, request: web.Request) -> Json:
         """The progress of an operation."""
@@ -464,11 +517,7 @@ class _Routes:
         return Operations(schedule, now_ms=self._service.now_ms, early_ms=early_ms, progress=progress)
 
     async def _topic(self, request: web.Request) -> Topic:
-        parts = request.match_info
-        try:
-            name = TopicName.of_parts(parts["tenant"], parts["namespace"], parts["topic"])
-        except BrokerError as error:
-            raise RequestError(404, str(error), field="topic", advice="Write tenant/namespace/topic") from error
+        name = _topic_name(request)
         topic = await self._service.existing_topic(name)
         if topic is None:
             advice = f"GET {_TOPICS} (postdate topics) lists those that there are"
@@ -540,9 +589,17 @@ def _pauses(topic: Topic, name: str | None) -> Json:
     }
 
 
-def _after(text: str) -> PageToken:
+def _topic_name(request: web.Request) -> TopicName:
+    parts = request.match_info
     try:
-        return PageToken.parse(text)
+        return TopicName.of_parts(parts["tenant"], parts["namespace"], parts["topic"])
+    except BrokerError as error:
+        raise RequestError(404, str(error), field="topic", advice="Write tenant/namespace/topic") from error
+
+
+def _after(text: object) -> PageToken:
+    try:
+        return PageToken.parse(str(text))
     except ValueError as error:
         advice = "Give what next gave, or leave it out to begin anew"
         raise RequestError(400, f"after cannot be used: {error}", field="after", advice=advice) from error
@@ -564,6 +621,11 @@ def _query(request: web.Request, known: tuple[str, ...]) -> Json:
         else:
             found[name] = requests.number_of_query(values[0]) if name in _NUMBERS else values[0]
     return found
+
+
+async def _asked(request: web.Request, known: tuple[str, ...]) -> Json:
+    """Return what a look asks for: the fields of a POST's body, or the parameters of a query."""
+    return await _body(request, known) if request.method == hdrs.METH_POST else _query(request, known)
 
 
 async def _body(request: web.Request, known: tuple[str, ...] | frozenset[str], *, is_optional: bool = False) -> Json:

@@ -23,7 +23,7 @@ from aiohttp.typedefs import Middleware
 
 from broker.admin.refused_connections import RefusedConnection
 from broker.admin.request_bodies import BODIES_BYTES_MAX, BODY_TIMEOUT_S, body_limits
-from broker.admin.request_heads import HeadLimit, head_limit_of
+from broker.admin.request_heads import HeadLimit, RequestHandler, head_limit_of
 from broker.admin.scheduled_routes import PREFIX
 from broker.admin.scrapes import Scrapes
 from broker.admin.streaming import READ_TIMEOUT_S
@@ -151,10 +151,14 @@ async def start_web(
     handlers = runner.server
     assert handlers is not None
 
+    # The signature wants a logger, and the class takes None, as `AppRunner` gives it.
+    no_access_log: Any = None
+
     def protocol_of(accepted: Accepted) -> asyncio.Protocol:
         if accepted.refusal is not None:
             return RefusedConnection(accepted.refusal)
-        return HeadLimit(handlers(), connect_timeout_s, accepted.leave)
+        handler = RequestHandler(handlers, loop=asyncio.get_running_loop(), access_log=no_access_log)
+        return HeadLimit(handler, connect_timeout_s, accepted.leave)
 
     server = WebServer(runner, listeners := [])
     try:

@@ -403,7 +403,11 @@ class Connection(asyncio.BufferedProtocol):
                 raise ProtocolError(f"SEND of producer {send.producer_id}, which does not exist")
             # The producer is closed: its client knows, and sends again after it has reconnected.
             return
-        self._publisher.append(found[1], send)
+        producer, topic = found
+        if self._publisher.append(topic, send):
+            metadata = send.metadata
+            deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None
+            topic.on_published(producer, send.num_messages, deliver_at_ms)
 
     def _on_command(self, command: BaseCommand) -> None:
         immediate = _IMMEDIATE.get(command.type)

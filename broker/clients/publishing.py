@@ -59,14 +59,18 @@ class Publisher:
         self._pending_bytes = 0
         self._refusal_log = refusal_log
 
-    def append(self, topic: Topic, send: frames.Send) -> None:
-        """Append one SEND; its receipt is written once `flush` has been called and the entry is durable."""
+    def append(self, topic: Topic, send: frames.Send) -> bool:
+        """Append one SEND; its receipt is written once `flush` has been called and the entry is durable.
+
+        Returns:
+            Whether it was appended; if not, its client is told.
+        """
         metadata = send.metadata
         deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else NOT_DELAYED
         # As Pulsar: the delay that the client asked for, independent of its clock.
         if topic.delay_ms_max and deliver_at_ms - metadata.publish_time > topic.delay_ms_max:
             self._refuse_delay(topic, send)
-            return
+            return False
         ledger = topic.ledger
         payload = send.entry
         try:
@@ -81,7 +85,7 @@ class Publisher:
             )
         except AppendRefusedError:
             self._link.close_producer(send.producer_id)
-            return
+            return False
         topic.entries_in_total += 1
         topic.messages_in_total += send.num_messages
         topic.bytes_in_total += len(payload)
@@ -91,6 +95,7 @@ class Publisher:
             self._bytes[ledger] = 0
         receipts.append((send.producer_id, send.sequence_id, *position))
         self._bytes[ledger] += len(payload)
+        return True
 
     def flush(self) -> None:
         """Answer everything appended since the last call, as soon as it is durable."""

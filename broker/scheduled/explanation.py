@@ -176,7 +176,11 @@ def _explained(
     json = described_without_entry(row, headers) if entry is None else described(entry, row, headers, has_payload=False)
     deliver_at_ms = int(headers.deliver_at_ms[row])
     states = [
-        _of_subscription(schedule.topic, one, headers, row, now_ms, ttl_ms, is_damaged=entry is None)
+        _with_ignored_delay(
+            _of_subscription(schedule.topic, one, headers, row, now_ms, ttl_ms, is_damaged=entry is None),
+            one,
+            is_ahead=deliver_at_ms > now_ms,
+        )
         for one in schedule.subscriptions
     ]
     if deliver_at_ms == NOT_DELAYED:
@@ -271,6 +275,21 @@ def _of_subscription(
         "slot": slot,
         "reason": reason,
     }
+
+
+def _with_ignored_delay(state: Json, subscription: Subscription, *, is_ahead: bool) -> Json:
+    """Say in the sentence why a message whose time is to come is not delayed."""
+    kind = subscription.type_without_delays
+    if not is_ahead or state["state"] not in ("held", "waiting", "pending"):
+        return state
+    if kind is not None:
+        reason = f"its subscription is {kind.value}, which does not delay"
+    elif state["state"] != "pending":
+        reason = "delayed delivery is switched off for its topic"
+    else:
+        # It may have come a tick early.
+        return state
+    return state | {"sentence": f"{state['sentence'].removesuffix('.')}; {reason}."}
 
 
 def _expired(position: Position, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:

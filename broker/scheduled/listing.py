@@ -1,5 +1,6 @@
 """Lists: a page of a topic's scheduled messages, and a summary of each topic."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -9,6 +10,7 @@ from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
 from broker.slices import Turns
+from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from managed_ledger.value_types import Clock, Json
 from tracker.columns.row_order import RowKey, key_of
@@ -71,6 +73,20 @@ async def _if_more(schedule: TopicSchedule, selector: Selector, place: RowKey | 
     return PageToken(place) if len(rows) else None
 
 
+def undelayed(subscriptions: Sequence[Subscription]) -> list[Json]:
+    """Return those that do not delay, with a sentence about each; a reader's is left out, as it lasts no longer."""
+    kinds = [(one.name, one.type_without_delays) for one in subscriptions if one.cursor.is_durable]
+    return [
+        {
+            "subscription": name,
+            "type": kind.value,
+            "sentence": f"Nothing is scheduled for {name}: its subscription is {kind.value}, which does not delay",
+        }
+        for name, kind in kinds
+        if kind is not None
+    ]
+
+
 async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> Json:
     """Return the summary of a topic, for all of its subscriptions and for each.
 
@@ -87,11 +103,9 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -
     shown = []
     for one in subscriptions:
         totals = of_each.get(one)
-        kind = one.subscription_type
         shown.append(
             {
-                "name": one.name,
-                "type": None if kind is None else kind.value,
+                **_kind_of(one),
                 "consumers": len(one.consumers),
                 "backlog": one.cursor.backlog,
                 "delayed": 0 if totals is None else totals.future_count,
@@ -110,4 +124,19 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -
         **both("lastDue", of_all.last_deliver_at_ms),
         "backlog": sum(one.cursor.backlog for one in subscriptions),
         "paused": any(one.pause.is_paused for one in subscriptions),
+        "publishedWithoutSubscription": topic.published_without_subscription_total,
+    }
+
+
+def subscriptions_of(topic: Topic) -> list[Json]:
+    """Return the subscriptions of a topic and whether they delay, without a look at the log."""
+    return [_kind_of(one) for one in topic.subscriptions.values()]
+
+
+def _kind_of(subscription: Subscription) -> Json:
+    kind = subscription.subscription_type or subscription.type_without_delays
+    return {
+        "name": subscription.name,
+        "type": None if kind is None else kind.value,
+        "delays": subscription.has_delays,
     }

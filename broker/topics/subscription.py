@@ -141,6 +141,8 @@ class Subscription:
         self._last_defect_ms = 0
         self._rebuild_from_ms = 0
         self._now_ms = now_ms
+        self._is_delay_warned = False
+        """Whether the log has said that it does not delay."""
         self._newly_expired: dict[int, BitMap] = {}
         """Not noted in the cursor yet."""
         cursor.add_listener(self._on_mark_delete_moved)
@@ -347,9 +349,15 @@ class Subscription:
     @property
     def has_delays(self) -> bool:
         """Whether delivery times are heeded: in Shared and Key_Shared; without a dispatcher, the last type decides."""
+        return self.type_without_delays is None
+
+    @property
+    def type_without_delays(self) -> SubscriptionType | None:
+        """The type where it heeds no delivery times, Exclusive or Failover; None where they are heeded."""
         if self._type is None:
-            return TYPE_PROPERTY not in self.cursor.properties
-        return self._type not in _WITHOUT_DELAYS
+            noted = self.cursor.properties.get(TYPE_PROPERTY)
+            return None if noted is None else SubscriptionType(noted)
+        return self._type if self._type in _WITHOUT_DELAYS else None
 
     async def set_pause(self, state: PauseState) -> None:
         """Pause or resume deliveries; durable on return.
@@ -536,6 +544,7 @@ class Subscription:
         await self._note_type(subscription_type)
         self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
         self.dispatcher.on_failure = self._on_dispatcher_failure
+        self.dispatcher.on_delay_ignored = self._on_delay_ignored
         if self.lateness is not None:
             self.dispatcher.lateness = self.lateness
         self.dispatcher.use_gate(self._gate)
@@ -554,6 +563,19 @@ class Subscription:
         except LedgerError as error:
             # Consumers are served all the same: on a full disk, what they acknowledge makes room.
             logger.warning("%s / %s: its type could not be noted: %s", self._ledger.name, self.name, error)
+
+    def _on_delay_ignored(self) -> None:
+        if self._is_delay_warned:
+            return
+        self._is_delay_warned = True
+        kind = self.type_without_delays
+        logger.warning(
+            "%s / %s: a message comes before its delivery time, since its subscription is %s, which does not delay; "
+            "subscribe as Shared or Key_Shared",
+            self._ledger.name,
+            self.name,
+            "" if kind is None else kind.value,
+        )
 
     def _on_dispatcher_failure(self) -> None:
         now_ms = self._now_ms()

@@ -32,6 +32,7 @@ from broker.topics.subscription import Subscription
 from broker.topics.topic_epochs import EPOCHS_END, TopicEpochs
 from broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest
 from broker.topics.topic_name import TopicName
+from command_line.milliseconds import may_be_seconds
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import ConsumerBusyError, DispatcherClosedError
@@ -104,6 +105,10 @@ class Topic:
         self.messages_in_total = 0
         self.bytes_in_total = 0
         self.entries_in_total = 0
+        self.due_before_1990_total = 0
+        """Messages whose delivery time is before 1990, which may be seconds."""
+        self.published_without_subscription_total = 0
+        """Messages that were published while there was no subscription: none that is made at the end gets them."""
         self.lateness = LatenessHistogram()
         """The lateness of delayed messages, of all subscriptions."""
         self.next_deliver_at_ms: int | None = None
@@ -261,6 +266,35 @@ class Topic:
             return
         if self.producers.get(waiting.name) is waiting:
             waiting.link.producer_ready(waiting.request_id, waiting.name, waiting.topic_epoch)
+
+    def on_published(self, producer: Producer, message_count: int, deliver_at_ms: int | None) -> None:
+        """Count and log what no answer can tell a producer; its messages are stored.
+
+        Args:
+            producer: The producer.
+            message_count: How many messages it has published.
+            deliver_at_ms: When they are to be delivered, None for at once.
+        """
+        if not self.subscriptions:
+            if not self.published_without_subscription_total:
+                logger.warning(
+                    "%s: published without a subscription: %d; nobody gets it, unless a later subscription begins at the "
+                    "earliest message",
+                    self.name,
+                    message_count,
+                )
+            self.published_without_subscription_total += message_count
+        if deliver_at_ms is not None and may_be_seconds(deliver_at_ms):
+            self.due_before_1990_total += message_count
+            if not producer.is_warned_of_seconds:
+                producer.is_warned_of_seconds = True
+                logger.warning(
+                    "producer %s of %s gives a delivery time before 1990, %d: it may be seconds for milliseconds; such "
+                    "messages are due at once",
+                    producer.name,
+                    self.name,
+                    deliver_at_ms,
+                )
 
     def remove_producer(self, producer: Producer) -> None:
         """Remove a producer, unless another has taken its name since; the first waiting one may become ready."""
@@ -567,6 +601,8 @@ class Topic:
         """Count on from the figures of the topic when it was closed: a counter that decreases looks like a restart."""
         self.messages_in_total += before.messages_in_total
         self.bytes_in_total += before.bytes_in_total
+        self.due_before_1990_total += before.due_before_1990_total
+        self.published_without_subscription_total += before.published_without_subscription_total
         self.meter = RateMeter(self._now_ms(), (self.messages_in_total, self.bytes_in_total))
         if before.lateness is not None:
             self.lateness.add(before.lateness)
@@ -618,6 +654,8 @@ class Topic:
             producer_count=len(self.producers),
             messages_in_total=self.messages_in_total,
             bytes_in_total=self.bytes_in_total,
+            due_before_1990_total=self.due_before_1990_total,
+            published_without_subscription_total=self.published_without_subscription_total,
             storage_size_bytes=self.ledger.size_bytes,
             rate_in=self.meter.rates[0],
             throughput_in=self.meter.rates[1],

@@ -18,7 +18,7 @@ import numpy as np
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, intersection, unacknowledged
 from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
-from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive
+from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, TellDelayIgnored
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, make_items
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
@@ -61,6 +61,7 @@ class SingleActiveCore(SubscriptionCore):
         self._is_failover = is_failover
         self._selector: HashRangeExclusiveStickyKeyConsumerSelector | None = None
         """The slots of an Exclusive consumer that named some, None for all."""
+        self._has_told_delay_ignored = False
 
     def start(self, first: Position, last_confirmed: Position) -> None:
         assert self.plan is None
@@ -107,7 +108,11 @@ class SingleActiveCore(SubscriptionCore):
         items = make_items(headers, headers.publish_time_ms, None)
         self.active.note_given(int(headers.message_counts.sum()), len(headers), self.now_ms)
         self.gate.note_given(int(headers.message_counts.sum()))
-        return [Deliver(self.active, items)]
+        actions: list[Action] = [Deliver(self.active, items)]
+        if not self._has_told_delay_ignored and (headers.deliver_at_ms > self.now_ms).any():
+            self._has_told_delay_ignored = True
+            actions.append(TellDelayIgnored())
+        return actions
 
     def next_wakeup_ms(self) -> int | None:
         return self.gate.next_grant_ms(self.now_ms)

@@ -396,7 +396,7 @@ BAD = [
     ("POST", "/scheduled/cancel", {"key": "nobody"}, 404, "key"),
     ("POST", "/scheduled/cancel", {"property": "no=one"}, 404, "property"),
     ("POST", "/scheduled/cancel", {"messageIds": ["9999:1"]}, 404, "messageIds"),
-    ("POST", "/scheduled/cancel", {"until": 1}, 404, "until"),
+    ("POST", "/scheduled/cancel", {"until": "1970-01-01T00:00:00.001Z"}, 404, "until"),
     ("POST", "/scheduled/cancel", {"all": True, "subscription": "nobody"}, 404, "subscription"),
     ("POST", "/scheduled/cancel", {"all": True, "dryRun": "perhaps"}, 400, "dryRun"),
     ("POST", "/scheduled/cancel", {"all": True, "dryrun": True}, 400, "dryrun"),

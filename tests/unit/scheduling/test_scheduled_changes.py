@@ -76,8 +76,8 @@ def test_an_unknown_subscription_is_refused_and_is_not_a_match_of_nothing(tmp_pa
     run(tmp_path, check)
 
 
-@pytest.mark.parametrize("time", ["2027", "20270115"])
-def test_a_date_in_digits_selects_nothing(tmp_path: Path, time: str) -> None:
+@pytest.mark.parametrize("time", ["2027", "20270115", "1800000000"])
+def test_a_date_in_digits_or_seconds_select_nothing(tmp_path: Path, time: str) -> None:
     def check(ask: Ask, _: list[str]) -> None:
         result = ask(f"scheduled cancel T --from {time} --dry-run")
         assert (result.exit_code, result.stdout) == (2, "")

@@ -30,6 +30,9 @@ ASKED = [
     f"/admin/v2/persistent/{TOPIC}/delayedIndex",
 ]
 POSTED: list[tuple[str, dict[str, Any]]] = [
+    ("scheduled/list", {"limit": 1, "payload": True}),
+    ("scheduled/histogram", {"property": {"name": "a"}, "buckets": 3}),
+    ("explain", {"key": "k"}),
     ("pause", {}),
     ("resume", {"ratePerSecond": 5}),
     ("scheduled/cancel", {"all": True, "dryRun": True}),
