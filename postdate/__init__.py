@@ -26,7 +26,13 @@ from command_line.extras import install_advice, missing_class
 from managed_ledger.position import Position
 from postdate.clock import now_ms
 from scheduling.async_scheduler import AsyncScheduler
-from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, SchedulingError, ServiceUnavailableError
+from scheduling.errors import (
+    NoSubscriptionError,
+    ScheduleArgumentError,
+    ScheduleRequestError,
+    SchedulingError,
+    ServiceUnavailableError,
+)
 from scheduling.scheduler import Scheduler
 from scheduling.values import EVERYTHING, Matching, Outcome, ScheduledMessage
 from snapshot_storage.bucket_key import LedgerRange
@@ -86,6 +92,7 @@ __all__ = [
     "Matching",
     "MemoryBucketSnapshotStorage",
     "MemoryCursor",
+    "NoSubscriptionError",
     "Outcome",
     "Position",
     "ResidualSnapshots",

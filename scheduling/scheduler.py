@@ -10,7 +10,7 @@ The examples are run against a real service by `tests/integration/scheduling/tes
 import base64
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 from command_line.milliseconds import YEAR_1990_MS, may_be_seconds, seconds_refusal
 from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi, Token, new_operation_id, topic_path
-from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
+from scheduling.errors import (
+    NoSubscriptionError,
+    ScheduleArgumentError,
+    ScheduleRequestError,
+    ServiceUnavailableError,
+)
 from scheduling.values import (
     NOTHING,
     TIME_MS_MAX,
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
     import pulsar
 
 HANDLES_PER_REQUEST: Final = 10_000
+SUBSCRIPTION_TRUSTED_S: Final = 10.0
+"""How long `schedule` relies on a subscription that it has seen. One that is deleted within that time is missed."""
 
 
 class Scheduler:
@@ -45,14 +52,16 @@ class Scheduler:
     >>> scheduler.cancel(handle).changed
     1
 
-    Only subscriptions of type Shared and Key_Shared delay. A subscription that is made later gets what is published
-    after it was made.
+    Only subscriptions of type Shared and Key_Shared delay, and a subscription gets what is published after it was made.
+    So `schedule` looks for one that delays before it publishes, and again when `SUBSCRIPTION_TRUSTED_S` (10 s) have
+    passed. A look after the receipt would be too late, and one for each message would double the cost of publishing.
 
     Args:
         service_url: Where Pulsar clients connect, like `pulsar://127.0.0.1:6650`.
         admin_url: The service's web port, like `http://127.0.0.1:8080`.
         topic: The topic, in any form that Pulsar's clients take.
-        subscription: The subscription whose messages are looked at and changed; None for all that delay.
+        subscription: The subscription whose messages are looked at and changed; None for all that delay. If it is
+            missing, `schedule` makes it: Shared, from the end of the topic on. All other methods refuse it then.
         token: A token, or a function that gives one, where the service authenticates callers. Its role
             needs the grants to produce and to consume, or only the second one to look and to cancel.
         tls_trust_certs_file: The authorities to trust for `pulsar+ssl` and `https`; None for those of the system.
@@ -94,6 +103,8 @@ class Scheduler:
             tls_private_key_file=tls_private_key_file,
         )
         self._lock = threading.Lock()
+        self._subscription_lock = threading.Lock()
+        self._subscription_trusted_until_s = 0.0
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
 
@@ -119,7 +130,7 @@ class Scheduler:
         at: Time | None = None,
         after: timedelta | None = None,
     ) -> str:
-        """Publish a message for later; it is durable when this returns.
+        """Publish a message for later; when this returns, it is durable, and a subscription gets it.
 
         >>> scheduler.schedule(b"pay", key="order-7", properties={"kind": "retry"}, after=timedelta(days=1))
         '...:...'
@@ -139,6 +150,8 @@ class Scheduler:
             TypeError: The payload is not bytes, a property is no text, or a time is none.
             ScheduleRequestError: The time is after the year 9999, or a number before 1990, which may be seconds.
                 Nothing was published.
+            NoSubscriptionError: No subscription delays, or not the one of this scheduler. Nothing was published.
+            ServiceUnavailableError: The web port does not answer. Nothing was published.
             pulsar.PulsarException: The service cannot be reached, or refuses the message.
         """
         if (at is None) == (after is None):
@@ -158,7 +171,9 @@ class Scheduler:
                 raise ValueError(f"after is {after}, which is below zero: give a time that is past as at")
             delay_ms = _schedulable("delayMs", after_ms, TIME_MS_MAX - time.time_ns() // 1_000_000)
             when = {"deliver_after": timedelta(milliseconds=delay_ms)}
-        message_id = self._open_producer().send(
+        producer = self._open_producer()
+        self._check_subscription()
+        message_id = producer.send(
             payload, partition_key=key, properties=dict(properties) if properties else None, **when
         )
         return f"{message_id.ledger_id()}:{message_id.entry_id()}"
@@ -327,13 +342,45 @@ class Scheduler:
     def _of_subscription(self) -> Json:
         return {} if self._subscription is None else {"subscription": self._subscription}
 
+    def _check_subscription(self) -> None:
+        """Make sure that a subscription gets what is published now, when it is due."""
+        with self._subscription_lock:
+            if time.monotonic() < self._subscription_trusted_until_s:
+                return
+            name = self._subscription
+            found = self._api.get(f"{self._path}/subscriptions")["subscriptions"]
+            there = [one for one in found if name in (None, one["name"])]
+            if name is not None and not there:
+                self._make_subscription(name)
+            elif not any(one["delays"] for one in there):
+                raise NoSubscriptionError(_no_subscription(self.topic, there))
+            self._subscription_trusted_until_s = time.monotonic() + SUBSCRIPTION_TRUSTED_S
+
+    def _make_subscription(self, name: str) -> None:
+        import pulsar
+
+        with self._lock:
+            consumer = self._open_client().subscribe(
+                self.topic,
+                name,
+                consumer_type=pulsar.ConsumerType.Shared,
+                initial_position=pulsar.InitialPosition.Latest,
+                # It asks for no message.
+                receiver_queue_size=0,
+            )
+        consumer.close()
+
     def _open_producer(self) -> "pulsar.Producer":
         with self._lock:
             if self._producer is None:
-                if self._client is None:
-                    self._client = self._new_client()
-                self._producer = self._client.create_producer(self.topic)
+                self._producer = self._open_client().create_producer(self.topic)
             return self._producer
+
+    def _open_client(self) -> "pulsar.Client":
+        """Return the client; the caller holds the lock."""
+        if self._client is None:
+            self._client = self._new_client()
+        return self._client
 
     def _new_client(self) -> "pulsar.Client":
         import pulsar
@@ -352,6 +399,15 @@ class Scheduler:
             # A client that is asked for a role names the method; the certificate alone stands for none.
             options["authentication"] = pulsar.AuthenticationTLS(self._tls_certificate_file, self._tls_private_key_file)
         return pulsar.Client(self._service_url, **options)
+
+
+def _no_subscription(topic: str, there: Sequence[Json]) -> str:
+    why = "; ".join(f"{one['name']} is {one['type']}, which does not delay" for one in there)
+    return (
+        f"no subscription of {topic} delays{f' ({why})' if why else ''}, so no consumer would get the message when "
+        "it is due: it was not published. Subscribe as Shared or Key_Shared first, or give "
+        "Scheduler(subscription=...), which makes one that is missing"
+    )
 
 
 def _deliver_at_ms(at: Time) -> int:

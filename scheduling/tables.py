@@ -77,14 +77,20 @@ def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
     rows = [("topic", "", f"{'delayed':>9} {'backlog':>9}  {'next due':<20}  last due")]
     for topic in topics:
         rows.append((topic["name"], _paused_mark(topic), _topic_figures(topic)))
+        if without := topic.get("publishedWithoutSubscription", 0):
+            rows.append((f"  published without a subscription: {without:,}", "", ""))
         rows += [(f"  {one['name']}", _subscription_marks(one), _topic_figures(one)) for one in topic["subscriptions"]]
     names = [cut(name, width - len(mark)) + mark for name, mark, _ in rows]
-    column = min(max(map(cell_len, names)), max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
+    widest = max(cell_len(name) for name, (_, _, figures) in zip(names, rows, strict=True) if figures)
+    column = min(widest, max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
     lines = []
     for name, (_, _, figures) in zip(names, rows, strict=True):
-        lines += (
-            [f"{padded(name, column)} {figures}"] if cell_len(name) <= column else [name, f"{'':{column}} {figures}"]
-        )
+        if not figures:
+            lines.append(name)
+        elif cell_len(name) <= column:
+            lines.append(f"{padded(name, column)} {figures}")
+        else:
+            lines += [name, f"{'':{column}} {figures}"]
     return lines
 
 
@@ -94,7 +100,8 @@ def _subscription_marks(one: Json) -> str:
     >>> _subscription_marks({"type": "Exclusive", "delays": False, "paused": True})
     ' (paused) (Exclusive, does not delay)'
     """
-    return " (paused)" * one["paused"] + ("" if one.get("delays", True) else f" ({one['type']}, does not delay)")
+    marks = " (paused)" if one["paused"] else ""
+    return marks if one.get("delays", True) else f"{marks} ({one['type']}, does not delay)"
 
 
 def _paused_mark(topic: Json) -> str:

@@ -44,6 +44,14 @@ def scheduled_paths() -> Json:
             "get": operation("getOperation", "How far a cancel, reschedule or deliver-now is", ref("Operation")),
         },
         _TOPIC: {"parameters": topic_parts(), "get": operation("getTopic", "One topic", ref("Topic"))},
+        f"{_TOPIC}/subscriptions": {
+            "parameters": topic_parts(),
+            "get": operation(
+                "listSubscriptions",
+                "The subscriptions of a topic and whether they delay; nothing is counted for it",
+                ref("Subscriptions"),
+            ),
+        },
         f"{_TOPIC}/scheduled": {
             "parameters": topic_parts(),
             "get": operation(
@@ -245,6 +253,10 @@ def scheduled_schemas() -> Json:
             "description": "Entries of the log that are not acknowledged, of all subscriptions; a batch is one",
         },
         "paused": {**BOOL, "description": "Whether one of the subscriptions is"},
+        "publishedWithoutSubscription": {
+            **COUNT,
+            "description": "Messages that were published while there was no subscription, since the service's start",
+        },
     }
     under_way = {
         "id": TEXT,
@@ -271,6 +283,13 @@ def scheduled_schemas() -> Json:
     return {
         "Error": object_of({"error": TEXT, "field": TEXT_OR_NULL, "advice": TEXT}),
         "Topic": object_of(topic),
+        "Subscriptions": object_of(
+            {
+                "subscriptions": list_of(
+                    object_of({name: topic_subscription[name] for name in ("name", "type", "delays")})
+                )
+            }
+        ),
         "Topics": object_of(
             {
                 "topics": list_of(ref("Topic")),

@@ -2,6 +2,7 @@
 
     GET  /topics
     GET  /topics/{tenant}/{namespace}/{topic}                       one of them
+    GET  /topics/{tenant}/{namespace}/{topic}/subscriptions         which it has, and whether they delay
     GET  /topics/{tenant}/{namespace}/{topic}/scheduled             scheduled messages, in order of time
     GET  /topics/{tenant}/{namespace}/{topic}/scheduled/histogram
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/list        the same two, with what is asked for as a JSON body
@@ -42,7 +43,7 @@ from broker.errors import BrokerError
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.filtered_counts import histogram_of
-from broker.scheduled.listing import list_messages, topic_summary, undelayed
+from broker.scheduled.listing import list_messages, subscriptions_of, topic_summary, undelayed
 from broker.scheduled.matched import Matched
 from broker.scheduled.messages import both
 from broker.scheduled.operations import Operations, Progress, early_ms_of
@@ -60,6 +61,7 @@ from managed_ledger.value_types import Json
 PREFIX: Final = "/postdate/v1"
 _TOPIC: Final = PREFIX + "/topics/{tenant}/{namespace}/{topic}"
 _TOPICS: Final = PREFIX + "/topics"
+_SUBSCRIPTIONS: Final = f"{_TOPIC}/subscriptions"
 _SCHEDULED: Final = f"{_TOPIC}/scheduled"
 _LIST: Final = f"{_SCHEDULED}/list"
 _HISTOGRAM: Final = f"{_SCHEDULED}/histogram"
@@ -71,7 +73,7 @@ _KEYS: Final = f"{_TOPIC}/keys"
 _OPERATION: Final = f"{PREFIX}/operations/{{operation}}"
 _OPENAPI: Final = f"{PREFIX}/openapi.json"
 
-SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _HISTOGRAM})
+SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _SUBSCRIPTIONS, _HISTOGRAM})
 """Endpoints for callers that may produce to the topic or consume from it: counts and times."""
 SCHEDULED_READ_BODY_PATHS: Final = frozenset({_HISTOGRAM, _KEYS})
 """The same for POSTs, which change nothing."""
@@ -187,6 +189,7 @@ def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
     get: dict[str, Callable[[web.Request], Awaitable[Json | web.StreamResponse]]] = {
         _TOPICS: routes.topics,
         _TOPIC: routes.topic,
+        _SUBSCRIPTIONS: routes.subscriptions,
         _SCHEDULED: routes.scheduled,
         _HISTOGRAM: routes.histogram,
         _EXPLAIN: routes.explain,
@@ -278,6 +281,11 @@ class _Routes:
         """One topic."""
         requests.check_fields(request.query, (), "parameter")
         return await topic_summary(await self._topic(request), self._service.catalog, self._service.now_ms)
+
+    async def subscriptions(self, request: web.Request) -> Json:
+        """The subscriptions of a topic; cheap, as nothing is counted."""
+        requests.check_fields(request.query, (), "parameter")
+        return {"subscriptions": subscriptions_of(await self._topic(request))}
 
     async def scheduled(self, request: web.Request) -> Json:
         """A page of scheduled messages."""

@@ -146,10 +146,13 @@ async def start_web(
     handlers = runner.server
     assert handlers is not None
 
+    # The signature wants a logger, and the class takes None, as `AppRunner` gives it.
+    no_access_log: Any = None
+
     def protocol_of(accepted: Accepted) -> asyncio.Protocol:
         if accepted.refusal is not None:
             return RefusedConnection(accepted.refusal)
-        handler = RequestHandler(handlers, loop=asyncio.get_running_loop(), access_log=None)
+        handler = RequestHandler(handlers, loop=asyncio.get_running_loop(), access_log=no_access_log)
         return HeadLimit(handler, connect_timeout_s, accepted.leave)
 
     server = WebServer(runner, listeners := [])

@@ -113,12 +113,9 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -
     shown = []
     for one in subscriptions:
         totals = of_each.get(one)
-        kind = one.subscription_type or one.type_without_delays
         shown.append(
             {
-                "name": one.name,
-                "type": None if kind is None else kind.value,
-                "delays": one.has_delays,
+                **_kind_of(one),
                 "consumers": len(one.consumers),
                 "backlog": one.cursor.backlog,
                 "delayed": 0 if totals is None else totals.future_count,
@@ -137,4 +134,19 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -
         **both("lastDue", of_all.last_deliver_at_ms),
         "backlog": sum(one.cursor.backlog for one in subscriptions),
         "paused": any(one.pause.is_paused for one in subscriptions),
+        "publishedWithoutSubscription": topic.published_without_subscription_total,
+    }
+
+
+def subscriptions_of(topic: Topic) -> list[Json]:
+    """Return the subscriptions of a topic and whether they delay, without a look at the log."""
+    return [_kind_of(one) for one in topic.subscriptions.values()]
+
+
+def _kind_of(subscription: Subscription) -> Json:
+    kind = subscription.subscription_type or subscription.type_without_delays
+    return {
+        "name": subscription.name,
+        "type": None if kind is None else kind.value,
+        "delays": subscription.has_delays,
     }

@@ -113,6 +113,8 @@ class TopicSnapshot:
     index_counters_before: TrackerCounters | None = None
     due_before_1990_total: int = 0
     """Messages published with a delivery time before 1990."""
+    published_without_subscription_total: int = 0
+    """Messages published while there was no subscription."""
     rate_in: float = 0.0
     throughput_in: float = 0.0
     appended: AppendWindow | None = None

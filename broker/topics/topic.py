@@ -107,6 +107,8 @@ class Topic:
         self.entries_in_total = 0
         self.due_before_1990_total = 0
         """Messages whose delivery time is before 1990, which may be seconds."""
+        self.published_without_subscription_total = 0
+        """Messages that were published while there was no subscription: none that is made at the end gets them."""
         self.lateness = LatenessHistogram()
         """The lateness of delayed messages, of all subscriptions."""
         self.next_deliver_at_ms: int | None = None
@@ -273,6 +275,15 @@ class Topic:
             message_count: How many messages it has published.
             deliver_at_ms: When they are to be delivered, None for at once.
         """
+        if not self.subscriptions:
+            if not self.published_without_subscription_total:
+                logger.warning(
+                    "%s: published without a subscription: %d; of later ones only those get it that begin at the "
+                    "earliest message",
+                    self.name,
+                    message_count,
+                )
+            self.published_without_subscription_total += message_count
         if deliver_at_ms is not None and may_be_seconds(deliver_at_ms):
             self.due_before_1990_total += message_count
             if not producer.is_warned_of_seconds:
@@ -591,6 +602,7 @@ class Topic:
         self.messages_in_total += before.messages_in_total
         self.bytes_in_total += before.bytes_in_total
         self.due_before_1990_total += before.due_before_1990_total
+        self.published_without_subscription_total += before.published_without_subscription_total
         self.meter = RateMeter(self._now_ms(), (self.messages_in_total, self.bytes_in_total))
         if before.lateness is not None:
             self.lateness.add(before.lateness)
@@ -643,6 +655,7 @@ class Topic:
             messages_in_total=self.messages_in_total,
             bytes_in_total=self.bytes_in_total,
             due_before_1990_total=self.due_before_1990_total,
+            published_without_subscription_total=self.published_without_subscription_total,
             storage_size_bytes=self.ledger.size_bytes,
             rate_in=self.meter.rates[0],
             throughput_in=self.meter.rates[1],
