@@ -403,9 +403,9 @@ class Scheduler:
 def _no_subscription(topic: str, there: Sequence[Json]) -> str:
     why = "; ".join(f"{one['name']} is {one['type']}, which does not delay" for one in there)
     return (
-        f"no subscription of {topic} delays{f' ({why})' if why else ''}, so nobody would get the message when it is "
-        "due, and it was not published. Subscribe as Shared or Key_Shared first, or give Scheduler(subscription=...), "
-        "which makes one that is missing"
+        f"no subscription of {topic} delays{f' ({why})' if why else ''}, so no consumer would get the message when "
+        "it is due: it was not published. Subscribe as Shared or Key_Shared first, or give "
+        "Scheduler(subscription=...), which makes one that is missing"
     )
 
 

@@ -278,7 +278,7 @@ class Topic:
         if not self.subscriptions:
             if not self.published_without_subscription_total:
                 logger.warning(
-                    "%s: published without a subscription: %d; nobody gets it, unless a later subscription begins at the "
+                    "%s: published without a subscription: %d; of later ones only those get it that begin at the "
                     "earliest message",
                     self.name,
                     message_count,

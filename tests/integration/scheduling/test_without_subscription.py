@@ -1,4 +1,4 @@
-"""A message that nobody would get: a scheduler refuses it or makes the subscription; of a producer it is counted."""
+"""A message that no consumer would get: a scheduler refuses it or makes the subscription; a producer's is counted."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def test_a_topic_without_a_subscription_is_refused_until_there_is_one(
 ) -> None:
     with Scheduler(postdate_service.url, postdate_service.web_url, topic) as scheduler:
         for _ in range(2):
-            with pytest.raises(NoSubscriptionError, match=r"it was not published.*give Scheduler"):
+            with pytest.raises(NoSubscriptionError, match=r"it was not published.*Scheduler"):
                 scheduler.schedule(b"for nobody", after=SOON)
         assert topic_of(postdate_service, topic)["publishedWithoutSubscription"] == 0
         client = new_client(postdate_service)

@@ -21,6 +21,7 @@ ASKED = [
     "/postdate/v1/openapi.json",
     "/postdate/v1/topics",
     f"/postdate/v1/topics/{TOPIC}",
+    f"/postdate/v1/topics/{TOPIC}/subscriptions",
     f"/postdate/v1/topics/{TOPIC}/scheduled",
     f"/postdate/v1/topics/{TOPIC}/scheduled?payload=true&limit=1",
     f"/postdate/v1/topics/{TOPIC}/scheduled/histogram?buckets=3",

@@ -177,6 +177,7 @@ def test_reading_one_topic_needs_a_grant_and_everything_else_a_super_user(tmp_pa
 
 SCHEDULED = {
     ("GET", ""): {"produce", "consume"},
+    ("GET", "/subscriptions"): {"produce", "consume"},
     ("GET", "/scheduled/histogram"): {"produce", "consume"},
     ("GET", "/scheduled/histogram?buckets=1&key=k"): {"consume"},
     ("HEAD", "/scheduled/histogram?keyBase64=aw=="): {"consume"},
