@@ -321,6 +321,7 @@ class Scheduler:
                 answer["alreadyDue"],
                 answer["unknown"],
                 answer.get("ids", {}),
+                tuple(answer.get("damaged", ())),
             )
         return outcome
 
