@@ -335,6 +335,7 @@ class Scheduler:
                 answer["alreadyDue"],
                 answer["unknown"],
                 answer.get("ids", {}),
+                tuple(answer.get("damaged", ())),
             )
         return outcome
 

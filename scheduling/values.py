@@ -145,6 +145,8 @@ class Outcome:
     """Handles without a scheduled message: it was delivered or cancelled, or never existed."""
     handles: Mapping[str, str] = field(default_factory=dict)
     """The new handles by the old ones, where handles were given and the messages have new times."""
+    damaged: tuple[str, ...] = ()
+    """Handles of messages that were left out, as the service's log is damaged where they are; 10,000 at most."""
 
     def __add__(self, other: "Outcome") -> "Outcome":
         """Return the outcome of both."""
@@ -154,6 +156,7 @@ class Outcome:
             self.already_due + other.already_due,
             self.unknown + other.unknown,
             {**self.handles, **other.handles},
+            (*self.damaged, *other.damaged),
         )
 
 
