@@ -140,7 +140,7 @@ def _compared(batch: DataFrame, data: str) -> DataFrame:
     types = dict(batch.dtypes)
     whole_numbers = {number: whole(name, types[name]) for number, name in zip(NUMBERS, HEADER_COLUMNS[1:], strict=True)}
     rows = with_reason(batch).withColumns(whole_numbers)
-    # The rows of a ledger are in one task, and follow each other: so its headers are read once.
-    together = rows.repartition("topic", NUMBERS[0]).sortWithinPartitions("topic", *NUMBERS[:2])
+    # The rows of a ledger follow each other then, so its headers are read in few pieces.
+    in_order = rows.sortWithinPartitions("topic", *NUMBERS[:2])
     look = partial(compare, location=log, job=uuid4().hex, topics=topics)
-    return together.mapInArrow(look, together.drop(*NUMBERS).schema)
+    return in_order.mapInArrow(look, in_order.drop(*NUMBERS).schema)
