@@ -490,9 +490,7 @@ class Reader:
             tracker = self.tracker
             assert tracker is not None
             self._run_actions(
-                self._intake.on_due(
-                    headers, popped, lead_ms=tracker.lead_ms, are_times_exact=tracker.has_exact_times
-                )
+                self._intake.on_due(headers, popped, lead_ms=tracker.lead_ms, are_times_exact=tracker.has_exact_times)
             )
             self._tell_mistimed()
         return True

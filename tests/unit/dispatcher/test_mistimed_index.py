@@ -128,9 +128,7 @@ class WrongTimes(DelayedDeliveryTrackerFactory):
 
     def __init__(self, config: TrackerConfig, rows: Sequence[Row]) -> None:
         self.storage = MemoryBucketSnapshotStorage()
-        self.buckets = BucketDelayedDeliveryTrackerFactory(
-            config, self.storage, now_ms=now_ms, run_blocking=run_inline
-        )
+        self.buckets = BucketDelayedDeliveryTrackerFactory(config, self.storage, now_ms=now_ms, run_blocking=run_inline)
         self._rows = rows
 
     def new_tracker(self, context: TrackerContext) -> DelayedDeliveryTracker:
