@@ -49,11 +49,13 @@ def ingest(
     """Add a stream of scheduled messages to the delayed index, each once, also when processes are killed and restarted.
 
     DATA is a service's data directory; the service must be stopped. SOURCE is a folder to which files are added, with
-    the columns topic, ledger_id, entry_id and deliver_at_ms (milliseconds); CSV with a header. Keep the checkpoint: with
-    a new one the stream begins anew.
+    the columns topic, ledger_id, entry_id and deliver_at_ms (milliseconds); CSV with a header. Keep the checkpoint:
+    with a new one the stream begins anew.
 
     Each row is compared with the log. One whose message the log does not have, or has with another time, is refused
-    and counted by its reason; the service finds its message in the log all the same, at the log's time. Other sources, such as Kafka: `pipeline.jobs.ingest.ingest` in a program.
+    and counted by its reason; the service finds its message in the log all the same, at the log's time.
+
+    Other sources, such as Kafka: `pipeline.jobs.ingest.ingest` in a program.
     """
     from pyspark.errors import StreamingQueryException
 

@@ -1,7 +1,7 @@
 """Make buckets of a stream of scheduled messages, with Structured Streaming: each message once, across restarts.
 
-    stream ──► batch ──► as the log has it ──► not due ──► `write_index`, marked with query and batch ──► Spark's checkpoint
-                     └─► rejects: the others, by reason
+    stream ──► batch ──► as in the log, not due ──► `write_index`, marked with query and batch ──► Spark's checkpoint
+                     └─► otherwise than in the log: refused
 
 Messages are four columns: topic, ledger_id, entry_id, deliver_at_ms. Spark brings a batch again when it does not know
 that it ended. The buckets of a batch and the mark that it is there are one synced write (`batch_mark`), so a batch
@@ -121,7 +121,7 @@ def _write_batch(
     compared = _compared(batch, data).persist()
     try:
         bad = compared.where("reason is not null")
-        by_reason = {reason: count for reason, count in sorted(bad.groupBy("reason").count().collect())}
+        by_reason = dict(sorted(bad.groupBy("reason").count().collect()))
         if by_reason and rejects is not None:
             bad.write.mode("overwrite").parquet(f"{rejects}/query_id={query_id}/batch_id={batch_id}")
         examples = tuple(BadRow(*row) for row in bad.select(*HEADER_COLUMNS, "reason").head(BAD_EXAMPLES_MAX))
@@ -140,7 +140,7 @@ def _compared(batch: DataFrame, data: str) -> DataFrame:
     types = dict(batch.dtypes)
     whole_numbers = {number: whole(name, types[name]) for number, name in zip(NUMBERS, HEADER_COLUMNS[1:], strict=True)}
     rows = with_reason(batch).withColumns(whole_numbers)
-    # The rows of a ledger are in one task, and follow each other: so its headers are read once.
-    together = rows.repartition("topic", NUMBERS[0]).sortWithinPartitions("topic", *NUMBERS[:2])
+    # The rows of a ledger follow each other then, so its headers are read in few pieces.
+    in_order = rows.sortWithinPartitions("topic", *NUMBERS[:2])
     look = partial(compare, location=log, job=uuid4().hex, topics=topics)
-    return together.mapInArrow(look, together.drop(*NUMBERS).schema)
+    return in_order.mapInArrow(look, in_order.drop(*NUMBERS).schema)
