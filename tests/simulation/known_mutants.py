@@ -123,14 +123,14 @@ DISPATCHER: Final = [
     Mutant(
         "held-and-acknowledged",
         "dispatcher/core/intake.py",
-        "        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))",
+        "        return self._deliverable_now(self.held_due.take(entries_max, self._admitted_through()))",
         "        return self.held_due.take(entries_max, self._admitted_through())",
         "what is held is let in without asking what is acknowledged",
     ),
     Mutant(
         "due-and-acknowledged",
         "dispatcher/core/intake.py",
-        "        headers = self._not_acknowledged(headers)\n        if not self.held_due or not len(headers):",
+        "        headers = self._deliverable_now(headers)\n        if not self.held_due or not len(headers):",
         "        if not self.held_due or not len(headers):",
         "what the tracker gives is let in without asking what was acknowledged while its headers were read",
     ),
@@ -222,8 +222,8 @@ DISPATCHER: Final = [
     Mutant(
         "dropped-and-sent",
         "dispatcher/outbox.py",
-        "            if drops == self._drops:\n",
-        "            if True:\n",
+        "        else:\n            if drops == self._drops:\n",
+        "        else:\n            if True:\n",
         "what was dropped while its payload was read is sent",
     ),
     Mutant(
@@ -532,13 +532,13 @@ ITEMS: Final = [
     Mutant(
         "item-9",
         "dispatcher/core/intake.py",
-        "        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))",
+        "        return self._deliverable_now(self.held_due.take(entries_max, self._admitted_through()))",
         "        return self.held_due.take(entries_max, self._admitted_through())",
         "what is held is let in without asking what is acknowledged",
         (
             Edit(
                 "dispatcher/core/intake.py",
-                "        return self._admit(_NONE, _NONE.publish_time_ms, self._not_acknowledged(held))\n",
+                "        return self._admit(_NONE, _NONE.publish_time_ms, self._deliverable_now(held))\n",
                 "        return self._admit(_NONE, _NONE.publish_time_ms, held)\n",
             ),
         ),
