@@ -220,8 +220,10 @@ def _read_each(database: Database, kind: Kind[Block], need: Need) -> Covered[Blo
             continue
         value, error = _tried(lambda key: database.get(kind.family, key), keys.block_key(ledger_id, entry_id))
         first = entry_id
-        # Right behind an entry that is not read, only a value of its own could hold this one.
-        if value is None and entry_id - 1 not in unread:
+        if value is None and entry_id - 1 in unread:
+            # Only a value of its own could hold it without the entry before it.
+            error = error or unread[entry_id - 1]
+        elif value is None:
             first, value, error = _value_around(database, kind, ledger_id, entry_id, end)
         if value is None:
             unread[entry_id] = error

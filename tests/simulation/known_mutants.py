@@ -222,8 +222,8 @@ DISPATCHER: Final = [
     Mutant(
         "dropped-and-sent",
         "dispatcher/outbox.py",
-        "            if drops == self._drops:\n",
-        "            if True:\n",
+        "        else:\n            if drops == self._drops:\n",
+        "        else:\n            if True:\n",
         "what was dropped while its payload was read is sent",
     ),
     Mutant(
