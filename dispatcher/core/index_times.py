@@ -18,7 +18,7 @@ def in_log(rows: DelayedIndexes, headers: EntryHeaders) -> NDArray[np.bool_]:
     """Return which rows the log has.
 
     Args:
-        rows: What the tracker gave, each position once.
+        rows: Rows that the tracker gave, each position once.
         headers: Of the same positions in the same order, without those that the log does not have.
     """
     if len(rows) == len(headers):

@@ -9,8 +9,8 @@ lost with a snapshot. So entries that fell due during an outage come out in orde
 `DispatcherConfig.order_wait_ms_max`, for a range still in recovery by `_RECOVERY_WAIT_MS_MAX` too, and for held rows
 by their number.
 
-The tracker gives a position at the time that the index has. What is not due by its header is not delivered then: it
-goes back to the tracker, at the header's time (`index_times`).
+The tracker gives a position at the time that the index has. An entry that is not due by its header is not delivered
+then: it goes back to the tracker, at the header's time (`index_times`).
 
 Whether an entry is acknowledged is asked in one place, `_deliverable_now`: when an entry is taken in, and when a held
 one is admitted. From then on an acknowledgement finds the entry where it waits (`queues/waiting.py`), or at its
@@ -260,7 +260,7 @@ class Intake(SubscriptionCore):
 
         Args:
             headers: Their headers, in the order of the rows, without those that the log does not have.
-            rows: What the tracker gave.
+            rows: The rows that the tracker gave.
             lead_ms: How long before its time an entry counts as due.
             are_times_exact: Whether rows have the times of their headers, if the index is right.
         """

@@ -1,4 +1,4 @@
-"""Rows of a stream against the log: what the log has otherwise, or not at all, goes into no index.
+"""Rows of a stream against the log: a row that the log has otherwise, or not at all, goes into no index.
 
 The log is the truth. A row with another time than the log's would be delivered late, or read and given back; a row of a
 position that the log does not have would be kept for nothing. `compare` is the work of a task; the faults of one
@@ -92,7 +92,7 @@ def _topic_faults(rows: DelayedIndexes, topic: str | None, location: str, job: s
         faults: Reasons = np.full(len(rows), NO_LEDGER, np.object_)
         for ledger_id, group in ledger_groups(rows.ledger_ids):
             if ledger_id in entries:
-                of_ledger = rows.take(group)
+                of_ledger = DelayedIndexes(rows.deliver_at_ms[group], rows.ledger_ids[group], rows.entry_ids[group])
                 first = int(of_ledger.entry_ids.min())
                 end = min(int(of_ledger.entry_ids.max()) + 1, entries[ledger_id])
                 part = HeaderRange(topic, int(ledger_id), first, max(first, end))

@@ -133,7 +133,7 @@ class SharedIndexView(DelayedDeliveryTracker):
             is_tracked[was_lost] |= self._index.mask(ledgers[was_lost], entries[was_lost])
         is_open = ~is_tracked
         if is_open.any():
-            # What the dispatcher offers it needs, whoever else put it into the index.
+            # The dispatcher needs the messages that it offers, also where another view has put them into the index.
             self._rows.foreign.discard(ledgers[is_open], entries[is_open])
             is_tracked[is_open] = self._index.add(rows.take(is_open), self)
         return is_tracked

@@ -166,7 +166,7 @@ def open_on(
 
 
 def test_a_tick_before_its_time_is_its_time_where_times_are_not_strict() -> None:
-    """What goes back within the tick is refused by the tracker, and is due."""
+    """A message that is due within the tick by its header is due."""
 
     async def scenario() -> None:
         config = TrackerConfig(tick_time_ms=1_000, is_deliver_at_time_strict=False)
