@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         self._has_answered_or_left = asyncio.Event()
         self._dismissed_producers: set[int] = set()
         self.refusals: dict[int, str] = {}
-        """By id of a producer that was closed with a message of it: what the client is to hear when it returns."""
+        """By id of a producer that was closed for a refused message: the answer to its client's next request for it."""
         self._pauses: set[str] = set()
         self._unsent: list[bytes] = []
         """Written in this turn of the event loop; sent at its end."""

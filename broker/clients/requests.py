@@ -235,6 +235,7 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
         key_shared_policy=_key_shared_policy(request.keySharedMeta),
         epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
         connected_ms=connection.service.now_ms(),
+        steady_ms=connection.service.steady_ms(),
     )
     await topic.subscribe(
         consumer,
