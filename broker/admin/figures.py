@@ -37,6 +37,8 @@ class StoreSnapshot:
     """Of the file system that the data folder is on; None where that cannot be told."""
     disk_free_bytes: int | None = None
     """The bytes that are free for the service's user."""
+    clock_steps: int = 0
+    """How often the wall clock was set."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,8 @@ class Subscription:
         ledger: The topic's log.
         cursor: Where this subscription stands in it.
         new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
-        now_ms: The clock.
+        now_ms: The wall clock.
+        steady_ms: A clock that is never set.
         consumers_max: The most consumers, 0 for no limit.
         spawn: Runs work in the background.
     """
@@ -110,6 +111,7 @@ class Subscription:
         *,
         new_dispatcher: NewDispatcher,
         now_ms: Clock,
+        steady_ms: Clock,
         consumers_max: int = 0,
         spawn: Spawn = _run,
     ) -> None:
@@ -124,12 +126,12 @@ class Subscription:
         self._new_dispatcher = new_dispatcher
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
-        self._consumer_left_ms = 0
+        self._last_active_ms = 0
         self.counters = NOTHING_COUNTED
         """Without those of the dispatcher and of its consumers, which are counted in when they go."""
         self.index_counters_before: TrackerCounters | None = None
         """The counters of its own closed trackers, None if there was none."""
-        self.expiry = Expiry(RateMeter(now_ms(), (0,)))
+        self.expiry = Expiry(RateMeter(steady_ms(), (0,)))
         self.mark_delete_advanced_ms = 0
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
@@ -143,6 +145,7 @@ class Subscription:
         self._now_ms = now_ms
         self._is_delay_warned = False
         """Whether the log has said that it does not delay."""
+        self._steady_ms = steady_ms
         self._newly_expired: dict[int, BitMap] = {}
         """Not noted in the cursor yet."""
         cursor.add_listener(self._on_mark_delete_moved)
@@ -164,7 +167,7 @@ class Subscription:
         """
         async with self._lock:
             await self._drop_failed_dispatcher()
-            if self._now_ms() < self._rebuild_from_ms:
+            if self._steady_ms() < self._rebuild_from_ms:
                 raise DispatcherClosedError(f"subscription {self.name!r} is being rebuilt after a defect")
             if self._consumers_max and len(self.consumers) >= self._consumers_max:
                 raise ConsumerBusyError("Subscription reached max consumers limit")
@@ -190,8 +193,11 @@ class Subscription:
 
     @property
     def last_active_ms(self) -> int:
-        """When a consumer last left, or the backlog became less: either may have kept the topic; 0 for never."""
-        return max(self._consumer_left_ms, self.mark_delete_advanced_ms)
+        """When a consumer last left, or the backlog became less: either may have kept the topic; 0 for never.
+
+        By the steady clock.
+        """
+        return self._last_active_ms
 
     def permits_and_unacked_of(self, consumer: Consumer) -> tuple[int, int]:
         """Give a consumer's permits and its unacknowledged messages; zeros when it is detached."""
@@ -246,7 +252,7 @@ class Subscription:
         """Count on from the figures of the subscription when its topic was closed."""
         self.count(before.counters)
         self.index_counters_before = summed(self.index_counters_before, before.index_counters_before)
-        self.expiry = Expiry(RateMeter(self._now_ms(), (self.counters.expired,)), before.last_expired_ms)
+        self.expiry = Expiry(RateMeter(self._steady_ms(), (self.counters.expired,)), before.last_expired_ms)
 
     def count(self, more: SubscriptionCounters) -> None:
         """Add these counts."""
@@ -269,13 +275,13 @@ class Subscription:
             pending, damaged = sum(one.pending_entries for one in stats.consumers), stats.damaged_entries
         return max(0, backlog - self.delayed(stats) - pending - damaged)
 
-    def end_rate_window(self, now_ms: int) -> None:
+    def end_rate_window(self, steady_ms: int) -> None:
         """End a window of rates: they are those of the time since the last call."""
-        self.expiry.meter.end_window((self.counters.expired,), now_ms)
+        self.expiry.meter.end_window((self.counters.expired,), steady_ms)
         for consumer in self.consumers:
             counters = self._counters_of(consumer)
             if counters is not None:
-                consumer.meter.end_window(counters, now_ms)
+                consumer.meter.end_window(counters, steady_ms)
 
     def _counters_of(self, consumer: Consumer) -> ConsumerCounters | None:
         stats = self._stats_of(consumer)
@@ -448,6 +454,7 @@ class Subscription:
 
     def _on_mark_delete_moved(self, _: Position) -> None:
         self.mark_delete_advanced_ms = self._now_ms()
+        self._last_active_ms = self._steady_ms()
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies of the topic in force; delayed messages keep their times."""
@@ -464,7 +471,7 @@ class Subscription:
         if stats is not None:
             self.count(SubscriptionCounters(messages_out=stats.msg_out_counter, bytes_out=stats.bytes_out_counter))
         del self.consumers[consumer]
-        self._consumer_left_ms = self._now_ms()
+        self._last_active_ms = self._steady_ms()
         self.dispatcher.remove_consumer(consumer)
 
     async def seek(self, position: Position) -> None:
@@ -578,13 +585,13 @@ class Subscription:
         )
 
     def _on_dispatcher_failure(self) -> None:
-        now_ms = self._now_ms()
+        steady_ms = self._steady_ms()
         self.count(SubscriptionCounters(rebuilds=1))
-        if self.counters.rebuilds == 1 or now_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
+        if self.counters.rebuilds == 1 or steady_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
             self._rebuild_waits.reset()
         else:
-            self._rebuild_from_ms = now_ms + round(1_000 * self._rebuild_waits.next_seconds())
-        self._last_defect_ms = now_ms
+            self._rebuild_from_ms = steady_ms + round(1_000 * self._rebuild_waits.next_seconds())
+        self._last_defect_ms = steady_ms
         logger.warning(
             "%s / %s: its dispatcher has stopped; its consumers are disconnected, and get what they have not "
             "acknowledged from a new one",

@@ -65,7 +65,7 @@ class Topic:
         ledger: Its log.
         new_subscription: Makes a subscription over a cursor.
         delayed_delivery: The policies that are in force for it.
-        now_ms: The clock.
+        steady_ms: A clock that is never set; a topic measures durations alone.
         residual: Deletes snapshots without a tracker.
         limits: The most producers, subscriptions and consumers.
         spawn: Runs work in the background.
@@ -80,7 +80,7 @@ class Topic:
         *,
         new_subscription: NewSubscription,
         delayed_delivery: DelayedDeliveryPolicies,
-        now_ms: Clock,
+        steady_ms: Clock,
         residual: ResidualSnapshots,
         limits: LimitsConfig,
         spawn: Spawn,
@@ -93,10 +93,10 @@ class Topic:
         self.delay_ms_max = delayed_delivery.enforced_delay_ms_max
         """The longest delay that is accepted now, 0 for any; for every publish."""
         self.producers: dict[str, Producer] = {}
-        self._now_ms = now_ms
-        opened_ms = now_ms()
+        self._steady_ms = steady_ms
+        opened_ms = steady_ms()
         self.last_used_ms = opened_ms
-        """When the topic was last used."""
+        """When the topic was last used, by the steady clock."""
         self.was_asked_for = False
         self.looks = 0
         """How many questions about it are under way: it stays open for them, and they are no use of it."""
@@ -164,13 +164,13 @@ class Topic:
     def note_use(self) -> None:
         """Note that the topic was used now."""
         self.was_asked_for = True
-        self.last_used_ms = self._now_ms()
+        self.last_used_ms = self._steady_ms()
 
     @property
     def last_active_ms(self) -> int:
         """When something last kept it from being deleted: a client, a subscription or a backlog; at first its opening.
 
-        While it is active, the time of an earlier change.
+        By the steady clock; while it is active, the time of an earlier change.
         """
         return max([self._last_active_ms, *(one.last_active_ms for one in self.subscriptions.values())])
 
@@ -180,7 +180,7 @@ class Topic:
         Every end of what keeps it comes here or to `Subscription.last_active_ms`: messages with a receipt are deleted
         by this time, so it may not be as old as the last check.
         """
-        self._last_active_ms = self._now_ms()
+        self._last_active_ms = self._steady_ms()
 
     def is_active(self, mode: str) -> bool:
         """Whether it must not be deleted, by Pulsar's rules of that mode."""
@@ -588,14 +588,14 @@ class Topic:
             logger.info("%d messages of %s / %s expired", count, self.name, subscription.name)
             subscription.expired(entries)
 
-    async def end_rate_window(self, now_ms: int) -> None:
+    async def end_rate_window(self, steady_ms: int) -> None:
         """End a window of rates, those of the time since the last call, for one subscription after the other."""
         self.ledger.append_stats.end_window()
-        self.window_s = max(0.001, (now_ms - self._window_began_ms) / 1000)
-        self._window_began_ms = now_ms
-        self.meter.end_window((self.messages_in_total, self.bytes_in_total), now_ms)
+        self.window_s = max(0.001, (steady_ms - self._window_began_ms) / 1000)
+        self._window_began_ms = steady_ms
+        self.meter.end_window((self.messages_in_total, self.bytes_in_total), steady_ms)
         async for subscription in in_slices(list(self.subscriptions.values())):
-            subscription.end_rate_window(now_ms)
+            subscription.end_rate_window(steady_ms)
 
     def continue_counters(self, before: TopicSnapshot) -> None:
         """Count on from the figures of the topic when it was closed: a counter that decreases looks like a restart."""
@@ -603,7 +603,7 @@ class Topic:
         self.bytes_in_total += before.bytes_in_total
         self.due_before_1990_total += before.due_before_1990_total
         self.published_without_subscription_total += before.published_without_subscription_total
-        self.meter = RateMeter(self._now_ms(), (self.messages_in_total, self.bytes_in_total))
+        self.meter = RateMeter(self._steady_ms(), (self.messages_in_total, self.bytes_in_total))
         if before.lateness is not None:
             self.lateness.add(before.lateness)
         self._count_deleted(before.deleted_counters, before.index_counters_before)

@@ -636,5 +636,14 @@ FOUND: Final = [
         "",
         "msgDelayed of a shared index: what was taken and acknowledged is subtracted twice",
     ),
+    Mutant(
+        "steps-of-the-clock-unseen-by-jobs",
+        "broker/service/scheduler.py",
+        "        if self._scheduler is not None:\n            for job, scheduled",
+        "        if False:\n            for job, scheduled",
+        "after a step of the wall clock jobs are not set anew: none has a turn until the time has come again, or all that "
+        "seem missed are listed",
+        says="has had no turn|turns were listed|after the last one",
+    ),
 ]
 """Faults that the simulation found, each put back alone."""

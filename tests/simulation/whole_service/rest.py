@@ -473,6 +473,8 @@ async def _run_to_the_end(sim: "Simulation") -> None:
 
 
 async def _judge_leftovers(sim: "Simulation") -> None:
+    if sim.upkeep is not None:
+        await sim.upkeep.close()
     for _ in range(2):
         await events.keep_house(sim)
         await asyncio.sleep(PATIENCE_S)

@@ -30,6 +30,7 @@ from managed_ledger.errors import LedgerError
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.fakes.apscheduler_clock import ListedTurns, apscheduler_clock
 from tests.helpers.fakes.life_loop import Clock
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.simulation.whole_service import events
@@ -41,6 +42,7 @@ from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, S
 from tests.simulation.whole_service.payloads import content_of, number_of, payload_of
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
 from tests.simulation.whole_service.scheduled import SCHEDULED_EVENTS, adopt_pause
+from tests.simulation.whole_service.upkeep import Upkeep
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.shared.shared_view import SharedIndexView
@@ -111,6 +113,8 @@ class Simulation:
         self.oracle.seeks_of = self._seeks_of
         self.oracle.attached = self._attached
         self.life: Life
+        self.upkeep: Upkeep | None = None
+        """The periodic jobs of this life, where the clock is put back and forth."""
         self.lives = 0
         self.step = 0
         self.trace: list[str] = []
@@ -147,13 +151,17 @@ class Simulation:
 
     def run(self) -> Result:
         """Play it to its end or to the first complaint."""
+        with apscheduler_clock(self.clock.now_ms) as listed:
+            return self._run(listed)
+
+    def _run(self, listed: ListedTurns) -> Result:
         start_s = 0.0
         is_over = False
         while not is_over and not self.complaints:
             self.lives += 1
             self.life = Life(self.variant, self.disk, self.stored, self.clock, self.chance, start_s, self.complain)
             try:
-                is_over = self.life.run(self._live())
+                is_over = self.life.run(self._live(listed))
             except Killed:
                 self.note("the power fails" if self.is_power_cut else "killed")
                 self.did("power cut" if self.is_power_cut else "kill")
@@ -181,9 +189,10 @@ class Simulation:
             self.coverage.met,
         )
 
-    async def _live(self) -> bool:
+    async def _live(self, listed: ListedTurns) -> bool:
         """Live until the story is over (True) or the service is restarted."""
         self._ends_life = self.is_power_cut = self.is_resting = False
+        self.upkeep = None
         # An outage outlives the service.
         self.life.storage.is_hanging = self.storage_state == "hangs"
         self.life.storage.is_down = self.storage_state == "is down"
@@ -195,6 +204,9 @@ class Simulation:
         if has_switch and self.oracle.subs and not self.is_at_the_end:
             await events.switch_delays_of_closed_topic(self)
         await self.in_time("opening", self.life.open_topic(), ADMINISTRATION_S)
+        self.upkeep = Upkeep(self, listed) if self.variant.has_clock_steps else None
+        if self.upkeep is not None:
+            self.upkeep.start()
         self._look_at_cursors()
         events.look_at_policies(self)
         events.apply_faults(self)
@@ -228,6 +240,8 @@ class Simulation:
     async def close_life(self) -> None:
         """Stop the service in order; the next life follows."""
         self.is_resting = True
+        if self.upkeep is not None:
+            await self.upkeep.close()
         config = self.variant.config
         await self.in_time("stop", self.life.service.close(), 15.0 + config.tracker.close_timeout_ms / 1_000)
         self._is_closed_in_order = True
@@ -476,6 +490,8 @@ class Simulation:
     def check(self) -> None:
         """Judge what can be seen at any moment."""
         self._look_at_ledgers()
+        if self.upkeep is not None:
+            self.upkeep.judge()
         for sub in self.oracle.subs.values():
             self.oracle.sync(sub)
             dispatcher = self.dispatcher(sub)

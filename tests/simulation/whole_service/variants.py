@@ -154,6 +154,8 @@ def variant_of(seed: int, name: str | None = None) -> Variant:
             tracker=_tracker(chance, tracker, is_bulky=is_bulky, detects_fixed_delays=detects_fixed_delays),
             managed_ledger=_managed_ledger(chance, is_bulky=is_bulky),
             ttl_ms=chance.choice([5_000, 60_000, 600_000]),
+            retention_check_interval_s=30,
+            stats_interval_s=10,
         ),
         plan=_plan(chance, seed, storage),
         storage=storage,
