@@ -26,7 +26,6 @@ from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.delayed_range import delays_through
 from broker.topics.subscription import Subscription
-from broker.topics.topic import Topic
 from command_line.output import iso
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
@@ -165,7 +164,7 @@ def _explained(
 ) -> Json:
     json = described(entry, row, headers, has_payload=False)
     deliver_at_ms = int(headers.deliver_at_ms[row])
-    states = [_of_subscription(schedule.topic, one, headers, row, now_ms, ttl_ms) for one in schedule.subscriptions]
+    states = [_of_subscription(schedule, one, headers, row, now_ms, ttl_ms) for one in schedule.subscriptions]
     if deliver_at_ms == NOT_DELAYED:
         json = json | both("deliverAt", None)
     if not states:
@@ -180,7 +179,7 @@ def _explained(
 
 
 def _of_subscription(
-    topic: Topic, subscription: Subscription, headers: EntryHeaders, row: int, now_ms: int, ttl_ms: int
+    schedule: TopicSchedule, subscription: Subscription, headers: EntryHeaders, row: int, now_ms: int, ttl_ms: int
 ) -> Json:
     position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
     state: Json = {
@@ -197,9 +196,9 @@ def _of_subscription(
     is_delayed = (
         deliver_at_ms != NOT_DELAYED
         and subscription.has_delays
-        and position <= delays_through(subscription.cursor, topic.delayed_delivery)
+        and position <= delays_through(subscription.cursor, schedule.topic.delayed_delivery)
     )
-    if subscription.cursor.is_acknowledged(*position):
+    if schedule.moment.is_acknowledged(subscription, position):
         lives_from_ms = max(deliver_at_ms, int(headers.publish_time_ms[row]))
         if subscription.has_expired(position):
             return state | _expired(position, lives_from_ms, now_ms, ttl_ms)
