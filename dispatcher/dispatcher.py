@@ -471,6 +471,17 @@ class Dispatcher:
         """Return which of these entries consumers have been given and have not acknowledged."""
         return {at for at in positions for consumer in self.core.consumers.values() if at in consumer.pending}
 
+    def entries_in_hand(self) -> dict[int, BitMap]:
+        """Return all entries that consumers have been given and have not acknowledged, by ledger.
+
+        Runtime complexity: O(n) for n of them, some 100 ns each.
+        """
+        found: dict[int, list[int]] = {}
+        for consumer in self.core.consumers.values():
+            for ledger_id, entry_id in consumer.pending.items:
+                found.setdefault(ledger_id, []).append(entry_id)
+        return {ledger_id: BitMap(entry_ids) for ledger_id, entry_ids in found.items()}
+
     def key_status(self, key: bytes) -> KeyStatus | None:
         """Return the consumer of a sticky key and the reason why the key waits; None unless Key_Shared."""
         return key_status(self.core, key) if isinstance(self.core, KeySharedCore) else None

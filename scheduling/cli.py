@@ -267,7 +267,7 @@ def _change(
         if not error.finds_nothing(selection):
             raise
         if is_json:
-            print_json({"matched": 0, "alreadyDue": 0, "unknown": len(ids)})
+            print_json({"matched": 0, "alreadyDue": 0, "inHand": 0, "unknown": len(ids)})
         else:
             click.echo("Nothing that is scheduled is meant")
         sys.exit(EXIT_CODE_WRONG)

@@ -179,7 +179,9 @@ class Scheduler:
         return f"{message_id.ledger_id()}:{message_id.entry_id()}"
 
     def cancel(self, which: Which, *, is_dry_run: bool = False) -> Outcome:
-        """Cancel messages: from then on no consumer gets them that has not got them already.
+        """Cancel messages: those that it counts as changed reach no consumer.
+
+        A message that a consumer has in hand is not cancelled; `Outcome.in_hand` counts it.
 
         >>> handle = scheduler.schedule(b"call", after=timedelta(hours=1))
         >>> scheduler.cancel(handle).changed, scheduler.cancel(handle).changed
@@ -334,6 +336,9 @@ class Scheduler:
                 answer.get(verb, 0),
                 answer["alreadyDue"],
                 answer["unknown"],
+                answer["inHand"],
+                answer.get("gone", 0),
+                answer.get("alreadyShifted", 0),
                 answer.get("ids", {}),
                 tuple(answer.get("damaged", ())),
             )

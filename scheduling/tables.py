@@ -187,24 +187,26 @@ def count_lines(histogram: Json) -> list[str]:
 
 
 def changing_count(answer: Json, verb: str) -> int:
-    """Return how many messages a change will concern, from the answer of its dry run: due messages are not moved.
+    """Return how many messages a change will concern, from the answer of its dry run.
 
-    >>> changing_count({"matched": 3, "alreadyDue": 1}, "cancelled")
-    3
-    >>> changing_count({"matched": 3, "alreadyDue": 1}, "rescheduled")
+    A message that a consumer has in hand stays, and one that is due is cancelled but not moved.
+
+    >>> changing_count({"matched": 3, "alreadyDue": 1, "inHand": 1}, "cancelled")
     2
+    >>> changing_count({"matched": 3, "alreadyDue": 1, "inHand": 1}, "rescheduled")
+    1
     """
-    matched, due = int(answer["matched"]), int(answer["alreadyDue"])
-    return matched if verb == "cancelled" else matched - due
+    left = int(answer["matched"]) - int(answer["inHand"])
+    return left if verb == "cancelled" else left - int(answer["alreadyDue"])
 
 
 def question_line(answer: Json, verb: str) -> str:
     """Return what a change will do, from the answer of its dry run.
 
-    >>> question_line({"matched": 15, "alreadyDue": 2}, "rescheduled")
+    >>> question_line({"matched": 15, "alreadyDue": 2, "inHand": 0}, "rescheduled")
     '13 messages will be rescheduled; 2 are due already and stay.'
-    >>> question_line({"matched": 15, "alreadyDue": 1}, "cancelled")
-    '15 messages will be cancelled; 1 of them is due already.'
+    >>> question_line({"matched": 15, "alreadyDue": 1, "inHand": 2}, "cancelled")
+    '13 messages will be cancelled; 1 of them is due already; 2 are in the hand of a consumer and stay.'
     """
     text = f"{counted(changing_count(answer, verb), 'message')} will be {verb}"
     if due := answer["alreadyDue"]:
@@ -214,17 +216,22 @@ def question_line(answer: Json, verb: str) -> str:
             if verb == "cancelled"
             else f"; {due:,} {are} due already and stay{'s' if due == 1 else ''}"
         )
+    if in_hand := answer["inHand"]:
+        are, stay = ("is", "stays") if in_hand == 1 else ("are", "stay")
+        text += f"; {in_hand:,} {are} in the hand of a consumer and {stay}"
     return f"{text}."
 
 
 def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
-    """Return a line about the outcome of a change.
+    """Return a line about the outcome of a change, with the reasons why others were not changed.
 
-    >>> outcome_line({"matched": 3, "cancelled": 2, "alreadyDue": 1, "unknown": 0}, "cancelled", is_dry_run=False)
-    '2 messages cancelled; 1 was due already'
-    >>> outcome_line({"matched": 3, "alreadyDue": 0, "unknown": 1}, "cancelled", is_dry_run=True)
+    >>> outcome_line(
+    ...     {"matched": 3, "cancelled": 2, "alreadyDue": 1, "inHand": 1, "unknown": 0}, "cancelled", is_dry_run=False
+    ... )
+    '2 messages cancelled; 1 was due already; 1 was in the hand of a consumer'
+    >>> outcome_line({"matched": 3, "alreadyDue": 0, "inHand": 0, "unknown": 1}, "cancelled", is_dry_run=True)
     '3 messages would be cancelled; 1 id is unknown'
-    >>> outcome_line({"matched": 3, "alreadyDue": 1, "unknown": 0}, "delivered", is_dry_run=True)
+    >>> outcome_line({"matched": 3, "alreadyDue": 1, "inHand": 0, "unknown": 0}, "delivered", is_dry_run=True)
     '2 messages would be delivered; 1 was due already'
     >>> outcome_line({"matched": 3, "delivered": 2, "alreadyDue": 0, "unknown": 0, "damaged": ["3:9"],
     ...     "damagedCount": 1}, "delivered", is_dry_run=False)
@@ -235,16 +242,25 @@ def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
         if is_dry_run
         else f"{counted(answer[verb], 'message')} {verb}"
     )
-    due, unknown = answer["alreadyDue"], answer["unknown"]
-    if due:
-        text += f"; {due:,} {'was' if due == 1 else 'were'} due already"
-    if unknown:
+    for name, reason in _REASONS.items():
+        if count := answer.get(name, 0):
+            text += f"; {count:,} {'was' if count == 1 else 'were'} {reason}"
+    if unknown := answer["unknown"]:
         text += f"; {unknown:,} {'id is' if unknown == 1 else 'ids are'} unknown"
     if damaged := answer.get("damagedCount", 0):
         shown = ", ".join(answer["damaged"][:_DAMAGED_SHOWN_MAX]) + (", ..." if damaged > _DAMAGED_SHOWN_MAX else "")
         text += f"; {damaged:,} {'is' if damaged == 1 else 'are'} damaged in the log and "
         text += f"stay{'s' if damaged == 1 else ''}: {shown}"
     return text
+
+
+_REASONS: Final = {
+    "alreadyDue": "due already",
+    "inHand": "in the hand of a consumer",
+    "gone": "gone meanwhile",
+    "alreadyShifted": "shifted before",
+}
+"""By the field of the answer, in the order in which they are told."""
 
 
 def backlog_meant(topic: Json, subscription: str | None, what: str) -> tuple[int, int]:

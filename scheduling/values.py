@@ -138,11 +138,17 @@ class Outcome:
     matched: int
     """Selected messages that were found."""
     changed: int
-    """Messages that were cancelled, rescheduled or delivered now."""
+    """Messages that were cancelled, which reach no consumer; or rescheduled, or delivered now."""
     already_due: int
-    """Messages whose time had come: cancelled where no consumer had them, never rescheduled."""
+    """Messages whose time had come, and that no consumer had: cancelled, never rescheduled."""
     unknown: int
     """Handles without a scheduled message: it was delivered or cancelled, or never existed."""
+    in_hand: int = 0
+    """Messages that a consumer has, or is about to be sent: changed for the other subscriptions alone."""
+    gone: int = 0
+    """Messages that were acknowledged or expired while the change was under way."""
+    already_shifted: int = 0
+    """Messages that the same shift had moved before, which was repeated by its `operation_id`."""
     handles: Mapping[str, str] = field(default_factory=dict)
     """The new handles by the old ones, where handles were given and the messages have new times."""
     damaged: tuple[str, ...] = ()
@@ -155,6 +161,9 @@ class Outcome:
             self.changed + other.changed,
             self.already_due + other.already_due,
             self.unknown + other.unknown,
+            self.in_hand + other.in_hand,
+            self.gone + other.gone,
+            self.already_shifted + other.already_shifted,
             {**self.handles, **other.handles},
             (*self.damaged, *other.damaged),
         )

@@ -223,8 +223,13 @@ def scheduled_schemas() -> Json:
         "shiftMs": {"type": "integer", "description": "From each one's own time"},
     }
     matched: Json = {
-        "matched": {**COUNT, "description": "Scheduled messages that are meant"},
-        "alreadyDue": {**COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
+        "matched": {**COUNT, "description": "Messages that are meant: scheduled, or in the hand of a consumer"},
+        "alreadyDue": {**COUNT, "description": "Of that, what is due and in no hand: cancelled, but not moved"},
+        "inHand": {
+            **COUNT,
+            "description": "Of that, what a consumer of a subscription concerned has in hand, or is about to be sent: "
+            "changed for the other subscriptions alone, and not counted as changed",
+        },
         "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},
     }
     damaged = {
@@ -237,6 +242,9 @@ def scheduled_schemas() -> Json:
         },
         "damagedCount": {**COUNT, "description": "How many these are; no field where there are none"},
     }
+    gone = {"gone": {**COUNT, "description": "Of that, what was acknowledged, expired or trimmed while it was changed"}}
+    cancelled = {**COUNT, "description": "Messages that no consumer has got, nor gets"}
+    shifted = {**COUNT, "description": "Of that, copies that the same shift has made before (Operation-Id)"}
     ids = {"ids": {"type": "object", "additionalProperties": TEXT, "description": "Old to new, where ids were given"}}
     topic_subscription = {
         "name": TEXT,
@@ -328,9 +336,11 @@ def scheduled_schemas() -> Json:
             "description": f"{rule}; and one of deliverAtMs, delayMs and shiftMs",
             "additionalProperties": False,
         },
-        "Cancelled": object_of(matched | damaged | {"cancelled": COUNT}, required=list(matched)),
-        "Rescheduled": object_of(matched | damaged | {"rescheduled": COUNT} | ids, required=list(matched)),
-        "Delivered": object_of(matched | damaged | {"delivered": COUNT} | ids, required=list(matched)),
+        "Cancelled": object_of(matched | damaged | gone | {"cancelled": cancelled}, required=list(matched)),
+        "Rescheduled": object_of(
+            matched | damaged | gone | {"alreadyShifted": shifted, "rescheduled": COUNT} | ids, required=list(matched)
+        ),
+        "Delivered": object_of(matched | damaged | gone | {"delivered": COUNT} | ids, required=list(matched)),
         "Pause": {
             **object_of({"subscription": {**TEXT, "description": "None: all"}}, required=[]),
             "additionalProperties": False,

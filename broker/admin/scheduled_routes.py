@@ -43,18 +43,20 @@ from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.filtered_counts import histogram_of
 from broker.scheduled.listing import list_messages, subscriptions_of, topic_summary, undelayed
-from broker.scheduled.matched import Matched
 from broker.scheduled.messages import both
-from broker.scheduled.operations import MOVED_TOLD_MAX, Operations, Progress, early_ms_of
+from broker.scheduled.operations import MOVED_TOLD_MAX, Operations, Outcome, Progress, early_ms_of
 from broker.scheduled.page_token import PageToken
+from broker.scheduled.selection import Rows
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
 from broker.slices import in_slices
+from broker.topics.change_order import ChangeUnderWayError
 from broker.topics.pause import NOT_PAUSED, PauseState
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.errors import AppendRefusedError, LedgerError
 from managed_ledger.position import Position
+from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Json
 
 PREFIX: Final = "/postdate/v1"
@@ -220,6 +222,10 @@ def _answering(handler: Callable[[web.Request], Awaitable[Json | web.StreamRespo
             advice = "Narrow from and until and repeat, or use the jobs on Spark with the service stopped"
             refused = RequestError(413, str(error), field=None, advice=advice)
             return web.json_response(refused.to_json(), status=413)
+        except ChangeUnderWayError as error:
+            advice = "Repeat it when that one has ended, or name messages by ids that it does not mean"
+            refused = RequestError(409, f"Nothing has changed: {error}", field=None, advice=advice)
+            return web.json_response(refused.to_json(), status=409)
         except AppendRefusedError as error:
             refused = RequestError(507, str(error), field=None, advice="Give the log more room, and repeat")
             return web.json_response(refused.to_json(), status=507)
@@ -332,18 +338,8 @@ class _Routes:
         topic = await self._topic(request)
         with self._begun(request, "cancel", topic) as progress:
             operations = self._operations_on(topic, body, progress)
-            matched = await operations.find(selector)
-            if not progress.matched and not operations.damaged:
-                raise _matches_nothing(body)
-            answer = {
-                "matched": progress.matched,
-                "alreadyDue": operations.due_count(matched),
-                "unknown": matched.unknown,
-                **_damaged(operations),
-            }
-            if not is_dry_run:
-                answer["cancelled"] = await operations.cancel(matched)
-            return answer
+            outcome = await (operations.look_at_cancel if is_dry_run else operations.cancel)(selector)
+            return _outcome(outcome, body, None if is_dry_run else "cancelled")
 
     async def reschedule(self, request: web.Request) -> Json:
         """Give messages another delivery time."""
@@ -389,7 +385,7 @@ class _Routes:
             advice = "Give messageId for one message, or key for the messages of a key"
             raise RequestError(400, "either messageId or key must be given", field="messageId", advice=advice)
         topic = await self._topic(request)
-        schedule = self._schedule(topic, requests.parse_subscription(query), has_all_types=True)
+        schedule = self._schedule(topic, requests.parse_subscription(query), has_all_types=True, has_in_hand=True)
         ttl_ms = self._service.config.ttl_ms
         if key is None:
             message_id = requests.parse_message_id("messageId", query["messageId"])
@@ -455,39 +451,34 @@ class _Routes:
         topic = await self._topic(request)
         with self._begun(request, kind, topic) as progress:
             operations = self._operations_on(topic, body, progress)
-            matched = await operations.find(selector)
-            if not progress.matched and not operations.damaged:
-                raise _matches_nothing(body)
-            movable = await operations.movable(matched)
-            if new_time is not None:
-                self._check_new_times(topic, movable, new_time)
-            answer: Json = {
-                "matched": progress.matched,
-                "alreadyDue": len(matched) - len(movable),
-                "unknown": matched.unknown,
-            }
+
+            def check(movable: Rows) -> None:
+                if new_time is not None:
+                    self._check_new_times(topic, movable, new_time)
+
             if is_dry_run:
-                return answer | _damaged(operations)
-            damaged_before = operations.damaged_count
+                return _outcome(await operations.look_at_move(selector, check), body, None)
             now_ms = self._service.now_ms()
-            count, moved = await operations.move(
-                movable,
+            outcome = await operations.move(
+                selector,
                 new_time.all_of if new_time is not None else lambda deliver_at_ms: np.full_like(deliver_at_ms, now_ms),
+                kind=kind,
+                check=check,
                 shifted_by=_shifted_by(request, new_time),
             )
-            damaged = operations.damaged_count - damaged_before
-            answer |= {verb: count, "alreadyDue": len(matched) - count - damaged} | _damaged(operations)
+            answer = _outcome(outcome, body, verb)
             if selector.message_ids is not None:
                 # Each as it was named, and the other chunks of its message.
+                moved = outcome.moved
                 asked = [one for one in dict.fromkeys(selector.message_ids) if one in moved]
                 answer["ids"] = {str(old): str(moved[old]) for old in [*asked, *(moved.keys() - set(asked))]}
             return answer
 
-    def _check_new_times(self, topic: Topic, movable: Matched, new_time: requests.NewTime) -> None:
+    def _check_new_times(self, topic: Topic, movable: Rows, new_time: requests.NewTime) -> None:
         if not len(movable):
             return
         now_ms = self._service.now_ms()
-        first, last = (new_time.of(int(movable.rows.deliver_at_ms[row])) for row in (0, -1))
+        first, last = (new_time.of(int(movable.deliver_at_ms[row])) for row in (0, -1))
         if new_time.deliver_at_ms is None and first < now_ms:
             advice = "Shift by less, or narrow from and until; deliver what is to come at once with deliver-now"
             raise RequestError(400, "some of them would be due in the past", field=new_time.field, advice=advice)
@@ -512,9 +503,15 @@ class _Routes:
         return operation
 
     def _operations_on(self, topic: Topic, body: Json, progress: Progress) -> Operations:
-        schedule = self._schedule(topic, requests.parse_subscription(body), is_to_change=True)
+        name = requests.parse_subscription(body)
+
+        def new_schedule() -> TopicSchedule:
+            return self._schedule(topic, name, is_to_change=True, has_in_hand=True)
+
+        # An unknown subscription is refused before the change has its turn.
+        new_schedule()
         early_ms = early_ms_of(topic, is_strict=self._service.config.tracker.is_deliver_at_time_strict)
-        return Operations(schedule, now_ms=self._service.now_ms, early_ms=early_ms, progress=progress)
+        return Operations(topic, new_schedule, now_ms=self._service.now_ms, early_ms=early_ms, progress=progress)
 
     async def _topic(self, request: web.Request) -> Topic:
         name = _topic_name(request)
@@ -525,7 +522,13 @@ class _Routes:
         return topic
 
     def _schedule(
-        self, topic: Topic, name: str | None, *, is_to_change: bool = False, has_all_types: bool = False
+        self,
+        topic: Topic,
+        name: str | None,
+        *,
+        is_to_change: bool = False,
+        has_all_types: bool = False,
+        has_in_hand: bool = False,
     ) -> TopicSchedule:
         """Return the schedule for a subscription, or for all that delay."""
         chosen = _named(topic, name)
@@ -533,7 +536,7 @@ class _Routes:
         if is_to_change and name is not None and not delaying:
             advice = "Only Shared and Key_Shared subscriptions delay; this one gets everything at once"
             raise RequestError(409, f"Subscription {name} delays nothing", field="subscription", advice=advice)
-        return TopicSchedule(topic, self._service.catalog, delaying, self._service.now_ms)
+        return TopicSchedule(topic, self._service.catalog, delaying, self._service.now_ms, has_in_hand=has_in_hand)
 
 
 def _shifted_by(request: web.Request, new_time: requests.NewTime | None) -> str | None:
@@ -547,10 +550,27 @@ def _shifted_by(request: web.Request, new_time: requests.NewTime | None) -> str 
     return f"{operation_id} {new_time.shift_ms}"
 
 
-def _damaged(operations: Operations) -> Json:
-    """Return which entries were left out, as the log is damaged where they are; no field where there are none."""
-    found = [str(Position(ledger_id, at)) for ledger_id, ids in sorted(operations.damaged.items()) for at in ids]
-    return {"damaged": found[:MOVED_TOLD_MAX], "damagedCount": len(found)} if found else {}
+def _outcome(outcome: Outcome, body: Json, verb: str | None) -> Json:
+    """Return an outcome as JSON; refuse one of nothing."""
+    if not outcome.matched and not outcome.damaged:
+        raise _matches_nothing(body)
+    answer: Json = {
+        "matched": outcome.matched,
+        "alreadyDue": outcome.already_due,
+        "inHand": outcome.in_hand,
+        "unknown": outcome.unknown,
+    }
+    if outcome.damaged:
+        answer |= {"damaged": _positions(outcome.damaged)[:MOVED_TOLD_MAX], "damagedCount": outcome.damaged_count}
+    if verb is not None:
+        answer |= {"gone": outcome.gone, verb: outcome.changed}
+    if verb == "rescheduled":
+        answer["alreadyShifted"] = outcome.already_shifted
+    return answer
+
+
+def _positions(entries: Entries) -> list[str]:
+    return [str(Position(ledger_id, at)) for ledger_id, ids in sorted(entries.items()) for at in ids]
 
 
 def _matches_nothing(body: Json) -> RequestError:

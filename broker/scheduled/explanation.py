@@ -27,7 +27,6 @@ from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.delayed_range import delays_through
 from broker.topics.subscription import Subscription
-from broker.topics.topic import Topic
 from command_line.output import iso
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
@@ -177,7 +176,7 @@ def _explained(
     deliver_at_ms = int(headers.deliver_at_ms[row])
     states = [
         _with_ignored_delay(
-            _of_subscription(schedule.topic, one, headers, row, now_ms, ttl_ms, is_damaged=entry is None),
+            _of_subscription(schedule, one, headers, row, now_ms, ttl_ms, is_damaged=entry is None),
             one,
             is_ahead=deliver_at_ms > now_ms,
         )
@@ -197,7 +196,7 @@ def _explained(
 
 
 def _of_subscription(
-    topic: Topic,
+    schedule: TopicSchedule,
     subscription: Subscription,
     headers: EntryHeaders,
     row: int,
@@ -221,9 +220,9 @@ def _of_subscription(
     is_delayed = (
         deliver_at_ms != NOT_DELAYED
         and subscription.has_delays
-        and position <= delays_through(subscription.cursor, topic.delayed_delivery)
+        and position <= delays_through(subscription.cursor, schedule.topic.delayed_delivery)
     )
-    if subscription.cursor.is_acknowledged(*position):
+    if schedule.moment.is_acknowledged(subscription, position):
         lives_from_ms = max(deliver_at_ms, int(headers.publish_time_ms[row]))
         if subscription.has_expired(position):
             return state | _expired(position, lives_from_ms, now_ms, ttl_ms)

@@ -6,6 +6,7 @@ from typing import Final
 
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, described_without_entry, fitting
+from broker.scheduled.moment import Moment
 from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
@@ -95,11 +96,11 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -
     """
     subscriptions = list(topic.subscriptions.values())
     delaying = [one for one in subscriptions if one.has_delays]
-    of_each = dict(zip(delaying, await totals_of_each(topic, catalog, delaying, now_ms), strict=True))
-    if len(delaying) == 1:
-        of_all = of_each[delaying[0]]
-    else:
-        of_all = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
+    moment = Moment(topic, delaying)
+    groups = [delaying, *([one] for one in delaying)]
+    schedules = [TopicSchedule(topic, catalog, group, now_ms, moment=moment) for group in groups]
+    of_all, *of_each_in_order = await totals_of_each(catalog, schedules)
+    of_each = dict(zip(delaying, of_each_in_order, strict=True))
     shown = []
     for one in subscriptions:
         totals = of_each.get(one)

@@ -6,7 +6,7 @@ drops a message without all of them. The chunks of a message share time and key,
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,9 @@ from broker.slices import Turns
 from managed_ledger.entries.headers import NO_CHUNK, EntryHeaders
 from managed_ledger.entries.message_metadata import ChunkedMessage
 from managed_ledger.position import Position
+from managed_ledger.replacing import Entries
+from managed_ledger.value_types import Int64Array, Mask
+from tracker.columns.positions import is_in_bitmap, ledger_groups
 
 _IDS_PER_LOOK: Final = 64
 """Ids that are found between two looks at the clock."""
@@ -51,11 +54,26 @@ class Matched:
             return list(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True))
         return list(islice(self.entries, begin, end))
 
-    def due_count(self, now_ms: int) -> int:
-        """Return how many of the messages are due."""
+    @property
+    def deliver_at_ms(self) -> Int64Array:
+        """The delivery times, in this order."""
         if isinstance(self.entries, Rows):
-            return int(np.count_nonzero(self.entries.deliver_at_ms <= now_ms))
-        return len([deliver_at_ms for deliver_at_ms in self.entries.values() if deliver_at_ms <= now_ms])
+            return self.entries.deliver_at_ms
+        return np.array(list(self.entries.values()), np.int64)
+
+    def where(self, is_meant: Mask) -> "Matched":
+        """Return some of the messages."""
+        if isinstance(self.entries, Rows):
+            return Matched(self.entries.take(is_meant))
+        return Matched(dict(compress(self.entries.items(), is_meant.tolist())))
+
+    def count_in(self, entries: Entries) -> int:
+        """Return how many of the messages are among some entries."""
+        rows = self.rows
+        return sum(
+            int(np.count_nonzero(is_in_bitmap(rows.entry_ids[group], entries.get(ledger_id))))
+            for ledger_id, group in ledger_groups(rows.ledger_ids)
+        )
 
 
 async def match_ids(schedule: TopicSchedule, ids: Sequence[Position]) -> Matched:

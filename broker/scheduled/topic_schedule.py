@@ -1,7 +1,8 @@
 """The scheduled messages of a topic for some of its subscriptions: pages, counts and all rows.
 
-An entry is scheduled while one of the subscriptions has not acknowledged it. The source is the catalog with the
-cursors; the delayed index is left out.
+An entry is scheduled while one of the subscriptions has not acknowledged it and no consumer of that subscription has it
+in hand. The source is the catalog with the state of the cursors and consumers at one moment; the delayed index is left
+out.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.histogram import Histogram, HistogramCounter, ScheduleTotals, TotalsCounter
 from broker.scheduled.ledger_schedule import LedgerSchedule
 from broker.scheduled.messages import OnDamaged, OnSearched, matching
+from broker.scheduled.moment import Moment
 from broker.scheduled.selection import (
     PageBuilder,
     Rows,
@@ -51,6 +53,8 @@ class TopicSchedule:
         catalog: The columns.
         subscriptions: The subscriptions that count.
         now_ms: The clock.
+        moment: The moment of which it is, for these subscriptions at least; None for the present one.
+        has_in_hand: Whether messages in the hand of a consumer count as well: to say of each that it is.
     """
 
     def __init__(
@@ -59,25 +63,39 @@ class TopicSchedule:
         catalog: ScheduleCatalog,
         subscriptions: Sequence[Subscription],
         now_ms: Clock,
+        *,
+        moment: Moment | None = None,
+        has_in_hand: bool = False,
     ) -> None:
         self.topic = topic
         self.subscriptions = subscriptions
         self._catalog = catalog
-        self._now_ms = now_ms
+        self.now_ms = now_ms()
+        """The time of the moment."""
+        self._moment = moment
+        self._has_in_hand = has_in_hand
 
-    def acknowledged_in(self, ledger_id: int, entries: int) -> BitMap | None:
-        """Return the entries of a ledger that every subscription has acknowledged or does not delay; None for none."""
+    @property
+    def moment(self) -> Moment:
+        """The moment of which it is, from its first use on; a change of single messages needs none."""
+        if self._moment is None:
+            self._moment = Moment(self.topic, self.subscriptions)
+        return self._moment
+
+    def left_out_of(self, schedule: LedgerSchedule) -> BitMap | None:
+        """Return the entries of a ledger that count for no subscription, or that came later; None for none."""
+        ledger_id = schedule.ledger_id
         found: BitMap | None = None
         for subscription in self.subscriptions:
-            acknowledged = subscription.cursor.acknowledged_in(ledger_id)
-            through = delays_through(subscription.cursor, self.topic.delayed_delivery)
-            if through != AFTER_EVERYTHING and ledger_id >= through.ledger_id:
-                begin = max(0, through.entry_id + 1) if ledger_id == through.ledger_id else 0
-                acknowledged.add_range(begin, max(begin, entries))
-            if not acknowledged:
-                return None
-            found = acknowledged if found is None else found & acknowledged
-        return found
+            left_out = self.moment.done_in(subscription, ledger_id)
+            if not self._has_in_hand:
+                left_out = left_out | self.moment.in_hand_in(subscription, ledger_id)
+            found = left_out if found is None else found & left_out
+        entries = self.moment.entries_of(ledger_id)
+        if schedule.entries > entries:
+            later = BitMap(range(entries, schedule.entries))
+            found = later if found is None else found | later
+        return found or None
 
     async def page(self, wanted: Wanted, rows_max: int) -> Rows:
         """Return the first rows that match.
@@ -88,7 +106,7 @@ class TopicSchedule:
         page = PageBuilder(rows_max)
         ledgers = [
             ledger
-            for ledger in self.topic.ledger.ledgers()
+            for ledger in self.moment.ledgers
             if ledger.ledger_id >= self.first_ledger_id
             and self._catalog.may_have(self.topic.ledger, ledger, wanted.first_ms, wanted.until_ms)
         ]
@@ -101,7 +119,7 @@ class TopicSchedule:
             if page.last_ms is not None and first_ms is not None and first_ms > page.last_ms:
                 continue
             schedule = await self._catalog.schedule(self.topic.ledger, ledger)
-            page.add(rows_of(schedule, self.acknowledged_in(ledger.ledger_id, schedule.entries), wanted, rows_max))
+            page.add(rows_of(schedule, self.left_out_of(schedule), wanted, rows_max))
             await turns.give_way()
         return page.rows()
 
@@ -111,7 +129,7 @@ class TopicSchedule:
         Raises:
             LedgerError: The log cannot be read.
         """
-        schedules = self._catalog.schedules(self.topic.ledger, self.first_ledger_id, None, None)
+        schedules = self._schedules(None, None)
         return {one.ledger_id: one.entries async for one in schedules if len(one) == one.entries}
 
     async def rows(
@@ -138,7 +156,7 @@ class TopicSchedule:
         parts: list[Rows] = []
         count = 0
         async for schedule in self._schedules(wanted.first_ms, wanted.until_ms):
-            rows = rows_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), wanted)
+            rows = rows_of(schedule, self.left_out_of(schedule), wanted)
             if takes is None:
                 on_searched(len(rows), len(rows))
             else:
@@ -163,7 +181,7 @@ class TopicSchedule:
                 if len(times := self.times_in(schedule, from_ms, until_ms))
             ]
             ends_ms = (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
-        counter = HistogramCounter(from_ms, until_ms, ends_ms, buckets, self._now_ms())
+        counter = HistogramCounter(from_ms, until_ms, ends_ms, buckets, self.now_ms)
         from_ms, until_ms = counter.from_ms, counter.until_ms
         async for schedule in self._schedules(from_ms, until_ms):
             counter.add(self.times_in(schedule, from_ms, until_ms))
@@ -175,57 +193,68 @@ class TopicSchedule:
         Raises:
             LedgerError: The log cannot be read.
         """
-        totals = TotalsCounter(self._now_ms())
+        totals = TotalsCounter(self.now_ms)
         async for schedule in self._schedules(None, None):
             totals.add(self.times_in(schedule, None, None))
         return totals.result()
 
     def is_scheduled(self, position: Position, deliver_at_ms: int) -> bool:
-        """Whether an entry with this time is scheduled: a subscription delays it and has not acknowledged it."""
+        """Whether a subscription delays an entry with this time and has not acknowledged it; it may be in a hand."""
         if deliver_at_ms == NOT_DELAYED:
             return False
         for one in self.subscriptions:
             is_delayed = position <= delays_through(one.cursor, self.topic.delayed_delivery)
-            if is_delayed and not one.cursor.is_acknowledged(*position):
+            if is_delayed and not one.cursor.is_durably_acknowledged(*position):
                 return True
         return False
 
     def times_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Int64Array:
         """Return the times of a ledger's scheduled messages in a span of time, ascending."""
-        return times_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), from_ms, until_ms)
+        return times_of(schedule, self.left_out_of(schedule), from_ms, until_ms)
 
     @property
     def first_ledger_id(self) -> int:
         """The first ledger that a subscription has not finished; one behind all ledgers without a subscription."""
-        positions = [one.cursor.next_unacknowledged_position for one in self.subscriptions]
-        return min(positions, default=AFTER_EVERYTHING).ledger_id
+        firsts = [self.moment.first_ledger_id[one] for one in self.subscriptions]
+        return min(firsts, default=AFTER_EVERYTHING.ledger_id)
 
     def _schedules(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[LedgerSchedule]:
-        return self._catalog.schedules(self.topic.ledger, self.first_ledger_id, from_ms, until_ms)
+        ledgers = [one for one in self.moment.ledgers if one.ledger_id >= self.first_ledger_id]
+        return self._catalog.schedules(self.topic.ledger, ledgers, from_ms, until_ms)
 
 
-async def totals_of_each(
-    topic: Topic, catalog: ScheduleCatalog, subscriptions: Sequence[Subscription], now_ms: Clock
-) -> list[ScheduleTotals]:
-    """Count the scheduled messages of each subscription, with one pass over the log for all of them.
+async def totals_of_each(catalog: ScheduleCatalog, schedules: Sequence[TopicSchedule]) -> list[ScheduleTotals]:
+    """Count the messages of some schedules of one topic, with one pass over its log for all of them.
 
     Raises:
         LedgerError: The log cannot be read.
     """
-    counted: list[tuple[TopicSchedule, TotalsCounter]] = []
-    first = AFTER_EVERYTHING.ledger_id
+    if not schedules:
+        return []
+    counted = [(one, TotalsCounter(one.now_ms)) for one in schedules]
+    first = min(one.first_ledger_id for one in schedules)
     turns = Turns()
-    for subscription in subscriptions:
-        schedule_of_one = TopicSchedule(topic, catalog, [subscription], now_ms)
-        counted.append((schedule_of_one, TotalsCounter(now_ms())))
-        first = min(first, schedule_of_one.first_ledger_id)
-        await turns.give_way()
-    async for schedule in catalog.schedules(topic.ledger, first, None, None):
+    # The last one is of the latest moment.
+    ledgers = [ledger for ledger in schedules[-1].moment.ledgers if ledger.ledger_id >= first]
+    async for ledger_schedule in catalog.schedules(schedules[-1].topic.ledger, ledgers, None, None):
         for one, totals in counted:
-            if schedule.ledger_id >= one.first_ledger_id:
-                totals.add(one.times_in(schedule, None, None))
+            if ledger_schedule.ledger_id >= one.first_ledger_id:
+                totals.add(one.times_in(ledger_schedule, None, None))
                 await turns.give_way()
     return [totals.result() for _, totals in counted]
+
+
+async def schedules_of_each(
+    topic: Topic, catalog: ScheduleCatalog, subscriptions: Sequence[Subscription], now_ms: Clock
+) -> list[TopicSchedule]:
+    """Return the schedule of each subscription, each of a moment of its own: a topic may have thousands."""
+    found: list[TopicSchedule] = []
+    turns = Turns()
+    for subscription in subscriptions:
+        moment = Moment(topic, [subscription])
+        found.append(TopicSchedule(topic, catalog, [subscription], now_ms, moment=moment))
+        await turns.give_way()
+    return found
 
 
 async def _in_order(parts: list[Rows]) -> Rows:

@@ -426,8 +426,12 @@ class Subscription:
             self.dispatcher.give_back(entries)
 
     def in_hand(self, positions: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Return which of these entries are pending at a consumer."""
+        """Return which of these entries a consumer has, or is about to be sent."""
         return set() if self.dispatcher is None else self.dispatcher.in_hand(positions)
+
+    def entries_in_hand(self) -> Entries:
+        """Return all entries that a consumer has, or is about to be sent."""
+        return {} if self.dispatcher is None else self.dispatcher.entries_in_hand()
 
     @property
     def has_bucket_tracker(self) -> bool:

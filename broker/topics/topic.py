@@ -19,6 +19,7 @@ from broker.errors import (
     TopicClosedError,
 )
 from broker.slices import in_slices
+from broker.topics.change_order import ChangeOrder
 from broker.topics.consumer import Consumer
 from broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS
 from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
@@ -138,6 +139,8 @@ class Topic:
         self._lock = asyncio.Lock()
         ledger.set_abandoned_listener(self._send_producers_away)
         self.subscriptions: dict[str, Subscription] = {}
+        self.changes = ChangeOrder()
+        """The order of the changes of its scheduled messages."""
         for cursor in ledger.cursors.values():
             if cursor.name != INDEX_CURSOR_NAME:
                 self._add_subscription(subscription_of(cursor.name), cursor)

@@ -647,3 +647,31 @@ FOUND: Final = [
     ),
 ]
 """Faults that the simulation found, each put back alone."""
+
+SCHEDULED: Final = [
+    Mutant(
+        "cancelled-in-hand",
+        "broker/scheduled/operations.py",
+        "            new = [at for at in left if at not in in_hand_here] if in_hand_here else left\n",
+        "            new = left\n",
+        "a cancel counts messages that a consumer has",
+        says="was cancelled while",
+    ),
+    Mutant(
+        "change-without-its-turn",
+        "broker/topics/change_order.py",
+        "        before = [one for one in self._changes if change.must_wait_for(one)]\n",
+        "        before: list[Change] = []\n",
+        "a cancel of everything does not wait for a move under way",
+        says="is still to come",
+    ),
+    Mutant(
+        "moved-and-not-seen",
+        "broker/scheduled/moment.py",
+        "subscription.cursor.durably_acknowledged_in(one.ledger_id)",
+        "subscription.cursor.acknowledged_in(one.ledger_id)",
+        "a look misses messages that are being moved",
+        says="a look misses",
+    ),
+]
+"""Faults of lists, cancels and moves of scheduled messages."""

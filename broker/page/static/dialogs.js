@@ -69,8 +69,8 @@ function newTime(onchange) {
   return { content: el("div", { class: "tools" }, labelled("New time", kind), amount, unit, at), value };
 }
 
-/** How many messages a change would concern, from the answer of its dry run; messages that are due already are cancelled but not moved. */
-const changing = (answer, kind) => (kind === "cancel" ? answer.matched : answer.matched - answer.alreadyDue);
+/** How many messages a change would concern, from the answer of its dry run; messages in a hand stay, and due ones are cancelled but not moved. */
+const changing = (answer, kind) => answer.matched - answer.inHand - (kind === "cancel" ? 0 : answer.alreadyDue);
 
 /** The answer of a dry run, as a sentence. */
 function foreseen(answer, kind) {
@@ -78,9 +78,10 @@ function foreseen(answer, kind) {
   const parts = [`${plural(changing(answer, kind), "message")} will be ${words.done}.`];
   if (answer.alreadyDue) {
     parts.push(kind === "cancel"
-      ? `${count(answer.alreadyDue)} of them ${answer.alreadyDue === 1 ? "is" : "are"} due already: a consumer may have ${answer.alreadyDue === 1 ? "it" : "them"}.`
+      ? `${count(answer.alreadyDue)} of them ${answer.alreadyDue === 1 ? "is" : "are"} due already.`
       : `${plural(answer.alreadyDue, "message")} ${answer.alreadyDue === 1 ? "is" : "are"} due already and will not move.`);
   }
+  if (answer.inHand) parts.push(`${plural(answer.inHand, "message")} ${answer.inHand === 1 ? "is" : "are"} in the hand of a consumer and will stay there.`);
   if (answer.unknown) parts.push(`${plural(answer.unknown, "id")} of what was chosen ${answer.unknown === 1 ? "is" : "are"} gone.`);
   return parts.join(" ");
 }

@@ -551,6 +551,14 @@ class Oracle:
         self.acknowledged(sub, [old])
         sub.replaced[old] = copy
 
+    def cancelled(self, sub: SubscriptionModel, keys: Collection[Key]) -> None:
+        """Judge a cancel: a message that a consumer has cannot be prevented any more."""
+        for key in keys:
+            held = sub.in_hand.get(key)
+            if held is not None:
+                self.complain(f"{sub.name}: {key} was cancelled while {held.consumer.name} holds it")
+        self.acknowledged(sub, keys)
+
     def paused(self, sub: SubscriptionModel, unsent: set[Key]) -> None:
         """Note that deliveries are held, but for what consumers have been given."""
         sub.is_paused, sub.smooth, sub.unsent = True, None, unsent

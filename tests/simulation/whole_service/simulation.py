@@ -362,6 +362,20 @@ class Simulation:
         # An active consumer is given entries in the order of the log.
         return set(sorted(waiting)[: sum(one.unsent_entries for one in dispatcher.stats().consumers)])
 
+    def scheduled_keys(self, sub: SubscriptionModel) -> set[Key]:
+        """Return what a look shows of a subscription: delayed messages that no consumer has, or is about to be sent.
+
+        A message that is being moved is the old one until its copy is durable.
+        """
+        waiting = {key for rows in sub.delayed.values() for _, key in rows} - self.unsent(sub)
+        entries = self.oracle.entries
+        moving = {
+            old
+            for old, copy in sub.replaced.items()
+            if old in entries and copy in entries and entries[copy].committed_at is None
+        }
+        return waiting | moving
+
     def watch(self, sub: SubscriptionModel) -> None:
         """Have every move of the mark-delete position judged from now on, and know of every cancellation."""
         self._watch_cursor(sub)
@@ -376,7 +390,7 @@ class Simulation:
                 return
             self.note(f"{sub.name}: cancelled are {list(positions)[:20]}")
             self.oracle.sync(sub)
-            self.oracle.acknowledged(sub, positions)
+            self.oracle.cancelled(sub, positions)
             cancel(positions)
 
         found.cancel = on_cancel  # type: ignore[method-assign]

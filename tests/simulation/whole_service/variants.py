@@ -291,6 +291,8 @@ def _weights(chance: Random, *, is_bulky: bool) -> dict[str, float]:
         "clear": 0.5,
         "cancel": 1.5,
         "cancel_by_id": 2,
+        "cancel_while_moved": 0.5,
+        "look": 3,
         "reschedule": 2.5,
         "deliver_now": 1.5,
         "pause": 1,

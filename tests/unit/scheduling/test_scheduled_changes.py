@@ -71,7 +71,10 @@ def test_an_unknown_subscription_is_refused_and_is_not_a_match_of_nothing(tmp_pa
             assert (result.exit_code, result.stdout) == (2, "")
             assert "There is no subscription nosub" in result.stderr
         nothing = ask("scheduled cancel T 999:1 --json")
-        assert (nothing.exit_code, json.loads(nothing.stdout)) == (1, {"matched": 0, "alreadyDue": 0, "unknown": 1})
+        assert (nothing.exit_code, json.loads(nothing.stdout)) == (
+            1,
+            {"matched": 0, "alreadyDue": 0, "inHand": 0, "unknown": 1},
+        )
 
     run(tmp_path, check)
 

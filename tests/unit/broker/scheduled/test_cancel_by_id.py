@@ -52,8 +52,7 @@ def test_a_cancel_by_id_reads_no_message(monkeypatch: pytest.MonkeyPatch) -> Non
         await world.start()
         await world.connect()
         await world.publish()
-        moved = world.operations()
-        copies = (await moved.move(await moved.find(by_id(world, 7)), lambda times_ms: times_ms + 1_000))[1]
+        copies = (await world.operations().move(by_id(world, 7), lambda times_ms: times_ms + 1_000)).moved
         monkeypatch.setattr(world.topic.ledger, "read_payloads", _fail)
 
         assert await world.cancel(by_id(world, 3)) == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker.admin.web import WebServer
-from broker.scheduled.operations import Operations, Progress, Selector, early_ms_of
+from broker.scheduled.operations import Operations, Outcome, Progress, Selector, early_ms_of
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.policies import DelayedDeliveryPolicies
 from managed_ledger.entries.messages import message_of
@@ -98,11 +98,15 @@ def test_ids_of_nothing_are_unknown_and_do_nothing(tmp_path: Path) -> None:
         service = await open_service(tmp_path)
         _, topic = await subscribed(service)
 
-        schedule = TopicSchedule(topic, service.catalog, list(topic.subscriptions.values()), service.now_ms)
-        operations = Operations(schedule, now_ms=service.now_ms, early_ms=0, progress=Progress())
-        matched = await operations.find(Selector(message_ids=[Position(2**62, 0), Position(0, 2**32 - 1)]))
+        subscriptions = list(topic.subscriptions.values())
 
-        assert (len(matched), matched.unknown, await operations.cancel(matched)) == (0, 2, 0)
+        def new_schedule() -> TopicSchedule:
+            return TopicSchedule(topic, service.catalog, subscriptions, service.now_ms, has_in_hand=True)
+
+        operations = Operations(topic, new_schedule, now_ms=service.now_ms, early_ms=0, progress=Progress())
+        selector = Selector(message_ids=[Position(2**62, 0), Position(0, 2**32 - 1)])
+
+        assert await operations.cancel(selector) == Outcome(unknown=2)
         await service.close()
 
     asyncio.run(story())

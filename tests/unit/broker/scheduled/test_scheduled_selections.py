@@ -47,8 +47,8 @@ def test_a_property_cancels_the_messages_that_have_it_and_no_other(tmp_path: Pat
         done = await api.post("cancel", property="name=a")
 
         assert listed == [a]
-        assert dry == (200, {"matched": 1, "alreadyDue": 0, "unknown": 0})
-        assert done == (200, dry[1] | {"cancelled": 1})
+        assert dry == (200, {"matched": 1, "alreadyDue": 0, "inHand": 0, "unknown": 0})
+        assert done == (200, dry[1] | {"gone": 0, "cancelled": 1})
         assert await api.ids() == [b]
         assert (await api.post("cancel", property="name=a"))[0] == 404
 
@@ -62,7 +62,7 @@ def test_each_message_counts_once_however_often_it_is_named(tmp_path: Path) -> N
 
         answer = await api.post("cancel", messageIds=[plain, plain, f"{plain}0"])
 
-        assert answer == (200, {"matched": 1, "alreadyDue": 0, "unknown": 1, "cancelled": 1})
+        assert answer == (200, {"matched": 1, "alreadyDue": 0, "inHand": 0, "unknown": 1, "gone": 0, "cancelled": 1})
         assert await api.ids() == [a, b]
 
     play(tmp_path, story)
@@ -101,7 +101,7 @@ def test_every_count_is_of_the_messages_that_a_list_shows(tmp_path: Path) -> Non
         assert before == all_counts(6)
         assert after_cancel == after_move == all_counts(5)
         assert (moved["matched"], moved["rescheduled"], len(moved["ids"])) == (2, 2, 2)
-        assert progress == (200, {"matched": 5, "alreadyDue": 0, "unknown": 0, "cancelled": 5})
+        assert progress == (200, {"matched": 5, "alreadyDue": 0, "inHand": 0, "unknown": 0, "gone": 0, "cancelled": 5})
         operation = await api.get_operation("all")
         assert (operation["matched"], operation["done"]) == (5, 5)
         assert await api.ids() == []
@@ -130,8 +130,9 @@ def test_an_id_of_a_chunk_means_all_chunks_of_its_message(
         cancelled = await api.post("cancel", messageIds=[new[named]])
 
         ids = dict(zip(chunks, new, strict=True))
-        assert moved == (200, {"matched": 3, "alreadyDue": 0, "unknown": 0, "rescheduled": 3, "ids": ids})
-        assert cancelled == (200, {"matched": 3, "alreadyDue": 0, "unknown": 0, "cancelled": 3})
+        reasons = {"alreadyDue": 0, "inHand": 0, "unknown": 0, "gone": 0, "alreadyShifted": 0}
+        assert moved == (200, {"matched": 3, **reasons, "rescheduled": 3, "ids": ids})
+        assert cancelled == (200, {"matched": 3, "alreadyDue": 0, "inHand": 0, "unknown": 0, "gone": 0, "cancelled": 3})
         assert await api.ids() == [a, b, *others]
 
     play(tmp_path, story)
