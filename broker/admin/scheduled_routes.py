@@ -276,15 +276,19 @@ class _Routes:
         buckets = requests.parse_whole(
             "buckets", query.get("buckets", requests.BUCKETS_DEFAULT), 1, requests.BUCKETS_MAX
         )
-        schedule = self._schedule(await self._topic(request), requests.parse_subscription(query))
-        if selector.filter.is_trivial:
+        is_of_all = selector.filter.is_trivial
+        name = requests.parse_subscription(query)
+        schedule = self._schedule(await self._topic(request), name, has_in_hand=not is_of_all)
+        if is_of_all:
             found = await schedule.histogram(selector.from_ms, selector.until_ms, buckets)
         else:
             found = await histogram_of(schedule, selector, buckets, self._service.now_ms())
         counts = found.counts.tolist()
         return {
             "total": found.totals.count,
-            "delayed": found.totals.future_count,
+            "delayed": found.totals.delayed,
+            "overdue": found.totals.overdue,
+            "inHand": found.totals.in_hand,
             **both("nextDue", found.totals.next_deliver_at_ms),
             **both("lastDue", found.totals.last_deliver_at_ms),
             "buckets": [
