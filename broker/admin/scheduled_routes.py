@@ -38,7 +38,7 @@ from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.filtered_counts import histogram_of
 from broker.scheduled.listing import list_messages, topic_summary
 from broker.scheduled.messages import both
-from broker.scheduled.operations import Operations, Outcome, Progress, early_ms_of
+from broker.scheduled.operations import ChangeOutcome, Operations, Progress, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.selection import Rows
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
@@ -503,7 +503,7 @@ def _shifted_by(request: web.Request, new_time: requests.NewTime | None) -> str 
     return f"{operation_id} {new_time.shift_ms}"
 
 
-def _outcome(outcome: Outcome, body: Json, verb: str | None) -> Json:
+def _outcome(outcome: ChangeOutcome, body: Json, verb: str | None) -> Json:
     """Return an outcome as JSON; refuse one of nothing."""
     if not outcome.matched:
         raise _matches_nothing(body)
