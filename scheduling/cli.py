@@ -365,7 +365,7 @@ def _hold(
         backlog, delayed = backlog_meant(api.get(path), subscription, what)
         if is_dry_run:
             found = api.look(f"{path}/scheduled/histogram", {"subscription": subscription, "buckets": 1})
-            figures = {"delayed": found["delayed"], "due": found["total"] - found["delayed"], "backlog": backlog}
+            figures = {name: found[name] for name in ("delayed", "overdue", "inHand")} | {"backlog": backlog}
             sentence = backlog_sentence(backlog, delayed, what, rate)
             print_json(figures) if is_json else click.echo("\n".join(folded(sentence)))
             return

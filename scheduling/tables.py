@@ -161,22 +161,26 @@ def message_lines(messages: Sequence[Json], *, is_more: bool, width: int = WIDTH
 def count_lines(histogram: Json) -> list[str]:
     """Return the output of `postdate scheduled count`: the number, the first and the last time, and a histogram.
 
-    >>> for line in count_lines({"total": 3, "nextDueMs": 0, "lastDueMs": 60_000, "buckets": [
+    >>> for line in count_lines({"total": 3, "delayed": 2, "overdue": 1, "inHand": 4,
+    ...     "nextDueMs": 0, "lastDueMs": 60_000, "buckets": [
     ...     {"fromMs": 0, "untilMs": 30_000, "count": 2}, {"fromMs": 30_000, "untilMs": 60_001, "count": 1}]}):
     ...     print(line)
-    3 messages are scheduled
+    3 messages are scheduled: 2 delayed, 1 overdue; 4 more in hand
     from 1970-01-01T00:00:00.000Z to 1970-01-01T00:01:00.000Z
     1970-01-01T00:00:00.000Z           2  ████████████████████████████
     1970-01-01T00:00:30.000Z           1  ██████████████
     """
     undelayed = folded(*(one["sentence"] for one in histogram.get("undelayed", ())))
-    total = histogram["total"]
+    total, in_hand = histogram["total"], histogram["inHand"]
     if not total:
-        return ["Nothing is scheduled", *undelayed]
+        return ["Nothing is scheduled" + (f"; {in_hand:,} in hand" if in_hand else ""), *undelayed]
     verb = "is" if total == 1 else "are"
     first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
     when = f"for {first}" if first == last else f"from {first} to {last}"
-    lines = [f"{counted(total, 'message')} {verb} scheduled", when]
+    states = f"{histogram['delayed']:,} delayed, {histogram['overdue']:,} overdue"
+    if in_hand:
+        states += f"; {in_hand:,} more in hand"
+    lines = [f"{counted(total, 'message')} {verb} scheduled: {states}", when]
     buckets = histogram["buckets"]
     most = max((one["count"] for one in buckets), default=0)
     if len(buckets) > 1 and most:

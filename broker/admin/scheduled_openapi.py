@@ -147,6 +147,14 @@ def scheduled_schemas() -> Json:
     """Return the schemas."""
     subscription_pause = {"paused": BOOL, "pausedSinceMs": MS, "pausedSince": TEXT_TIME, "ratePerSecond": _NUMBER}
     dues = {"nextDueMs": MS, "nextDue": TEXT_TIME, "lastDueMs": MS, "lastDue": TEXT_TIME}
+    states: Json = {
+        "delayed": {**COUNT, "description": "Messages whose time has not come"},
+        "overdue": {**COUNT, "description": "Messages that are due and in no hand"},
+        "inHand": {
+            **COUNT,
+            "description": "Messages that a consumer has, or is about to be sent, and no subscription waits for",
+        },
+    }
     message = {
         "messageId": TEXT,
         "deliverAtMs": MS,
@@ -252,14 +260,14 @@ def scheduled_schemas() -> Json:
         "delays": {**BOOL, "description": "Whether it heeds delivery times: Shared and Key_Shared do"},
         "consumers": COUNT,
         "backlog": {**COUNT, "description": "Entries of the log that are not acknowledged; a batch is one"},
-        "delayed": {**COUNT, "description": "Messages that still wait for their time"},
+        **states,
         **dues,
         **subscription_pause,
     }
     topic = {
         "name": TEXT,
         "subscriptions": list_of(object_of(topic_subscription)),
-        "delayed": {**COUNT, "description": "Messages that still wait for their time"},
+        **states,
         **dues,
         "backlog": {
             **COUNT,
@@ -317,9 +325,9 @@ def scheduled_schemas() -> Json:
             {
                 "total": {
                     **COUNT,
-                    "description": "All that is scheduled, what is due and waits included.",
+                    "description": "All that is scheduled: delayed and overdue",
                 },
-                "delayed": {**COUNT, "description": "Of that, what still waits for its time."},
+                **states,
                 **dues,
                 "buckets": list_of(object_of(bucket)),
                 "undelayed": {

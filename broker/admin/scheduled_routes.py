@@ -44,7 +44,7 @@ from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.filtered_counts import histogram_of
 from broker.scheduled.listing import list_messages, subscriptions_of, topic_summary, undelayed
 from broker.scheduled.messages import both
-from broker.scheduled.operations import MOVED_TOLD_MAX, Operations, Outcome, Progress, early_ms_of
+from broker.scheduled.operations import MOVED_TOLD_MAX, ChangeOutcome, Operations, Progress, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.selection import Rows
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
@@ -313,15 +313,18 @@ class _Routes:
             "buckets", query.get("buckets", requests.BUCKETS_DEFAULT), 1, requests.BUCKETS_MAX
         )
         topic, name = await self._topic(request), requests.parse_subscription(query)
-        schedule = self._schedule(topic, name)
-        if selector.filter.is_trivial:
+        is_of_all = selector.filter.is_trivial
+        schedule = self._schedule(topic, name, has_in_hand=not is_of_all)
+        if is_of_all:
             found = await schedule.histogram(selector.from_ms, selector.until_ms, buckets)
         else:
             found = await histogram_of(schedule, selector, buckets, self._service.now_ms())
         counts = found.counts.tolist()
         return {
             "total": found.totals.count,
-            "delayed": found.totals.future_count,
+            "delayed": found.totals.delayed,
+            "overdue": found.totals.overdue,
+            "inHand": found.totals.in_hand,
             **both("nextDue", found.totals.next_deliver_at_ms),
             **both("lastDue", found.totals.last_deliver_at_ms),
             "buckets": [
@@ -550,7 +553,7 @@ def _shifted_by(request: web.Request, new_time: requests.NewTime | None) -> str 
     return f"{operation_id} {new_time.shift_ms}"
 
 
-def _outcome(outcome: Outcome, body: Json, verb: str | None) -> Json:
+def _outcome(outcome: ChangeOutcome, body: Json, verb: str | None) -> Json:
     """Return an outcome as JSON; refuse one of nothing."""
     if not outcome.matched and not outcome.damaged:
         raise _matches_nothing(body)

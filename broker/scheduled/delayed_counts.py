@@ -45,7 +45,7 @@ async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) 
     delaying = [one for one in topic.subscriptions.values() if one.has_delays]
     try:
         totals = await totals_of_each(catalog, await schedules_of_each(topic, catalog, delaying, now_ms))
-        return {one.name: counted.future_count for one, counted in zip(delaying, totals, strict=True)}
+        return {one.name: counted.delayed for one, counted in zip(delaying, totals, strict=True)}
     except LedgerError as error:
         logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
         return {}
@@ -99,6 +99,6 @@ async def note_delayed(
     end_s = monotonic_s()
     for subscription, of_one, backlog in zip(counted, totals, backlogs, strict=True):
         subscription.delayed_in_log = DelayedInLog(
-            of_one.future_count, end_s + (end_s - begin_s) / share, through, backlog, of_one.some_deliver_at_ms
+            of_one.delayed, end_s + (end_s - begin_s) / share, through, backlog, of_one.some_deliver_at_ms
         )
     return delaying

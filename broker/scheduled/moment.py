@@ -32,6 +32,11 @@ class Moment:
         self._acknowledged = {one: self._acknowledged_of(one) for one in subscriptions}
         self._in_hand = {one: one.entries_in_hand() for one in subscriptions}
 
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether a consumer had an entry in hand."""
+        return any(self._in_hand.values())
+
     def entries_of(self, ledger_id: int) -> int:
         """Return how many durable entries a ledger had."""
         return self._entries.get(ledger_id, 0)

@@ -23,7 +23,7 @@ from broker.scheduled.portions import Portion, portions
 from broker.scheduled.selection import Rows, Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.slices import Turns
-from broker.topics.change_order import CANCEL, Change
+from broker.topics.change_order import CANCEL, ScheduledChange
 from broker.topics.figures import SubscriptionCounters
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
@@ -121,7 +121,7 @@ def _nothing(_: Rows) -> None:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ChangeOutcome:
     """The outcome of a change, or of a look at it: how many messages were meant, and what became of them."""
 
     matched: int = 0
@@ -139,7 +139,7 @@ class Outcome:
     """Ids of nothing that is scheduled."""
     moved: Moved = field(default_factory=dict)
     """The first copies."""
-    damaged: Mapping[int, BitMap] = field(default_factory=dict)
+    damaged: dict[int, BitMap] = field(default_factory=dict)
     """Entries that were left out, as the log is damaged where they are, by ledger."""
 
     @property
@@ -177,7 +177,7 @@ class Operations:
         self._damaged: dict[int, BitMap] = {}
         self._logged_s = asyncio.get_running_loop().time()
 
-    async def look_at_cancel(self, selector: Selector) -> Outcome:
+    async def look_at_cancel(self, selector: Selector) -> ChangeOutcome:
         """Return what a cancel would do now; it waits for no change that is under way.
 
         Raises:
@@ -190,7 +190,7 @@ class Operations:
         already_due = len(due) - self._in_hand_of(schedule, due)
         return self._outcome(matched, already_due=already_due, in_hand=in_hand)
 
-    async def look_at_move(self, selector: Selector, check: Callable[[Rows], None]) -> Outcome:
+    async def look_at_move(self, selector: Selector, check: Callable[[Rows], None]) -> ChangeOutcome:
         """Return what a move would do now; it waits for no change that is under way.
 
         Raises:
@@ -203,7 +203,7 @@ class Operations:
         outcome.in_hand += self._in_hand_of(schedule, movable)
         return outcome
 
-    async def cancel(self, selector: Selector) -> Outcome:
+    async def cancel(self, selector: Selector) -> ChangeOutcome:
         """Acknowledge the selected messages for all subscriptions concerned; durable on return.
 
         Raises:
@@ -218,11 +218,11 @@ class Operations:
         return await self._cancel_to_the_end(selector)
 
     @completed
-    async def _cancel_to_the_end(self, selector: Selector) -> Outcome:
+    async def _cancel_to_the_end(self, selector: Selector) -> ChangeOutcome:
         return await self._cancel(selector)
 
-    async def _cancel(self, selector: Selector) -> Outcome:
-        async with self._topic.changes.turn(Change(CANCEL, selector.ids, self._progress.sentence)):
+    async def _cancel(self, selector: Selector) -> ChangeOutcome:
+        async with self._topic.changes.turn(ScheduledChange(CANCEL, selector.ids, self._progress.sentence)):
             _, matched = await self._found(selector)
             outcome = self._outcome(matched)
             turns, portion, times_ms = Turns(), self._cancel_portion, matched.deliver_at_ms
@@ -237,7 +237,9 @@ class Operations:
                 await self._flush()
         return outcome
 
-    def _cancel_entries(self, positions: Sequence[tuple[int, int]], times_ms: Int64Array, outcome: Outcome) -> None:
+    def _cancel_entries(
+        self, positions: Sequence[tuple[int, int]], times_ms: Int64Array, outcome: ChangeOutcome
+    ) -> None:
         """Acknowledge messages in memory, but for subscriptions that have them in hand."""
         in_hand: set[tuple[int, int]] = set()
         cancelled: set[tuple[int, int]] = set()
@@ -272,8 +274,8 @@ class Operations:
         self._progress.matched, self._progress.searching = len(matched), False
         return schedule, matched
 
-    def _outcome(self, matched: Matched, *, already_due: int = 0, in_hand: int = 0) -> Outcome:
-        return Outcome(
+    def _outcome(self, matched: Matched, *, already_due: int = 0, in_hand: int = 0) -> ChangeOutcome:
+        return ChangeOutcome(
             len(matched), already_due=already_due, in_hand=in_hand, unknown=matched.unknown, damaged=self._damaged
         )
 
@@ -286,7 +288,7 @@ class Operations:
             return matched.count_in(schedule.moment.in_any_hand())
         return len({at for one in self._subscriptions for at in one.in_hand(matched.entries.keys())})
 
-    async def _movable(self, schedule: TopicSchedule, matched: Matched) -> tuple[Matched, Outcome]:
+    async def _movable(self, schedule: TopicSchedule, matched: Matched) -> tuple[Matched, ChangeOutcome]:
         """Leave out messages that a consumer may have had: those that are due and were not held before their time."""
         got_through_ms = min((self._got_through_ms(one) for one in self._subscriptions), default=0)
         is_movable = matched.deliver_at_ms > got_through_ms
@@ -307,7 +309,7 @@ class Operations:
         kind: str = "reschedule",
         check: Callable[[Rows], None] = _nothing,
         shifted_by: str | None = None,
-    ) -> Outcome:
+    ) -> ChangeOutcome:
         """Replace the selected messages by copies with another time; durable on return, portion by portion.
 
         Args:
@@ -323,7 +325,7 @@ class Operations:
             TooManyRowsError: The messages are too many for one operation.
             LedgerError: The log cannot be read or written; portions before that are moved, the others are unchanged.
         """
-        async with self._topic.changes.turn(Change(kind, selector.ids, self._progress.sentence)):
+        async with self._topic.changes.turn(ScheduledChange(kind, selector.ids, self._progress.sentence)):
             schedule, matched = await self._found(selector)
             movable, outcome = await self._movable(schedule, matched)
             check(movable.rows)
@@ -336,10 +338,10 @@ class Operations:
         movable: Matched,
         new_time: Callable[[Int64Array], Int64Array],
         shifted_by: str | None,
-        outcome: Outcome,
+        outcome: ChangeOutcome,
     ) -> None:
         rows = await asyncio.to_thread(_in_order_of_appending, movable.rows, new_time(movable.rows.deliver_at_ms))
-        under_way: deque[asyncio.Task[Outcome]] = deque()
+        under_way: deque[asyncio.Task[ChangeOutcome]] = deque()
         seen, damaged_before = 0, outcome.damaged_count
 
         async def take_one() -> None:
@@ -378,14 +380,14 @@ class Operations:
 
     async def _move_portion(
         self, portion: Portion, new_time: Callable[[Int64Array], Int64Array], shifted_by: str | None
-    ) -> "asyncio.Task[Outcome]":
+    ) -> "asyncio.Task[ChangeOutcome]":
         """Begin to move a portion: from the return on no consumer gets the old entries, and the copies are pending."""
         headers = portion.headers
         positions = list(map(Position, headers.ledger_ids.tolist(), headers.entry_ids.tolist()))
         new_ms = new_time(headers.deliver_at_ms).tolist()
         await asyncio.sleep(0)
         copies: dict[Position, NewEntry] = {}
-        outcome = Outcome(len(positions))
+        outcome = ChangeOutcome(len(positions))
         turns = Turns()
         now_ms = self._now_ms()
         for row, entry in enumerate(portion.entries):
@@ -416,7 +418,9 @@ class Operations:
         outcome.moved = dict(zip(kept, replacement.positions, strict=True))
         return asyncio.ensure_future(self._settle(replacement, withdrawn, outcome))
 
-    async def _settle(self, replacement: Replacement, withdrawn: list["_Withdrawn"], outcome: Outcome) -> Outcome:
+    async def _settle(
+        self, replacement: Replacement, withdrawn: list["_Withdrawn"], outcome: ChangeOutcome
+    ) -> ChangeOutcome:
         try:
             await asyncio.shield(replacement.durable)
         except BaseException:
@@ -428,7 +432,7 @@ class Operations:
         return outcome
 
     def _who_gives_up(
-        self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int], outcome: Outcome
+        self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int], outcome: ChangeOutcome
     ) -> tuple[dict[Cursor, list[Position]], dict[Cursor, list[int]], list[Position]]:
         """Return by subscription the entries given up and the copies withheld, and all positions that are copied.
 
@@ -493,7 +497,7 @@ class _Withdrawn(NamedTuple):
     messages: int
 
 
-async def _nothing_moved(outcome: Outcome) -> Outcome:
+async def _nothing_moved(outcome: ChangeOutcome) -> ChangeOutcome:
     return outcome
 
 

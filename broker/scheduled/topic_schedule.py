@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+import numpy as np
 from pyroaring import BitMap
 
 from broker.scheduled.catalog import ScheduleCatalog
@@ -31,7 +32,8 @@ from broker.topics.topic import Topic
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Clock, Int64Array
+from managed_ledger.value_types import Clock, Int64Array, Mask
+from tracker.columns.positions import is_in_bitmap, ledger_groups
 
 ROWS_MAX: Final = 5_000_000
 """The most messages of one operation, 24 bytes each while it runs. Larger ones need the jobs on Spark."""
@@ -84,18 +86,44 @@ class TopicSchedule:
 
     def left_out_of(self, schedule: LedgerSchedule) -> BitMap | None:
         """Return the entries of a ledger that count for no subscription, or that came later; None for none."""
-        ledger_id = schedule.ledger_id
-        found: BitMap | None = None
-        for subscription in self.subscriptions:
-            left_out = self.moment.done_in(subscription, ledger_id)
-            if not self._has_in_hand:
-                left_out = left_out | self.moment.in_hand_in(subscription, ledger_id)
-            found = left_out if found is None else found & left_out
-        entries = self.moment.entries_of(ledger_id)
+        return self._left_out_of(schedule, has_in_hand=self._has_in_hand)
+
+    def in_hand_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> int:
+        """Return how many messages of a ledger in a span of time are in hand, and no subscription waits for them."""
+        if not any(self.moment.in_hand_in(one, schedule.ledger_id) for one in self.subscriptions):
+            return 0
+        unacknowledged, waiting = (
+            times_of(schedule, self._left_out_of(schedule, has_in_hand=has_in_hand), from_ms, until_ms)
+            for has_in_hand in (True, False)
+        )
+        return len(unacknowledged) - len(waiting)
+
+    def is_waited_for(self, rows: Rows) -> Mask:
+        """Return which of some unacknowledged messages a subscription waits for; the others are in hand."""
+        is_waited_for = np.ones(len(rows), np.bool_)
+        for ledger_id, group in ledger_groups(rows.ledger_ids):
+            if any(self.moment.in_hand_in(one, ledger_id) for one in self.subscriptions):
+                is_waited_for[group] = ~is_in_bitmap(
+                    rows.entry_ids[group], self._left_out(ledger_id, has_in_hand=False)
+                )
+        return is_waited_for
+
+    def _left_out_of(self, schedule: LedgerSchedule, *, has_in_hand: bool) -> BitMap | None:
+        found = self._left_out(schedule.ledger_id, has_in_hand=has_in_hand)
+        entries = self.moment.entries_of(schedule.ledger_id)
         if schedule.entries > entries:
             later = BitMap(range(entries, schedule.entries))
             found = later if found is None else found | later
         return found or None
+
+    def _left_out(self, ledger_id: int, *, has_in_hand: bool) -> BitMap | None:
+        found: BitMap | None = None
+        for subscription in self.subscriptions:
+            left_out = self.moment.done_in(subscription, ledger_id)
+            if not has_in_hand:
+                left_out = left_out | self.moment.in_hand_in(subscription, ledger_id)
+            found = left_out if found is None else found & left_out
+        return found
 
     async def page(self, wanted: Wanted, rows_max: int) -> Rows:
         """Return the first rows that match.
@@ -173,6 +201,10 @@ class TopicSchedule:
         Raises:
             LedgerError: The log cannot be read.
         """
+        in_hand = 0
+        if self.moment.has_in_hand:
+            async for schedule in self._schedules(from_ms, until_ms):
+                in_hand += self.in_hand_in(schedule, from_ms, until_ms)
         ends_ms: tuple[int, int] | None = None
         if from_ms is None or until_ms is None:
             spans = [
@@ -185,6 +217,7 @@ class TopicSchedule:
         from_ms, until_ms = counter.from_ms, counter.until_ms
         async for schedule in self._schedules(from_ms, until_ms):
             counter.add(self.times_in(schedule, from_ms, until_ms))
+        counter.add(np.empty(0, np.int64), in_hand)
         return counter.result()
 
     async def totals(self) -> ScheduleTotals:
@@ -195,7 +228,7 @@ class TopicSchedule:
         """
         totals = TotalsCounter(self.now_ms)
         async for schedule in self._schedules(None, None):
-            totals.add(self.times_in(schedule, None, None))
+            totals.add(self.times_in(schedule, None, None), self.in_hand_in(schedule, None, None))
         return totals.result()
 
     def is_scheduled(self, position: Position, deliver_at_ms: int) -> bool:
@@ -239,7 +272,8 @@ async def totals_of_each(catalog: ScheduleCatalog, schedules: Sequence[TopicSche
     async for ledger_schedule in catalog.schedules(schedules[-1].topic.ledger, ledgers, None, None):
         for one, totals in counted:
             if ledger_schedule.ledger_id >= one.first_ledger_id:
-                totals.add(one.times_in(ledger_schedule, None, None))
+                in_hand = one.in_hand_in(ledger_schedule, None, None)
+                totals.add(one.times_in(ledger_schedule, None, None), in_hand)
                 await turns.give_way()
     return [totals.result() for _, totals in counted]
 

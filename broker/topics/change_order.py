@@ -21,7 +21,7 @@ WAIT_S: Final = 10.0
 
 
 @dataclass(eq=False, slots=True)
-class Change:
+class ScheduledChange:
     """A change that waits for its turn or has it."""
 
     kind: str
@@ -32,7 +32,7 @@ class Change:
     """Says how far it is."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def must_wait_for(self, other: "Change") -> bool:
+    def must_wait_for(self, other: "ScheduledChange") -> bool:
         """Whether both may mean the same message, and one of them moves it."""
         if self.kind == other.kind == CANCEL:
             return False
@@ -49,7 +49,7 @@ class ChangeUnderWayError(Exception):
         other: The change that is under way.
     """
 
-    def __init__(self, other: Change) -> None:
+    def __init__(self, other: ScheduledChange) -> None:
         super().__init__(f"a {other.kind} of messages that may be the same is under way: {other.progress()}")
 
 
@@ -57,10 +57,10 @@ class ChangeOrder:
     """The changes of one topic that wait or are under way, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._changes: dict[Change, None] = {}
+        self._changes: dict[ScheduledChange, None] = {}
 
     @asynccontextmanager
-    async def turn(self, change: Change) -> AsyncIterator[None]:
+    async def turn(self, change: ScheduledChange) -> AsyncIterator[None]:
         """Wait for the turn of a change, and keep it as long as the context lasts.
 
         Raises:
@@ -77,7 +77,7 @@ class ChangeOrder:
             change.is_over.set()
 
 
-async def _all_over(changes: list[Change]) -> None:
+async def _all_over(changes: list[ScheduledChange]) -> None:
     try:
         async with asyncio.timeout(WAIT_S):
             for one in changes:

@@ -661,7 +661,7 @@ SCHEDULED: Final = [
         "change-without-its-turn",
         "broker/topics/change_order.py",
         "        before = [one for one in self._changes if change.must_wait_for(one)]\n",
-        "        before: list[Change] = []\n",
+        "        before: list[ScheduledChange] = []\n",
         "a cancel of everything does not wait for a move under way",
         says="is still to come",
     ),

@@ -252,10 +252,10 @@ def test_no_message_is_both_cancelled_and_received_around_its_due_time(
     cancelled: set[str] = set()
     outcomes: Counter[str] = Counter()
     for number in range(150):
-        due_ms = now_ms() + 30
-        sent = producer.send(str(number).encode(), deliver_at=due_ms)
+        deliver_at_ms = now_ms() + 30
+        sent = producer.send(str(number).encode(), deliver_at=deliver_at_ms)
         # From a little before the due time to a little behind it.
-        time.sleep(max(0.0, (due_ms - now_ms() + number % 15 - 7) / 1_000))
+        time.sleep(max(0.0, (deliver_at_ms - now_ms() + number % 15 - 7) / 1_000))
         status, answer = api.ask("POST", "/scheduled/cancel", {"messageIds": [f"{sent.ledger_id()}:{sent.entry_id()}"]})
         assert status == 200, answer
         assert answer["cancelled"] + answer["inHand"] == 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from broker.errors import BrokerError
-from broker.scheduled.operations import Operations, Outcome, Progress, Selector, early_ms_of
+from broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
 from broker.scheduled.selection import Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.change_order import ChangeUnderWayError
@@ -167,7 +167,7 @@ async def _cancel_all(sim: "Simulation", sub: SubscriptionModel, after_s: float)
                 )
 
 
-def _judge_sum(sim: "Simulation", outcome: Outcome, told: int) -> None:
+def _judge_sum(sim: "Simulation", outcome: ChangeOutcome, told: int) -> None:
     if told != outcome.matched:
         sim.complain(f"of {outcome.matched} messages that were meant, a change tells of {told}: {outcome}")
 

@@ -7,7 +7,7 @@ import pytest
 from broker.scheduled.operations import Selector
 from broker.scheduled.selection import Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
-from broker.topics.change_order import CANCEL, WAIT_S, Change, ChangeUnderWayError
+from broker.topics.change_order import CANCEL, WAIT_S, ChangeUnderWayError, ScheduledChange
 from managed_ledger.position import Position
 from tests.helpers.scheduled_world import ALL, FIRST_DUE_MS, KINDS, MESSAGES, World, play
 
@@ -76,7 +76,9 @@ def test_a_change_that_waits_for_long_is_refused_and_says_what_is_under_way() ->
         await world.publish()
         loop = asyncio.get_running_loop()
 
-        async with world.topic.changes.turn(Change("reschedule", None, lambda: "it has done 3 of 40 messages")):
+        async with world.topic.changes.turn(
+            ScheduledChange("reschedule", None, lambda: "it has done 3 of 40 messages")
+        ):
             looked = await world.scheduled()
             begin_s = loop.time()
             with pytest.raises(ChangeUnderWayError, match=r"a reschedule .*is under way: it has done 3 of 40"):
@@ -105,7 +107,7 @@ def test_changes_wait_for_those_that_may_mean_the_same_messages(
     kinds: tuple[str, str], ids: tuple[list[int] | None, list[int] | None], *, waits: bool
 ) -> None:
     first, second = (
-        Change(kind, None if of_one is None else frozenset(Position(1, one) for one in of_one), str)
+        ScheduledChange(kind, None if of_one is None else frozenset(Position(1, one) for one in of_one), str)
         for kind, of_one in zip(kinds, ids, strict=True)
     )
 

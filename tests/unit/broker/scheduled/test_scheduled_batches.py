@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker.admin.web import WebServer
-from broker.scheduled.operations import Operations, Outcome, Progress, Selector, early_ms_of
+from broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.policies import DelayedDeliveryPolicies
 from managed_ledger.entries.messages import message_of
@@ -106,7 +106,7 @@ def test_ids_of_nothing_are_unknown_and_do_nothing(tmp_path: Path) -> None:
         operations = Operations(topic, new_schedule, now_ms=service.now_ms, early_ms=0, progress=Progress())
         selector = Selector(message_ids=[Position(2**62, 0), Position(0, 2**32 - 1)])
 
-        assert await operations.cancel(selector) == Outcome(unknown=2)
+        assert await operations.cancel(selector) == ChangeOutcome(unknown=2)
         await service.close()
 
     asyncio.run(story())
