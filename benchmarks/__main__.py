@@ -20,7 +20,6 @@ NAMES: Final = (
     "log_layout",
     "merge_curve",
     "snapshots",
-    "process_calls",
     "soak",
     "spark",
 )

@@ -28,13 +28,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
+from postdate.testing import FakeClock, FakeCursor, run_inline
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotHead
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import FakeClock, FakeCursor, run_inline
 
 CONFIG: Final = TrackerConfig(index_count_per_bucket_min=1, is_deliver_at_time_strict=True)
 ADDED_AT_MS: Final = 1_000
@@ -83,10 +83,9 @@ class SlowStorage(MemoryBucketSnapshotStorage):
         await self._answers.turn()
         return await super().create_bucket_snapshot(*args, **kwargs)
 
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         await self._answers.turn()
-        head = await super().read_bucket_snapshot_head(bucket_id)
-        return replace(head, first_segments=()) if self.are_segments_down else head
+        return await super().get_bucket_snapshot_head(bucket_id)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         await self._answers.turn()

@@ -173,7 +173,7 @@ class Stored(Contender):
         return segment
 
     async def recover(self, bucket_id: int) -> bytes:
-        return (await self.storage.read_bucket_snapshot_head(bucket_id)).metadata
+        return (await self.storage.get_bucket_snapshot_head(bucket_id)).metadata
 
     async def delete(self, bucket_id: int) -> None:
         await self.storage.delete_bucket_snapshot(bucket_id)

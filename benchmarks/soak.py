@@ -3,11 +3,10 @@
     python -m benchmarks soak --minutes 30
 
 Each round, real clients subscribe with every type, publish immediate and delayed messages, seek, give messages back,
-read with readers, acknowledge all and unsubscribe, over topics that stay. After it, a line says what the service and
-its process for snapshots have resident, what of that are caches and the C library's free heaps, and how many
-dispatchers, trackers, tasks and so on there are. A number that grows with the rounds is a leak; one that ends at its
-limit is a buffer. Exits with 1 if objects of any watched class, the memory beside caches and buffers, or the process
-for snapshots grew between the second quarter and the last.
+read with readers, acknowledge all and unsubscribe, over topics that stay. After it, a line says what the service has
+resident, what of that are caches and the C library's free heaps, and how many dispatchers, trackers, tasks and so on
+there are. A number that grows with the rounds is a leak; one that ends at its limit is a buffer. Exits with 1 if
+objects of any watched class, or the memory beside caches and buffers, grew between the second quarter and the last.
 """
 
 import json
@@ -26,7 +25,6 @@ import click
 import pulsar
 
 from benchmarks import soak_service
-from benchmarks.service_processes import child_pids
 from demo.process import PostdateProcess, wait_until
 
 _MEBIBYTE: Final = 2**20
@@ -66,14 +64,10 @@ class SoakedService(PostdateProcess):
         found: dict[str, Any] = json.loads(self._census.read_text())
         return found
 
-    def resident_bytes(self) -> tuple[int, int]:
-        """Return what is resident of the service, and of its process for snapshots."""
-        return _resident_bytes(self.pid), sum(map(_resident_bytes, child_pids(self.pid)))
-
-
-def _resident_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(1_024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+    def resident_bytes(self) -> int:
+        """Return what is resident of the service."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(1_024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +75,6 @@ class Round:
     """The objects and bytes after a round."""
 
     service_bytes: int
-    snapshots_bytes: int
     cached_bytes: int
     used_bytes: int
     """In use by the C library's callers."""
@@ -149,11 +142,9 @@ def _publish(client: pulsar.Client, topic: str, messages: int, payload: bytes, *
 def measured(service: SoakedService) -> Round:
     """Look into the service."""
     census = service.census()
-    resident, snapshots = service.resident_bytes()
     malloc = census["malloc"]
     return Round(
-        resident,
-        snapshots,
+        service.resident_bytes(),
         census["cached_bytes"],
         malloc["used"],
         malloc["free"],
@@ -177,9 +168,6 @@ def growth(rounds: list[Round]) -> list[str]:
     used = [min(one.rest_bytes for one in part) for part in (before, after)]
     if used[1] - used[0] > _GROWTH_BYTES_MAX:
         found.append(f"memory beside caches and buffers: {used[0] / _MEBIBYTE:.1f} to {used[1] / _MEBIBYTE:.1f} MiB")
-    snapshots = [min(one.snapshots_bytes for one in part) for part in (before, after)]
-    if snapshots[1] - snapshots[0] > _GROWTH_BYTES_MAX:
-        found.append(f"process for snapshots: {snapshots[0] / _MEBIBYTE:.1f} to {snapshots[1] / _MEBIBYTE:.1f} MiB")
     for name in rounds[0].watched:
         counts = [min(one.watched[name] for one in part) for part in (before, after)]
         if counts[1] - counts[0] > _GROWTH_OBJECTS_MAX:
@@ -199,7 +187,7 @@ def traced_growth(rounds: list[Round]) -> list[str]:
 def line_of(number: int, one: Round, seconds: float) -> str:
     """Return what a round is told by."""
     rocksdb = [one.rocksdb[name] for name in ("buffers", "blocks", "tables")]
-    sizes = (one.service_bytes, one.cached_bytes, *rocksdb, one.rest_bytes, one.free_bytes, one.snapshots_bytes)
+    sizes = (one.service_bytes, one.cached_bytes, *rocksdb, one.rest_bytes, one.free_bytes)
     mebibytes = " ".join(f"{size / _MEBIBYTE:9.1f}" for size in sizes)
     watched = " ".join(f"{name}={one.watched[name]}" for name in ("Subscription", "Dispatcher", "TrackerCore", "Task"))
     return f"{number:5d} {seconds:7.0f} {mebibytes} {one.objects:9d}  {watched}"
@@ -242,8 +230,8 @@ def main(
         if keeps_log:
             for topic in _TOPICS:
                 client.subscribe(topic, "keeps", initial_position=pulsar.InitialPosition.Earliest).close()
-        print("MiB; first all of the service, last all of its process for snapshots")
-        print("round seconds  resident    caches   buffers    blocks    tables      rest      free snapshots   objects")
+        print("MiB; first all of the service")
+        print("round seconds  resident    caches   buffers    blocks    tables      rest      free   objects")
         began_s = time.monotonic()
         try:
             while time.monotonic() - began_s < 60 * minutes:

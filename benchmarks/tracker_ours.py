@@ -12,12 +12,13 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
+from tracker.shell.snapshot_work import StorageWork
+from tracker.shell.storage_worker import SnapshotOwner
 
 from benchmarks.settling import settle
 from benchmarks.tracker_workload import (
@@ -30,6 +31,8 @@ from benchmarks.tracker_workload import (
     SEGMENT_STEP_MS_MAX,
     Workload,
 )
+from broker.tuning import tune_process
+from postdate.testing import FakeClock, FakeCursor
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
@@ -43,35 +46,30 @@ from tracker.core.actions import (
     StorageAction,
 )
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.process import SnapshotProcess
-from tracker.process.tuning import tune_process
-from tracker.shell.storage_worker import SnapshotOwner
-from tracker.testing import FakeClock, FakeCursor
 
 BATCH_ROWS = 1_000
 
 RECOVERIES = 5
-"""A recovery of few buckets is some ways to the other process and back: one may take twice as long as the next."""
+"""A recovery of few buckets is some ways to a thread and back: one may take twice as long as the next."""
 
 Figures = dict[str, float]
 
 
-class CountingProcess(SnapshotProcess):
+class CountingWork(StorageWork):
     """Counts reads, and on demand the rows of every snapshot that was ever stored."""
 
     def __init__(self, folder: Path, *, counts_rows: bool = False) -> None:
-        super().__init__(partial(RocksDBBucketSnapshotStorage, folder))
+        super().__init__(RocksDBBucketSnapshotStorage(folder))
         self.read_count = 0
         self._counts_rows = counts_rows
         self._rows_deleted = 0
 
-    async def run_actions(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
-        for action in actions:
-            is_load = isinstance(action, LoadSegments) and not action.data
-            self.read_count += is_load or isinstance(action, ReadMetadata | ReadPositions)
-            if isinstance(action, DeleteSnapshot) and self._counts_rows:
-                self._rows_deleted += await self._row_count(action.bucket_id)
-        return await super().run_actions(owner, actions)
+    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
+        is_load = isinstance(action, LoadSegments) and not action.data
+        self.read_count += is_load or isinstance(action, ReadMetadata | ReadPositions)
+        if isinstance(action, DeleteSnapshot) and self._counts_rows:
+            self._rows_deleted += await self._row_count(action.bucket_id)
+        return await super().run_action(owner, action)
 
     async def rows_stored(self) -> int:
         """Return how many rows the snapshots have."""
@@ -83,7 +81,7 @@ class CountingProcess(SnapshotProcess):
 
     async def _row_count(self, bucket_id: int) -> int:
         owner = SnapshotOwner("bench", "sub", TrackerConfig())
-        (event,) = await super().run_actions(owner, [ReadMetadata(-1, bucket_id, through_ms=0, row_count_max=0)])
+        event = await super().run_action(owner, ReadMetadata(-1, bucket_id, through_ms=0, row_count_max=0))
         assert isinstance(event, MetadataRead)
         return event.table.row_count
 
@@ -143,7 +141,7 @@ class TrackerRun:
     async def _measure_batched(self) -> Figures:
         """Add in batches; then ask, recover beside it, and drain what was added."""
         cursor, clock = FakeCursor(), FakeClock(NOW_MS)
-        async with CountingProcess(self._folder / "batched") as storage:
+        async with CountingWork(self._folder / "batched") as storage:
             is_news = asyncio.Event()
             tracker = self._tracker(storage, cursor, clock, is_news.set)
             figures = await self._add_batched(tracker)
@@ -159,7 +157,7 @@ class TrackerRun:
         return figures
 
     async def _measure_single(self) -> Figures:
-        async with CountingProcess(self._folder / "single") as storage:
+        async with CountingWork(self._folder / "single") as storage:
             tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
             figures = await self._add_singly(tracker)
             await tracker.close()
@@ -170,7 +168,7 @@ class TrackerRun:
 
     async def _measure_size(self) -> Figures:
         """Add in batches, count what was written for it, and tell the memory that the tracker gives back at its end."""
-        async with CountingProcess(self._folder / "counted", counts_rows=True) as storage:
+        async with CountingWork(self._folder / "counted", counts_rows=True) as storage:
             tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
             await self._add_batched(tracker)
             await settle(tracker)
@@ -246,12 +244,12 @@ class TrackerRun:
         figures["contains_per_s"] = found / (time.perf_counter() - began)
         return figures
 
-    async def _recover(self, storage: CountingProcess, first: FakeCursor) -> Figures:
+    async def _recover(self, storage: CountingWork, first: FakeCursor) -> Figures:
         """Recover a second tracker from what the first one has stored, several times; the middle one counts."""
         rounds = [await self._recover_once(storage, first) for _ in range(RECOVERIES)]
         return sorted(rounds, key=lambda figures: figures["recovery_ms"])[RECOVERIES // 2]
 
-    async def _recover_once(self, storage: CountingProcess, first: FakeCursor) -> Figures:
+    async def _recover_once(self, storage: CountingWork, first: FakeCursor) -> Figures:
         cursor = FakeCursor()
         cursor.properties = dict(first.properties)
         storage.read_count = 0
@@ -284,7 +282,7 @@ class TrackerRun:
 
     def _tracker(
         self,
-        storage: SnapshotProcess,
+        storage: StorageWork,
         cursor: FakeCursor,
         clock: FakeClock,
         on_available: Callable[[], None] = lambda: None,

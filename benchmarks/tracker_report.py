@@ -37,24 +37,23 @@ class TrackerFigure(NamedTuple):
 
 _PAUSE: Final = (
     "pauses: a lap is 0.02 to 0.5 ms of the adding thread's own processor time, most where 8,000 rows are sorted into "
-    "a run; sorting, encoding and storing a bucket are in another process. The clock's time above that is the "
-    "kernel's: one slice of 4 ms of the process for snapshots, or of another one, on the processor where the adding "
-    "thread is (its wait in the run queue is as long as that process's own time)"
+    "a run; sorting, encoding and storing a bucket are in threads. The clock's time above that is waiting for the "
+    "interpreter, which such a thread has, or for a processor"
 )
 _ADDS: Final = (
-    "adds: by the clock, up to a quarter is waiting for a processor, which the process for snapshots and what else "
-    "runs have meanwhile; with small buckets, a seal after each 100 rows is 15 us of columns and of the bucket's states"
+    "adds: by the clock, half is waiting for the interpreter, which the threads that make snapshots have meanwhile; "
+    "with small buckets, a seal after each 100 rows is 15 us of columns and of the bucket's states"
 )
 _DRAIN: Final = (
-    "drain: both processes are busy. Small buckets cost each some 60 us: the polling thread takes over a load in 30 "
-    "and plans it in 10; the other one reads it in 10, decodes in 9, sends in 5, and hands it on between three threads"
+    "drain: small buckets cost each some 60 us and a way to a thread and back: the polling thread takes over a load in "
+    "30 and plans it in 10, and it is read in 10 and decoded in 9"
 )
 _CONTAINS: Final = (
     "contains, one by one: three Python calls, 0.15 us, where Java inlines them; a reader of a ledger asks for all"
 )
 _RECOVERY: Final = (
-    "recovery: a small bucket costs the event loop 30 us, for its state, positions and barriers, and the other process "
-    "60: two reads of RocksDB 20, decoding 24, sending 6"
+    "recovery: a small bucket costs the event loop 30 us, for its state, positions and barriers, and a thread 50: two "
+    "reads of RocksDB 20, decoding 24"
 )
 
 FIGURES: Final[Mapping[str, TrackerFigure]] = {

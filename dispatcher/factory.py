@@ -64,7 +64,6 @@ def make_dispatcher(
                 on_available=on_available,
                 on_defect=dispatcher.stop_for_defect,
                 tick_time_ms=tick_time_ms,
-                has_taken=core.has_taken,
             )
         )
 

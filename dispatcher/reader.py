@@ -29,7 +29,7 @@ from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Clock, Int64Array
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.positions import ledger_bitmaps
+from tracker.columns.positions import is_in_bitmap, ledger_bitmaps, ledger_groups
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
 logger = logging.getLogger(__name__)
@@ -163,8 +163,7 @@ class Reader:
         self._is_tracker_dry = False
         self._has_told_mistimed = False
         self._popped: DelayedIndexes | None = None
-        self._untracked: list[tuple[int, BitMap]] = []
-        self._untracked_parts: list[LogPart] = []
+        self._to_read_again: list[tuple[int, BitMap]] = []
 
     def open(self) -> None:
         """Start to read."""
@@ -241,8 +240,7 @@ class Reader:
         """Drop reads on their way: the core was reset, and reads their entries again."""
         self._popped = None
         self._is_tracker_dry = False
-        self._untracked.clear()
-        self._untracked_parts.clear()
+        self._to_read_again.clear()
         self._note_rereading()
 
     def resume(self) -> None:
@@ -283,7 +281,7 @@ class Reader:
             self.forget()
             self._core.reset()
         else:
-            self._untracked.extend((ledger_id, BitMap(entry_ids)) for ledger_id, entry_ids in entries.items())
+            self._to_read_again.extend((ledger_id, BitMap(entry_ids)) for ledger_id, entry_ids in entries.items())
             self._note_rereading()
         self.wake()
 
@@ -348,7 +346,7 @@ class Reader:
         self._core.advance(self._now_ms())
         if self._core.plan is None:
             self._start_plan()
-        has_worked = await self._read_untracked() or await self._read_untracked_part()
+        has_worked = await self._read_lost()
         has_worked |= await self._take_due()
         if self._pauses or self._core.plan is None:
             return True
@@ -362,19 +360,13 @@ class Reader:
 
     def _start_plan(self) -> None:
         first = self._cursor.next_unacknowledged_position
-        if self.tracker is not None:
-            # A tracker that is told of no read takes it that none ever will be, and reads all positions by turns.
-            self.tracker.will_read(first.ledger_id)
         self._core.start(first, self._log.last_confirmed_position)
         # The start may have set a timer.
         self._run_actions([])
 
     def _is_recovering(self, ledger_id: int) -> bool:
-        """Announce that a ledger is to be read; whether that has to wait."""
-        if self.tracker is None:
-            return False
-        self.tracker.will_read(ledger_id)
-        return self.tracker.is_recovering(ledger_id)
+        """Return whether a read of a ledger has to wait until it is known what is tracked of it."""
+        return self.tracker is not None and self.tracker.is_recovering(ledger_id)
 
     async def _read(self, request: ReadRequest) -> bool:
         """Make the requested read; return whether it gave anything."""
@@ -396,7 +388,7 @@ class Reader:
             self._is_reading = False
         if self._core.plan is not plan:
             return True
-        headers = self._untracked_of(read.headers)
+        headers = self._without_tracked(read.headers)
         self._note_undelayed(headers)
         self._look_at_tracker()
         self._core.advance(self._now_ms())
@@ -407,12 +399,14 @@ class Reader:
         # A log that gives nothing and stays where it is must not keep the loop spinning.
         return len(read.headers) > 0 or read.next_position != request.first
 
-    def _untracked_of(self, headers: EntryHeaders) -> EntryHeaders:
-        """Leave out what another view has had tracked since the read began; the tracker will give it."""
+    def _without_tracked(self, headers: EntryHeaders) -> EntryHeaders:
+        """Leave out what another subscription has had tracked since the read began; the tracker will give it."""
         if self.tracker is None:
             return headers
-        is_tracked = self.tracker.tracked_meanwhile(headers.ledger_ids, headers.entry_ids)
-        return headers if is_tracked is None else headers.where(~is_tracked)
+        is_tracked = np.zeros(len(headers), np.bool_)
+        for ledger_id, rows in ledger_groups(headers.ledger_ids):
+            is_tracked[rows] = is_in_bitmap(headers.entry_ids[rows], self.tracker.tracked_in(ledger_id))
+        return headers.where(~is_tracked) if is_tracked.any() else headers
 
     def _note_undelayed(self, headers: EntryHeaders) -> None:
         if self.tracker is not None and (headers.deliver_at_ms == NOT_DELAYED).any():
@@ -421,7 +415,6 @@ class Reader:
     def _skipped_in(self, ledger_id: int) -> BitMap:
         skipped = self._cursor.acknowledged_in(ledger_id)
         if self.tracker is not None:
-            self.tracker.will_read(ledger_id)
             skipped |= self.tracker.tracked_in(ledger_id) or _NONE
         skipped |= self._core.damaged_in(ledger_id)
         return skipped
@@ -450,20 +443,14 @@ class Reader:
         self._is_tracker_dry = False
         if self._core.plan is not None:
             self._core.plan.note_recovered(self._is_recovering)
-        self._untracked.extend(self.tracker.take_untracked().items())
-        for first_ledger_id, last_ledger_id in self.tracker.take_untracked_ranges():
-            self._untracked_parts.extend(
-                LogPart(Position(ledger.ledger_id, 0), Position(ledger.ledger_id, ledger.entries - 1))
-                for ledger in self._log.ledgers()
-                if first_ledger_id <= ledger.ledger_id <= last_ledger_id
-            )
+        self._to_read_again.extend(self.tracker.take_untracked().items())
         self._note_rereading()
         self.wake()
 
     def _note_rereading(self) -> None:
         """Tell the core whether due entries wait for what the tracker lost: it may be due before them."""
         if self._intake is not None:
-            self._intake.is_rereading = bool(self._untracked or self._untracked_parts)
+            self._intake.is_rereading = bool(self._to_read_again)
 
     def _look_at_tracker(self) -> bool:
         """Tell the core when the tracker's first message was due; return whether the tracker can give it now."""
@@ -506,9 +493,7 @@ class Reader:
             self._core.advance(self._now_ms())
             tracker = self.tracker
             assert tracker is not None
-            self._run_actions(
-                self._intake.on_due(headers, popped, lead_ms=tracker.lead_ms, are_times_exact=tracker.has_exact_times)
-            )
+            self._run_actions(self._intake.on_due(headers, popped, lead_ms=tracker.lead_ms))
             self._tell_mistimed()
         return True
 
@@ -523,51 +508,25 @@ class Reader:
                 self._cursor.name,
             )
 
-    async def _read_untracked(self) -> bool:
+    async def _read_lost(self) -> bool:
         """Read again what the tracker lost with a snapshot, and track it or deliver it."""
-        if not self._untracked:
+        if not self._to_read_again:
             return False
         assert self._intake is not None
 
-        ledger_id, lost = self._untracked[0]
+        ledger_id, lost = self._to_read_again[0]
         entries_max = self._config.lookup_entries_max
         ids = np.frombuffer(lost[:entries_max].to_array(), dtype=np.uint32).astype(np.int64)
         ledger_ids = np.full(len(ids), ledger_id, dtype=np.int64)
         self._intake.on_popped(ledger_ids, ids)
         headers = await self._headers_at(ledger_ids, ids)
-        if self._untracked and self._untracked[0][1] is lost:
-            del self._untracked[0]
+        if self._to_read_again and self._to_read_again[0][1] is lost:
+            del self._to_read_again[0]
             if len(lost) > entries_max:
-                self._untracked.insert(0, (ledger_id, lost[entries_max:]))
+                self._to_read_again.insert(0, (ledger_id, lost[entries_max:]))
             self._note_rereading()
             self._core.advance(self._now_ms())
             self._run_actions(self._intake.on_untracked(headers))
-        return True
-
-    async def _read_untracked_part(self) -> bool:
-        """Read again where the tracker lost something and does not know what."""
-        # Rows that were popped and not taken in yet are neither tracked nor held by a consumer.
-        if not self._untracked_parts or self._popped is not None:
-            return False
-        assert self._intake is not None
-
-        part = self._untracked_parts[0]
-        if self._is_recovering(part.first.ledger_id):
-            # Another snapshot may have it; `on_available` follows.
-            return False
-        read = await _from_log(
-            self._log.read_headers(
-                part.first, entries_max=self._config.lookup_entries_max, skip=self._skipped_in, through=part.through
-            )
-        )
-        # A reset meanwhile has forgotten it.
-        if self._untracked_parts and self._untracked_parts[0] is part and self._core.plan is not None:
-            del self._untracked_parts[0]
-            if part.first < read.next_position <= part.through:
-                self._untracked_parts.insert(0, LogPart(read.next_position, part.through))
-            self._note_rereading()
-            self._core.advance(self._now_ms())
-            self._run_actions(self._intake.on_untracked(self._untracked_of(read.headers)))
         return True
 
 

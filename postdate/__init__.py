@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from command_line.extras import install_advice, missing_class
 from managed_ledger.position import Position
 from postdate.clock import now_ms
+from postdate.memory_cursor import MemoryCursor
 from scheduling.async_scheduler import AsyncScheduler
 from scheduling.errors import (
     NoSubscriptionError,
@@ -50,7 +51,6 @@ from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
     BucketSnapshotStorage,
-    BucketSnapshotWriter,
 )
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, TrackerConfig
@@ -64,8 +64,6 @@ from tracker.delayed_delivery_tracker import (
 from tracker.errors import TrackerClosedError, TrackerError
 from tracker.factories import tracker_factory
 from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
-from tracker.memory_cursor import MemoryCursor
-from tracker.process import SnapshotProcess
 from tracker.residual_snapshots import ResidualSnapshots
 
 if TYPE_CHECKING:
@@ -83,7 +81,6 @@ __all__ = [
     "BucketSnapshotHead",
     "BucketSnapshotInfo",
     "BucketSnapshotStorage",
-    "BucketSnapshotWriter",
     "DelayedDeliveryTracker",
     "DelayedDeliveryTrackerFactory",
     "InMemoryDelayedDeliveryTracker",
@@ -108,7 +105,6 @@ __all__ = [
     "SchedulingError",
     "ServiceUnavailableError",
     "SnapshotCorruptedError",
-    "SnapshotProcess",
     "SnapshotStorageError",
     "StorageClosedError",
     "StorageUnavailableError",
@@ -145,7 +141,7 @@ def __getattr__(name: str) -> Any:
         advice = install_advice(error.name, [extra])
         if advice is None:
             raise
-        # The same one each time: pickle looks for it by its name, to start a process for snapshots.
+        # The same one each time.
         return globals().setdefault(name, missing_class(f"postdate.{name}", advice))
 
 

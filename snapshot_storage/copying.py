@@ -1,7 +1,7 @@
 """Copy a snapshot from one storage to another, read it again there, and compare it entry by entry.
 
-Both the command that copies on one machine and the job that does it on many use this. Memory holds a few MiB of a
-snapshot at a time. Left out: which snapshots to copy, and their owners.
+Both the command that copies on one machine and the job that does it on many use this. Memory holds one snapshot while
+it is stored, and a few MiB of it while it is read again. Left out: which snapshots to copy, and their owners.
 """
 
 import zlib
@@ -65,16 +65,12 @@ async def copy_snapshot(
         SnapshotCorruptedError: It is damaged here, or was read otherwise than written.
         SnapshotStorageError: One of the storages does not answer.
     """
-    checksums: list[int] = []
-    writer = there.new_bucket_snapshot(
-        bucket_key=info.bucket_key, topic_name=info.topic_name, cursor_name=info.cursor_name
+    segments = [segment async for _, some in segment_pieces(here, info) for segment in some]
+    checksums = list(map(zlib.crc32, segments))
+    _check_count(info, checksums)
+    new_id = await there.create_bucket_snapshot(
+        metadata, segments, bucket_key=info.bucket_key, topic_name=info.topic_name, cursor_name=info.cursor_name
     )
-    async with writer:
-        async for _, segments in segment_pieces(here, info):
-            await writer.write_segments(segments)
-            checksums += map(zlib.crc32, segments)
-        _check_count(info, checksums)
-        new_id = await writer.commit(metadata)
     try:
         await check_copy(there, new_id, metadata, checksums)
     except SnapshotStorageError:
@@ -90,7 +86,7 @@ async def check_copy(there: BucketSnapshotStorage, bucket_id: int, metadata: byt
         SnapshotCorruptedError: An entry is damaged, or is another.
         BucketNotFoundError: The copy was deleted meanwhile.
     """
-    head = await there.read_bucket_snapshot_head(bucket_id)
+    head = await there.get_bucket_snapshot_head(bucket_id)
     if head.metadata != metadata:
         raise SnapshotCorruptedError("it was read otherwise than written", bucket_id=bucket_id, entry=METADATA_ENTRY)
     found = await _checksums(there, head.info)

@@ -18,7 +18,6 @@ class Operation(StrEnum):
 
     CREATE = "create"
     """At once, or the commit of a writer."""
-    WRITE = "write segments"
     HEAD = "head"
     METADATA = "metadata"
     SEGMENT = "segment"

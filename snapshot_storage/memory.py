@@ -12,10 +12,8 @@ from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
     BucketSnapshotStorage,
-    BucketSnapshotWriter,
     check_segment_range,
     first_bucket_id,
-    writer_is_done,
 )
 
 
@@ -63,14 +61,9 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
         self.snapshots[bucket_id] = _StoredSnapshot(info, bytes(metadata), tuple(map(bytes, segments)))
         return bucket_id
 
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        self._check_open("create a snapshot")
-        return _MemoryWriter(self, bucket_key, topic_name, cursor_name)
-
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """Return a head with all segments, as they cost nothing."""
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         stored = self._stored("read a head", bucket_id)
-        return BucketSnapshotHead(stored.info, stored.metadata, stored.segments)
+        return BucketSnapshotHead(stored.info, stored.metadata)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         return self._stored("read metadata", bucket_id).metadata
@@ -102,31 +95,3 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
     def _check_open(self, operation: str) -> None:
         if not self._is_open:
             raise StorageClosedError(operation)
-
-
-class _MemoryWriter(BucketSnapshotWriter):
-    """Collects the segments and creates the snapshot at once, as its storage creates any other."""
-
-    def __init__(
-        self, storage: MemoryBucketSnapshotStorage, bucket_key: str, topic_name: str, cursor_name: str
-    ) -> None:
-        self._storage = storage
-        self._names = {"bucket_key": bucket_key, "topic_name": topic_name, "cursor_name": cursor_name}
-        self._segments: list[bytes] | None = []
-
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        collected = self._collected()
-        self._storage._check_open("write segments")
-        collected.extend(map(bytes, segments))
-
-    async def commit(self, metadata: bytes) -> int:
-        collected, self._segments = self._collected(), None
-        return await self._storage.create_bucket_snapshot(metadata, collected, **self._names)
-
-    async def abort(self) -> None:
-        self._segments = None
-
-    def _collected(self) -> list[bytes]:
-        if self._segments is None:
-            raise writer_is_done()
-        return self._segments

@@ -56,7 +56,7 @@ async def readable_infos(
     found = {info.bucket_id for info in infos}
     for bucket_id in sorted(set(named_ids) - found - faults.keys()):
         try:
-            infos.append((await storage.read_bucket_snapshot_head(bucket_id)).info)
+            infos.append((await storage.get_bucket_snapshot_head(bucket_id)).info)
         except SnapshotUnreadableError as error:
             faults[bucket_id] = error
         except BucketNotFoundError:

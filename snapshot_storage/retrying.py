@@ -4,8 +4,8 @@ The tracker retries by itself, as it knows which calls can wait and for how long
 server would end them. Calls that are repeated, a few times and ever later:
 
     start, every read, list, delete     safe by the interface: a second call does no harm
-    create, and every step of a writer  never: an answer that was lost may hide a snapshot, and a second one would be
-                                        a second snapshot; a caller that can tell (a copy compares) repeats all
+    create                              never: an answer that was lost may hide a snapshot, and a second one would be
+                                        a second snapshot; a caller that can tell (a copy compares) repeats it
 
 Only `StorageUnavailableError` is a reason. The last one comes out as it is, except for a read of one snapshot, which
 raises `SnapshotUnavailableError`, as a refused one does: a tool names the snapshot and handles the others. However long
@@ -30,7 +30,6 @@ from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
     BucketSnapshotStorage,
-    BucketSnapshotWriter,
 )
 
 logger = logging.getLogger(__name__)
@@ -97,12 +96,8 @@ class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
             metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
         )
 
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        """Return a writer, whose steps are called without retries."""
-        return self._storage.new_bucket_snapshot(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        return await self._read(bucket_id, lambda: self._storage.read_bucket_snapshot_head(bucket_id))
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        return await self._read(bucket_id, lambda: self._storage.get_bucket_snapshot_head(bucket_id))
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         return await self._read(bucket_id, lambda: self._storage.get_bucket_snapshot_metadata(bucket_id))

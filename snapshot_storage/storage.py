@@ -20,13 +20,12 @@ Every backend promises, and the contract suite checks:
 """
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import ClassVar, NamedTuple, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
-from snapshot_storage.errors import SnapshotStorageError, StorageClosedError
+from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.opening import Opening
 
 T = TypeVar("T")
@@ -70,83 +69,6 @@ class BucketSnapshotHead:
     info: BucketSnapshotInfo
     metadata: bytes
     """Entry 0."""
-    first_segments: Sequence[bytes]
-    """Entries 1 to k, as many as came with the same read and are before the first damaged one; may be none."""
-
-
-class BucketSnapshotWriter(ABC):
-    """Stores one snapshot whose segments come piece by piece; nothing is visible before `commit`.
-
-    An async context manager, which aborts unless `commit` has returned. Its methods are called one after the
-    other, by one task. After a method has failed or was cancelled, only `abort` is of use: the snapshot is
-    written again with another writer.
-    """
-
-    @abstractmethod
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        """Add the next segments; the first of all is entry 1.
-
-        Holds a few MiB at most beside its arguments, however large the snapshot grows. Not idempotent, and
-        not to be retried.
-
-        Raises:
-            StorageUnavailableError: The storage does not answer.
-            StorageClosedError: The storage was closed meanwhile.
-            ValueError: The writer has committed, aborted or failed.
-        """
-
-    @abstractmethod
-    async def commit(self, metadata: bytes) -> int:
-        """Make the snapshot visible, whole and durable, and return its new bucket id, which is 0 or larger.
-
-        Atomic. Not idempotent and not to be retried, as `create_bucket_snapshot`: after
-        `StorageUnavailableError` nothing was stored, or a snapshot whose id is unknown.
-
-        Args:
-            metadata: Entry 0; may be empty.
-
-        Raises:
-            StorageUnavailableError: The storage does not answer.
-            StorageClosedError: The storage was closed meanwhile.
-            ValueError: The writer has committed, aborted or failed.
-        """
-
-    @abstractmethod
-    async def abort(self) -> None:
-        """Remove the written segments, unless the snapshot is committed. Idempotent; never raises.
-
-        Entries that cannot be removed now, because the storage does not answer or is closed, were never visible and are
-        removed at a later `start`.
-        """
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.abort()
-
-
-class SegmentRange(NamedTuple):
-    """Segments of one snapshot, both ends included."""
-
-    bucket_id: int
-    first_entry: int
-    last_entry: int
-
-
-async def _answer_of(call: Awaitable[T]) -> T | SnapshotStorageError:
-    """Return what a call returns, or raises of one snapshot; a storage that is closed is so for all."""
-    try:
-        return await call
-    except StorageClosedError:
-        raise
-    except SnapshotStorageError as error:
-        return error
 
 
 class BucketSnapshotStorage(Opening):
@@ -155,11 +77,6 @@ class BucketSnapshotStorage(Opening):
     Every method but `start` and `close` raises `StorageClosedError` before `start` and after `close`, and
     `StorageUnavailableError` when the storage does not answer.
     """
-
-    snapshots_at_once_max: ClassVar[int] = 1
-    """How many snapshots to read or delete, or topics to list, in one call.
-
-    1 where one that does not answer would hold up the others."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -204,55 +121,15 @@ class BucketSnapshotStorage(Opening):
         """
 
     @abstractmethod
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        """Return a writer of one snapshot, for segments that come piece by piece.
-
-        Does nothing by itself: a writer that is not used leaves nothing. The rest that a crash leaves of an uncommitted
-        snapshot is never visible and is removed at a later `start`.
-
-        Args:
-            bucket_key: The cursor property that will point to the snapshot; need not be unique.
-            topic_name: The topic whose log the snapshot indexes.
-            cursor_name: The subscription it belongs to.
-        """
-
-    @abstractmethod
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return what recovery needs of a snapshot, in as few calls to the storage as there can be.
 
-        How many segments come along is the storage's choice, by their cost in the same read. A damaged one and
-        those behind it do not: a read of it by itself raises the error. A read changes nothing, so a retry is always
-        safe.
+        A read changes nothing, so a retry is always safe.
 
         Raises:
             BucketNotFoundError: There is no such snapshot.
             SnapshotCorruptedError: The header or entry 0 is damaged.
         """
-
-    async def read_bucket_snapshot_heads(
-        self, bucket_ids: Sequence[int]
-    ) -> Sequence[BucketSnapshotHead | SnapshotStorageError]:
-        """Return the head of each of several snapshots, or what `read_bucket_snapshot_head` raises of it, in order.
-
-        A backend overrides this, and `snapshots_at_once_max`, if many heads cost it little more than one.
-        """
-        return [await _answer_of(self.read_bucket_snapshot_head(bucket_id)) for bucket_id in bucket_ids]
-
-    async def read_bucket_snapshot_segments(
-        self, ranges: Sequence[SegmentRange]
-    ) -> Sequence[list[bytes] | SnapshotStorageError]:
-        """Return segments of each of several snapshots, or what `get_bucket_snapshot_segment` raises, in order.
-
-        A backend overrides this as `read_bucket_snapshot_heads`.
-        """
-        return [await _answer_of(self.get_bucket_snapshot_segment(*one)) for one in ranges]
-
-    async def delete_bucket_snapshots(self, bucket_ids: Sequence[int]) -> Sequence[SnapshotStorageError | None]:
-        """Delete several snapshots; return None for each, or what `delete_bucket_snapshot` raises, in order.
-
-        A backend overrides this as `read_bucket_snapshot_heads`.
-        """
-        return [await _answer_of(self.delete_bucket_snapshot(bucket_id)) for bucket_id in bucket_ids]
 
     @abstractmethod
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
@@ -307,13 +184,6 @@ class BucketSnapshotStorage(Opening):
             StorageCorruptedError: Damage hides which other snapshots there are, in a storage that is only read.
         """
 
-    async def list_topics(self, topic_names: Sequence[str]) -> list[list[BucketSnapshotInfo]]:
-        """Return what `list_bucket_snapshots` returns for each of several topics, or raise what it raises for one.
-
-        A backend overrides this, and `snapshots_at_once_max`, if many topics cost it little more than one.
-        """
-        return [await self.list_bucket_snapshots(topic_name) for topic_name in topic_names]
-
     async def find_damage(self) -> list[SnapshotStorageError]:
         """Return the faults of the headers by which snapshots are found: all that a list leaves out or ends at.
 
@@ -332,8 +202,3 @@ def check_segment_range(first_entry: int, last_entry: int) -> None:
     """
     if not FIRST_SEGMENT_ENTRY <= first_entry <= last_entry:
         raise ValueError(f"segments are counted from 1: cannot read {first_entry} to {last_entry}")
-
-
-def writer_is_done() -> ValueError:
-    """Make the error of a writer that is used after it committed, aborted or failed."""
-    return ValueError("the writer of this snapshot has committed, aborted or failed: begin another one")

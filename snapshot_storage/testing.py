@@ -13,7 +13,6 @@ import asyncio
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -25,9 +24,7 @@ from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
     BucketSnapshotStorage,
-    BucketSnapshotWriter,
     check_segment_range,
-    writer_is_done,
 )
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -103,22 +100,16 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
             )
         )
 
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        writer = self._storage.new_bucket_snapshot(
-            bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
-        )
-        return _FaultInjectingWriter(writer, self._call, self._create)
-
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         infos: list[BucketSnapshotInfo] = []
 
         async def read() -> list[bytes]:
-            head = await self._storage.read_bucket_snapshot_head(bucket_id)
+            head = await self._storage.get_bucket_snapshot_head(bucket_id)
             infos.append(head.info)
-            return [head.metadata, *head.first_segments]
+            return [head.metadata]
 
-        metadata, *segments = await self._read(Operation.HEAD, read, bucket_id, METADATA_ENTRY)
-        return BucketSnapshotHead(infos[0], metadata, segments)
+        (metadata,) = await self._read(Operation.HEAD, read, bucket_id, METADATA_ENTRY)
+        return BucketSnapshotHead(infos[0], metadata)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
 
@@ -231,42 +222,3 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         if fault in (Fault.TIMEOUT_AFTER, Fault.FAILURE_AFTER):
             raise StorageUnavailableError(f"injected {fault} {number} of '{operation}'")
         return result
-
-
-class _FaultInjectingWriter(BucketSnapshotWriter):
-    """Writes through another writer; aborting always works, as no caller could do anything if it did not."""
-
-    def __init__(
-        self,
-        writer: BucketSnapshotWriter,
-        call: _Call,
-        create: Callable[[Callable[[], Awaitable[int]]], Awaitable[int]],
-    ) -> None:
-        self._writer = writer
-        self._call = call
-        self._create = create
-        self._is_done = False
-
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        segments = tuple(segments)
-        write = partial(self._writer.write_segments, segments)
-        await self._once(lambda: self._call(Operation.WRITE, write))
-
-    async def commit(self, metadata: bytes) -> int:
-        commit = partial(self._writer.commit, metadata)
-        bucket_id = await self._once(lambda: self._create(commit))
-        self._is_done = True
-        return bucket_id
-
-    async def abort(self) -> None:
-        self._is_done = True
-        await self._writer.abort()
-
-    async def _once(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
-        if self._is_done:
-            raise writer_is_done()
-        try:
-            return await call()
-        except BaseException:
-            self._is_done = True
-            raise

@@ -8,20 +8,18 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from snapshot_storage.backoff import Backoff
-from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, StorageUnavailableError
+from snapshot_storage.errors import SnapshotStorageError, StorageClosedError
 from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
     BucketSnapshotStorage,
-    BucketSnapshotWriter,
     check_segment_range,
-    writer_is_done,
 )
 
 logger = logging.getLogger(__name__)
@@ -123,7 +121,6 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         self._refusal: SnapshotStorageError | None = None
         self._reopening_pauses = Backoff(min_ms=_REOPENING_PAUSE_MS_MIN, max_ms=_REOPENING_PAUSE_MS_MAX)
         self._next_reopening_s = 0.0
-        self._behind: asyncio.Future[None] | None = None
 
     @abstractmethod
     def _open_snapshots(self) -> Snapshots:
@@ -215,16 +212,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
             ),
         )
 
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        if self._open is None:
-            if not self._is_reopening_due:
-                raise StorageClosedError("create a snapshot")
-            self._reopen_behind()
-            raise StorageUnavailableError("cannot create a snapshot: the storage is being opened again; try again")
-        writing = self._open.snapshots.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return _ThreadedWriter(writing, self._run)
-
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         return await self._run("read a head", lambda snapshots: snapshots.read_head(bucket_id))
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
@@ -248,16 +236,6 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
     ) -> list[BucketSnapshotInfo]:
         return await self._run("list snapshots", lambda snapshots: snapshots.list(topic_name, cursor_name))
 
-    async def list_topics(self, topic_names: Sequence[str]) -> list[list[BucketSnapshotInfo]]:
-        return await self._run("list snapshots", lambda snapshots: [snapshots.list(one, None) for one in topic_names])
-
-    def _reopen_behind(self) -> None:
-        """Try to open it for a caller that cannot wait."""
-        if self._reopening is None:
-            self._behind = asyncio.ensure_future(self._reopen(None))
-            # The error is not lost: the next call tries again, and raises it.
-            self._behind.add_done_callback(lambda task: task.cancelled() or task.exception())
-
     async def _run(self, operation: str, work: Callable[[Snapshots], _Result]) -> _Result:
         if self._reopening is not None:
             await asyncio.shield(self._reopening)
@@ -279,44 +257,3 @@ async def _to_the_end(work: Coroutine[Any, Any, _Result] | asyncio.Future[_Resul
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
         raise
-
-
-class _Run(Protocol):
-    def __call__(self, operation: str, work: Callable[[BlockingSnapshots], _Result]) -> Awaitable[_Result]: ...
-
-
-class _ThreadedWriter(BucketSnapshotWriter):
-    """Runs a `BlockingWriting` on the storage's threads."""
-
-    def __init__(self, writing: BlockingWriting, run: _Run) -> None:
-        self._writing = writing
-        self._run = run
-        # Set while a step runs and left so when it fails or is cancelled: after that only `abort` is of use.
-        self._is_done = False
-        self._needs_abort = False
-
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        self._begin_step()
-        await self._run("write segments", lambda _: self._writing.add(segments))
-        self._is_done = False
-
-    async def commit(self, metadata: bytes) -> int:
-        self._begin_step()
-        bucket_id = await self._run("create a snapshot", lambda _: self._writing.commit(metadata))
-        self._needs_abort = False
-        return bucket_id
-
-    async def abort(self) -> None:
-        self._is_done = True
-        if not self._needs_abort:
-            return
-        try:
-            await self._run("abort a snapshot", lambda _: self._writing.abort())
-        except SnapshotStorageError as error:
-            logger.warning("a part of a snapshot could not be removed: %s", error)
-        self._needs_abort = False
-
-    def _begin_step(self) -> None:
-        if self._is_done:
-            raise writer_is_done()
-        self._is_done = self._needs_abort = True

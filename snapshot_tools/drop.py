@@ -107,7 +107,7 @@ async def _check_there(storage: BucketSnapshotStorage, bucket_id: int) -> None:
 async def _tell_doubt(storage: BucketSnapshotStorage, bucket_id: int, on_doubt: Callable[[str], None]) -> None:
     """Say why a snapshot may not be lost; of one that is damaged or missing there is nothing to say."""
     try:
-        head = await storage.read_bucket_snapshot_head(bucket_id)
+        head = await storage.get_bucket_snapshot_head(bucket_id)
         decode_metadata(head.metadata)
         async for number, data in readable_segments(storage, head.info):
             if isinstance(data, SnapshotUnreadableError):

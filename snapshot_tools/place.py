@@ -112,7 +112,7 @@ class SnapshotPlace:
             BucketNotFoundError: There is none of this id.
         """
         try:
-            return (await self.storage.read_bucket_snapshot_head(bucket_id)).info
+            return (await self.storage.get_bucket_snapshot_head(bucket_id)).info
         except SnapshotUnreadableError:
             # The damage may be in a segment that was read along; the facts that need no read are enough.
             for info in await self.storage.list_bucket_snapshots():

@@ -1,13 +1,14 @@
-"""The cursor properties that name buckets: reading them.
+"""The cursor properties that name buckets: reading them, and finding a name for another one.
 
 The properties are the list of snapshots: `#pulsar.internal.delayed.bucket_<first>_<last>` = snapshot id. A property
 that cannot be parsed is reported and left alone, so that it costs only its own bucket.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, parse_bucket_id, parse_bucket_key
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, bucket_key, parse_bucket_id, parse_bucket_key
+from tracker.columns.positions import LEDGER_ID_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +64,32 @@ def read_properties(properties: Mapping[str, str]) -> BucketProperties:
         buckets.append(SnapshotProperty(key, ledgers, bucket_id))
     buckets.sort(key=lambda bucket: (bucket.ledgers, bucket.bucket_id))
     return BucketProperties(buckets, malformed)
+
+
+def free_key(ledgers: LedgerRange, taken: Container[str]) -> str:
+    """Return what `free_key_or_none` does, where a name is left for sure: ledgers are not at both ends of all."""
+    key = free_key_or_none(ledgers, taken)
+    assert key is not None, f"every name of a range around {ledgers} is taken"
+    return key
+
+
+def free_key_or_none(ledgers: LedgerRange, taken: Container[str]) -> str | None:
+    """Return the property key of the range, or of a wider one that no other bucket has; None where all are taken.
+
+    A ledger that is sealed in several pieces, or a merge with an enclosing bucket, would otherwise need one key
+    twice. The wider range is a name and nothing else: it says where rows can be, not where they are.
+
+    >>> free_key_or_none(LedgerRange(7, 7), {"#pulsar.internal.delayed.bucket_7_7"})
+    '#pulsar.internal.delayed.bucket_6_7'
+    """
+    first, last = ledgers
+    while (key := bucket_key(first, last)) in taken:
+        # The range grows downwards first, as no message comes for past ledgers.
+        if first > 0:
+            first -= 1
+        elif last < LEDGER_ID_MAX:
+            last += 1
+        else:
+            # Other buckets have all these names, up to the one from the first ledger to the last.
+            return None
+    return key

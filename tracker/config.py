@@ -149,7 +149,7 @@ class TrackerConfig:
 
     close_timeout_ms: int = field(default=10_000, metadata={"key": "delayedDeliveryCloseTimeoutMillis"})
     """How long closing waits for snapshots in flight (ours). Rows that are not stored are read again. A service keeps
-    to it with all that a stop waits for beside the log, the process for snapshots included. A cursor that does not
+    to it with all that a stop waits for beside the log. A cursor that does not
     answer is waited for beyond it, for `operation_timeout_ms`. Default 10,000."""
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ I/O except `clear` and `close`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
-from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 ScheduledMessages = DelayedIndexes
@@ -47,12 +45,7 @@ class TrackedCursor(Protocol):
         """Call it no more."""
 
 
-def _has_taken_nothing(ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
-    del entry_ids
-    return np.zeros(len(ledger_ids), np.bool_)
-
-
-def _note_no_defect(defect: Exception) -> None:
+def _leave_to_the_log(defect: Exception) -> None:
     """Leave it at the critical line of the log that the tracker has written."""
     del defect
 
@@ -74,24 +67,15 @@ class TrackerContext:
     than by a poll.
 
     An exception of it goes to the loop's exception handler, and changes nothing for the tracker."""
-    on_defect: Callable[[Exception], None] = _note_no_defect
+    on_defect: Callable[[Exception], None] = _leave_to_the_log
     """Called once, with an exception that must not be: the tracker has stopped, and hands out nothing any more. Close
     it, read the log again, and go on with a new one."""
     tick_time_ms: int | None = None
     """The topic's own tick; None means the configuration's."""
-    keeps_positions: bool = False
-    """Whether all tracked positions are to be known at any time: then memory bounds their number. For a shared index,
-    whose views have to agree on them."""
-    has_taken: Callable[[Int64Array, Int64Array], NDArray[np.bool_]] = _has_taken_nothing
-    """Which of these positions (ledger ids, entry ids) the dispatcher has read, or was given before it read them. Only
-    a shared index asks, about what another subscription adds."""
 
 
 class DelayedDeliveryTracker(ABC):
     """Knows which positions are delayed, and hands each out once, when it is due."""
-
-    has_exact_times: bool = True
-    """Whether rows have the times that were added, and not rounded ones."""
 
     @property
     def lead_ms(self) -> int:
@@ -117,16 +101,6 @@ class DelayedDeliveryTracker(ABC):
         """Note that there are messages without a delay to read: reading must not pause before the next."""
         return
 
-    def will_read(self, ledger_id: int) -> None:
-        """Announce that a ledger is being read: which of its entries are tracked is to be known for a while.
-
-        Call it before the questions below, as often as they are asked. Positions that are not in memory are read in the
-        background, and `on_available` is called when they are there. They are forgotten ten seconds after the last call
-        or earlier, where other ledgers wait for room. As long as no ledger has ever been announced, a tracker reads by
-        turns the positions that it does not know, of a few buckets a second.
-        """
-        del ledger_id
-
     @abstractmethod
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position is tracked, so that a normal read must skip it; as far as that is known."""
@@ -138,19 +112,10 @@ class DelayedDeliveryTracker(ABC):
         As far as they are known, see `is_recovering`. A tracked message that is added again is handed out once.
         """
 
-    def tracked_meanwhile(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_] | None:
-        """Return which positions that a read brought are tracked all the same, None if there are none.
-
-        Only a tracker that others add to has any: they were not tracked when the read began.
-        """
-        del ledger_ids, entry_ids
-        return None
-
     def is_recovering(self, ledger_id: int) -> bool:
         """Whether it is not known yet which entries of a ledger are tracked: do not read it from its start.
 
-        After a restart, and where `will_read` has not announced the ledger for a while. `on_available` is called when
-        it is known.
+        After a restart; `on_available` is called when it is known.
         """
         del ledger_id
         return False
@@ -159,18 +124,10 @@ class DelayedDeliveryTracker(ABC):
         """Return positions that were tracked and no longer are, because a snapshot could not be read; once.
 
         They were neither handed out nor delivered, and were not offered again since: read them from the log again,
-        and add them. Only what was known to be tracked in this life is reported: after each start the log is read from
-        the mark-delete position.
+        and add them. Others of the same ledgers may be among them, whose rows are not lost. Only what was known to be
+        tracked in this life is reported: after each start the log is read from the mark-delete position.
         """
         return {}
-
-    def take_untracked_ranges(self) -> Sequence[LedgerRange]:
-        """Return ranges of ledgers of which something is tracked no longer, and it is not known what; once.
-
-        Read them from the log again, and add each delayed message that is neither tracked nor acknowledged, nor in
-        your hands already. Only what was known in this life is reported, as by `take_untracked`.
-        """
-        return ()
 
     @abstractmethod
     def has_message_available(self) -> bool:

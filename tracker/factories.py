@@ -8,12 +8,11 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import IN_MEMORY_FACTORY, TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
-from tracker.shell.storage_worker import StorageWorker
 
 
 def tracker_factory(
     config: TrackerConfig,
-    storage: BucketSnapshotStorage | StorageWorker | None,
+    storage: BucketSnapshotStorage | None,
     *,
     now_ms: Clock,
     rng: Random | None = None,

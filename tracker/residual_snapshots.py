@@ -11,21 +11,12 @@ at any point is harmless. Left out: which cursors have a tracker, and when to lo
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
 
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty, read_properties
-from tracker.config import TrackerConfig
-from tracker.core.actions import DeleteSnapshot, ReadMetadata
 from tracker.delayed_delivery_tracker import TrackedCursor
-from tracker.shell.snapshot_work import worker_on
-from tracker.shell.storage_worker import SnapshotOwner, StorageWorker
-from tracker.shell.topic_lists import TopicLists
-
-NO_BUCKET: Final = -1
-"""The serial of actions that are about no bucket of a tracker."""
 
 
 def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
@@ -61,10 +52,9 @@ class ResidualSnapshots:
         timeout_ms: A call of the storage that takes longer has failed.
     """
 
-    def __init__(self, storage: BucketSnapshotStorage | StorageWorker, *, timeout_ms: int) -> None:
-        self._worker = worker_on(storage)
-        self._config = TrackerConfig(operation_timeout_ms=timeout_ms)
-        self._lists = TopicLists(self._worker, timeout_s=timeout_ms / 1_000)
+    def __init__(self, storage: BucketSnapshotStorage, *, timeout_ms: int) -> None:
+        self._storage = storage
+        self._timeout_ms = timeout_ms
 
     async def trim(
         self,
@@ -95,10 +85,19 @@ class ResidualSnapshots:
                 continue
             if not is_unattended():
                 return
-            # The property may name another cursor's.
-            owner = SnapshotOwner(topic_name, cursor_name, self._config)
-            await self._worker.run_action(owner, DeleteSnapshot(NO_BUCKET, bucket.bucket_id, is_own=False))
+            if await self._may_be_of(topic_name, cursor_name, bucket.bucket_id):
+                async with self._in_time():
+                    await self._storage.delete_bucket_snapshot(bucket.bucket_id)
             await _forget(cursor, [bucket], is_unattended)
+
+    async def _may_be_of(self, topic_name: str, cursor_name: str, bucket_id: int) -> bool:
+        """Whether no other cursor can miss this snapshot: the property may name another cursor's."""
+        try:
+            async with self._in_time():
+                head = await self._storage.get_bucket_snapshot_head(bucket_id)
+        except (BucketNotFoundError, SnapshotCorruptedError):
+            return True
+        return head.info.belongs_to(topic_name, cursor_name)
 
     async def clean_ownerless(self, topic_name: str, is_owned: Callable[[BucketSnapshotInfo], bool]) -> set[int]:
         """Delete a topic's snapshots without an owner, as a crash or an outage may leave them.
@@ -113,7 +112,8 @@ class ResidualSnapshots:
         Raises:
             SnapshotStorageError: Some may be left.
         """
-        infos = await self._lists.of(topic_name)
+        async with self._in_time():
+            infos = await self._storage.list_bucket_snapshots(topic_name)
         kept = set()
         for info in infos:
             # Asked late: a cursor that is made meanwhile keeps what is its own.
@@ -121,7 +121,7 @@ class ResidualSnapshots:
                 kept.add(info.bucket_id)
                 continue
             async with self._in_time():
-                await self._worker.delete_snapshot(info.bucket_id)
+                await self._storage.delete_bucket_snapshot(info.bucket_id)
         return kept
 
     async def forget_missing(
@@ -148,9 +148,9 @@ class ResidualSnapshots:
         return await _forget(cursor, missing, is_unattended)
 
     async def _is_gone(self, bucket_id: int) -> bool:
-        read = ReadMetadata(NO_BUCKET, bucket_id, through_ms=0, row_count_max=0)
         try:
-            await self._worker.run_action(SnapshotOwner("", "", self._config), read)
+            async with self._in_time():
+                await self._storage.get_bucket_snapshot_head(bucket_id)
         except BucketNotFoundError:
             return True
         except SnapshotCorruptedError:
@@ -159,7 +159,7 @@ class ResidualSnapshots:
         return False
 
     def _in_time(self) -> asyncio.Timeout:
-        return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
+        return asyncio.timeout(self._timeout_ms / 1_000)
 
 
 async def _forget(cursor: TrackedCursor, buckets: Sequence[SnapshotProperty], is_unattended: Callable[[], bool]) -> int:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from tracker.core.actions import Action, DeleteSnapshot, LoadSegments, MergeBuckets, PersistBucket
+from tracker.core.actions import Call, DeleteSnapshot, LoadSegments, MergeSnapshots, StoreSnapshot
 
 LATENCY_BOUNDS_MS: Final = (50, 100, 500, 1_000, 5_000, 30_000, 60_000)
 """The `quantile` label: an operation counts in the first bound it does not exceed; beyond all, in `overflow`."""
@@ -31,16 +31,16 @@ class BucketOperation(StrEnum):
     MERGE = "merge"
 
 
-def operation_of(action: Action) -> BucketOperation | None:
-    """Return as what an action is counted, None if it is not."""
-    match action:
-        case PersistBucket():
+def operation_of(call: Call) -> BucketOperation | None:
+    """Return as what a call is counted, None if it is not."""
+    match call:
+        case StoreSnapshot():
             return BucketOperation.CREATE
         case LoadSegments():
             return BucketOperation.LOAD
         case DeleteSnapshot():
             return BucketOperation.DELETE
-        case MergeBuckets():
+        case MergeSnapshots():
             return BucketOperation.MERGE
         case _:
             return None
@@ -58,7 +58,7 @@ class OperationStats:
     """Successful operations by duration, one count for each of `LATENCY_LABELS`; not cumulative over them."""
     latency_sum_ms: int = 0
 
-    def note_success(self, latency_ms: int) -> None:
+    def count_success(self, latency_ms: int) -> None:
         """Count an operation that succeeded."""
         self.succeed += 1
         counts = list(self.latency_counts)
@@ -127,7 +127,7 @@ class TrackerStats(TrackerCounters):
     snapshot_size_bytes: int = 0
     """Bytes of all snapshots."""
     failing: frozenset[str] = frozenset()
-    """Kinds of actions of which the last one failed, and is tried again: the storage is out."""
+    """Kinds of calls of which the last one failed, and is tried again: the storage is out."""
     failing_since_ms: int = 0
     """When the first of these failed, while any fails."""
     last_failure: str = ""
@@ -149,3 +149,21 @@ class TrackerStats(TrackerCounters):
                 "`postdate snapshots drop ID` gives a snapshot up, and its messages are read from the log"
             )
         return problems
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFigures:
+    """One immutable bucket as an operator sees it."""
+
+    first_ledger_id: int
+    last_ledger_id: int
+    state: str
+    """What its next call is for: a `Phase`."""
+    segments: int
+    loaded_segments: int
+    rows: int
+    """Indexes in its snapshot, 0 while that is not known."""
+    loaded_rows: int
+    """How many of them are in memory, or were handed out."""
+    size_bytes: int
+    """Of its snapshot, 0 until that is durable."""

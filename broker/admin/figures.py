@@ -23,12 +23,9 @@ INDEX: Final = "pulsar_delayed_message_index_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSnapshot:
-    """The log, and the process for snapshots."""
+    """The log, and the disk that it is on."""
 
     commits: DurationHistogram
-    has_snapshot_process: bool | None = None
-    """Whether the process for snapshots runs; None where none is configured."""
-    snapshot_process_restarts: int = 0
     problem_count: int = 0
     """How many problems `/health` names."""
     is_refusing: bool = False

@@ -64,7 +64,7 @@ async def stream_metrics(
         is_by_topic: Whether topics and subscriptions have series of their own.
         is_by_consumer: Whether consumers have, too.
         turns: How long the turns of the event loop took.
-        store: The state of the log and of the process for snapshots.
+        store: The state of the log and of its disk.
     """
     page = MetricsPage(cluster, is_by_topic=is_by_topic, is_by_consumer=is_by_consumer)
     async for topic in in_slices(topics):
@@ -204,7 +204,7 @@ class MetricsPage:
             connection_count: Open connections.
             topic_counts: The topics by namespace.
             turns: How long the turns of the event loop took, None where that is not measured.
-            store: The state of the log and of the process for snapshots.
+            store: The state of the log and of its disk.
         """
         cluster = label_text(self._cluster)
         yield from family("postdate_connections", "Open client connections.", [(cluster, connection_count)])
@@ -328,17 +328,6 @@ def _store_lines(store: StoreSnapshot, labels: Labels) -> Iterator[bytes]:
         "How often the wall clock was set, or the machine slept; periodic work began anew from then.",
         [(label_text(labels), store.clock_steps)],
     )
-    if store.has_snapshot_process is not None:
-        yield from family(
-            "postdate_snapshot_process_up",
-            "1 while the process for snapshots runs.",
-            [(label_text(labels), store.has_snapshot_process)],
-        )
-        yield from family(
-            "postdate_snapshot_process_restarts_total",
-            "How often the process for snapshots had to be started again.",
-            [(label_text(labels), store.snapshot_process_restarts)],
-        )
 
 
 def _turn_lines(turns: LoopTurns, labels: Labels) -> Iterator[bytes]:

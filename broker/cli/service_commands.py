@@ -71,7 +71,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
     from broker.network.listener import allow_open_files
     from broker.server.server import serve as run_service
     from broker.server.service_manager import ServiceManager
-    from tracker.process.tuning import tune_process
+    from broker.tuning import tune_process
 
     tune_process()
     allow_open_files()

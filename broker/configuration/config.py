@@ -91,12 +91,6 @@ class BrokerConfig:
     `memory` loses them at every stop, and the index is read again from the log. Default rocksdb.
     """
 
-    has_snapshot_process: bool = field(default=True, metadata={"key": "bucketSnapshotProcessEnabled"})
-    """Whether `rocksdb` or `s3` is opened, and snapshots are made and read, in a process of their own (ours).
-
-    It keeps some milliseconds of pauses away from clients and takes about 30 MiB. Default on.
-    """
-
     s3: S3Config = field(default_factory=S3Config)
     """The place on S3, for `bucket_snapshot_storage` s3."""
 

@@ -39,6 +39,7 @@ from broker.service.scheduler import Housekeeping, Job
 from broker.service.service import TASKS_SHARE, Service
 from broker.service.snapshot_storages import tell_of_put_aside
 from broker.topics.limits import ConnectionController
+from broker.tuning import TRIM_INTERVAL_S, trim_of_c_library
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +54,21 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: ServiceManager | None = None) -> int:
+async def serve(
+    config: BrokerConfig,
+    *,
+    announce: Callable[[], None],
+    manager: ServiceManager | None = None,
+    end: Callable[[int], object] = os._exit,
+) -> int:
     """Run the service until SIGTERM, SIGINT or SIGHUP.
 
     Args:
         config: The configuration.
         announce: Called once when clients can connect.
         manager: The supervisor of the process, None if there is none.
+        end: Ends the process at once with this exit code; called where threads still wait for the snapshot storage when
+            everything else is closed.
 
     Returns:
         The process's exit code: 0, or 1 when it stopped because nothing could be stored any more, or could not store
@@ -103,6 +112,8 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
                     stop.set()
 
             jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
+            trim = partial(asyncio.to_thread, trim_of_c_library())
+            jobs.append(Job("give memory back", TRIM_INTERVAL_S, trim))
             jobs.append(Job("watchdog", manager.watchdog_interval_s, manager.note_alive, is_time_limit=True))
             if tls is not None:
                 jobs.append(Job("certificates", config.tls.refresh_interval_s, partial(asyncio.to_thread, tls.refresh)))
@@ -127,7 +138,10 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
     finally:
         await service.close(stopping_at_s)
     logger.info("stopped")
-    return 0 if service.failure is None else 1
+    exit_code = 0 if service.failure is None else 1
+    if service.is_storage_hanging:
+        end(exit_code)
+    return exit_code
 
 
 def all_routes(service: Service) -> list[web.RouteDef]:

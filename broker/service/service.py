@@ -40,7 +40,7 @@ from broker.service.publishing_buffer import PublishBuffer
 from broker.service.refusal_log import RefusalLog
 from broker.service.resting import RestingTopics
 from broker.service.scheduler import Job
-from broker.service.snapshot_storages import service_storage_of
+from broker.service.snapshot_storages import snapshot_storage_of
 from broker.service.storage_opening import StorageOpening
 from broker.service.topic_opening import TopicOpener
 from broker.slices import Turns, in_slices, side_by_side
@@ -51,6 +51,7 @@ from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOw
 from broker.topics.topic import Topic
 from broker.topics.topic_epochs import TopicEpochs
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
+from broker.tuning import trim_of_c_library
 from managed_ledger.completion import completed
 from managed_ledger.errors import LedgerError, LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
@@ -58,11 +59,7 @@ from managed_ledger.value_types import Clock
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.factories import tracker_factory
-from tracker.process import SnapshotProcess
 from tracker.residual_snapshots import ResidualSnapshots
-from tracker.shell.heap import trim_of_c_library
-from tracker.shell.snapshot_work import worker_on
-from tracker.shell.storage_worker import StorageWorker
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +91,7 @@ class Service:
         self,
         config: BrokerConfig,
         store: LedgerStore,
-        storage: BucketSnapshotStorage | StorageWorker,
+        storage: BucketSnapshotStorage,
         *,
         now_ms: Clock,
         steady_ms: Clock = steady_ms,
@@ -125,7 +122,9 @@ class Service:
         """The receive buffer of all connections: it is emptied in the same turn of the loop."""
         self._store = store
         self._close_failure: LedgerError | None = None
-        self._storage = worker_on(storage)
+        self._storage = storage
+        self.is_storage_hanging = False
+        """Whether `close` has left threads that wait for the snapshot storage, as Python would at its end."""
         self._opening_storage = opening
         self.close_timeout_s = config.tracker.close_timeout_ms / 1_000
         """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
@@ -340,7 +339,6 @@ class Service:
             if self.topics.get(topic.name) is not topic:
                 # It was closed meanwhile.
                 self.catalog.forget(topic.ledger.name)
-        process = self._storage if isinstance(self._storage, SnapshotProcess) else None
         disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
         chunks = stream_metrics(
             self.config.cluster_name,
@@ -356,8 +354,6 @@ class Service:
             turns=turns_of(asyncio.get_running_loop()),
             store=StoreSnapshot(
                 commits=self._store.committer.write_seconds,
-                has_snapshot_process=None if process is None else process.process_id is not None,
-                snapshot_process_restarts=0 if process is None else process.restarts,
                 problem_count=len(await self.problems()),
                 is_refusing=self.refusal is not None,
                 disk_size_bytes=disk_size_bytes,
@@ -435,18 +431,25 @@ class Service:
                 connection.close()
             await self._finish_tasks(begun_at_s + TASKS_SHARE * self.close_timeout_s)
         finally:
-            if self._opening_storage is not None:
-                await self._opening_storage.close()
-            await self._close_storage(begun_at_s + self.close_timeout_s)
-            await self._tracker_factory.close()
+            await self._close_snapshots(begun_at_s + self.close_timeout_s)
             await self._close_store()
 
-    async def _close_storage(self, ends_at_s: float) -> None:
-        """Close the snapshot storage; a process for it that takes too long is killed, which loses no snapshot."""
-        try:
-            async with asyncio.timeout_at(ends_at_s):
-                await self._storage.close()
-        except TimeoutError:
+    async def _close_snapshots(self, ends_at_s: float) -> None:
+        """Close the snapshot storage; what takes too long is left, which loses no snapshot."""
+
+        async def close() -> None:
+            if self._opening_storage is not None:
+                await self._opening_storage.close()
+            await self._storage.close()
+            await self._tracker_factory.close()
+
+        # Cancelling it would not end it: its threads wait for the storage.
+        closing = asyncio.get_running_loop().create_task(close())
+        await asyncio.wait([closing], timeout=max(0.0, ends_at_s - asyncio.get_running_loop().time()))
+        if closing.done():
+            await closing
+        else:
+            self.is_storage_hanging = True
             logger.warning("the snapshot storage did not close within %g s of the stop", self.close_timeout_s)
 
     async def _close_store(self) -> None:
@@ -508,9 +511,9 @@ class Service:
 
 
 @asynccontextmanager
-async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[StorageWorker, StorageOpening]]:
-    """Open the snapshots in parallel with the body, as their process takes as long; close them if the body fails."""
-    storage = worker_on(service_storage_of(config))
+async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[BucketSnapshotStorage, StorageOpening]]:
+    """Open the snapshots in parallel with the body; close them if the body fails."""
+    storage = snapshot_storage_of(config)
     opening = StorageOpening(storage)
     opening.begin()
     try:

@@ -1,8 +1,6 @@
 """Make the snapshot storage that the configuration names."""
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from broker.configuration.config import BrokerConfig
@@ -13,7 +11,6 @@ from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb.put_aside import put_aside_folders
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
-from tracker.process import SnapshotProcess
 
 logger = logging.getLogger(__name__)
 
@@ -40,26 +37,9 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
                 raise StorageAccessError(f"bucketSnapshotStorage=s3: {advice}") from error
             return S3BucketSnapshotStorage(config.s3, is_read_only=is_read_only, folder=config.data_directory)
         case _:
-            return _on_rocksdb(config, is_read_only=is_read_only)()
-
-
-def service_storage_of(config: BrokerConfig) -> BucketSnapshotStorage | SnapshotProcess:
-    """Return the storage for a service, in a process of its own if so configured.
-
-    Raises:
-        StorageAccessError: It needs a library that is not installed; with a process of its own only `start` finds out.
-    """
-    if not config.has_snapshot_process or config.bucket_snapshot_storage == "memory":
-        return snapshot_storage_of(config)
-    # For RocksDB that process imports less: it does not need the whole configuration.
-    is_rocksdb = config.bucket_snapshot_storage == "rocksdb"
-    return SnapshotProcess(_on_rocksdb(config) if is_rocksdb else partial(snapshot_storage_of, config))
-
-
-def _on_rocksdb(config: BrokerConfig, *, is_read_only: bool = False) -> Callable[[], BucketSnapshotStorage]:
-    return partial(
-        RocksDBBucketSnapshotStorage, snapshots_folder(config), is_read_only=is_read_only, memory=config.rocksdb
-    )
+            return RocksDBBucketSnapshotStorage(
+                snapshots_folder(config), is_read_only=is_read_only, memory=config.rocksdb
+            )
 
 
 def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:

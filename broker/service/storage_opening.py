@@ -23,7 +23,6 @@ from typing import Final
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
-from tracker.shell.storage_worker import StorageWorker
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class StorageOpening:
 
     def __init__(
         self,
-        storage: BucketSnapshotStorage | StorageWorker,
+        storage: BucketSnapshotStorage,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

@@ -1,6 +1,6 @@
-"""Delete the snapshots of a topic that have no tracker, in the background.
+"""Delete the snapshots of a topic that have no owner, in the background.
 
-A tracker deletes its own snapshots. There are three kinds of snapshots without a tracker:
+A tracker deletes its own snapshots. There are four kinds that it does not know:
 
 1. A cursor names them, and may have a tracker again: its subscription is Exclusive or Failover now, has had no consumer
    since the start, or `broker.conf` names the in-memory tracker. They are kept while they index unacknowledged entries,
@@ -8,21 +8,24 @@ A tracker deletes its own snapshots. There are three kinds of snapshots without 
 2. Their cursor is gone: a reader has left, or a subscription was deleted.
 3. Their cursor does not name them: a crash came between storing a snapshot and writing its property, or the kind of
    index has changed.
+4. Their cursor has a tracker and does not name them: a create whose answer was lost took effect all the same. One that
+   is about to be named looks the same, so they are deleted when a second list, a minute later, finds them unnamed too.
 
 There are also properties without a snapshot: a crash came between deleting the snapshot and removing its property, or
 the snapshot is lost. They are removed, and told: a tracker that comes later reads their messages from the log again.
 
 Kind 1 is found in the properties, at each retention check. For the rest all snapshots of the topic have to be
-listed. That is done once after its opening, and twice after a cursor was deleted or its tracker has ended for good: at
-once and at a later retention check. A failed list is repeated at the next check. No caller waits for a sweep, so no
-lock is held. A crash costs nothing: the log has deleted the cursor before, and the next opening lists.
+listed. That is done once after its opening, and twice after a create has failed, a cursor was deleted or its tracker
+has ended for good: at once and at a later retention check. A failed list is repeated at the next check. No caller waits
+for a sweep, so no lock is held. A crash costs nothing: the log has deleted the cursor before, and the next opening
+lists.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from broker.errors import SnapshotsLeftError
 from broker.topics.topic_index import INDEX_CURSOR_NAME, subscription_cursors
@@ -35,16 +38,21 @@ from tracker.residual_snapshots import ResidualSnapshots, is_named
 
 logger = logging.getLogger(__name__)
 
+UNNAMED_S_MIN: Final = 60.0
+"""So long a snapshot of a cursor with a tracker has no name before it is deleted; it takes a tracker some milliseconds.
+If the log refuses the name for longer, the bucket is read from the log again."""
+
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class SnapshotSweep:
-    """Deletes a topic's snapshots without a tracker, one sweep at a time.
+    """Deletes a topic's snapshots without an owner, one sweep at a time.
 
     Args:
         ledger: The topic's log.
         residual: Deletes from the storage.
         has_tracker: Whether the cursor of this name has a tracker for its snapshots now.
+        failed_creates: How many creates of the present trackers have failed so far.
         on_lost: Called with a cursor's name and how many of its snapshots were missing.
         spawn: Runs work in the background.
     """
@@ -55,14 +63,18 @@ class SnapshotSweep:
         residual: ResidualSnapshots,
         *,
         has_tracker: Callable[[str], bool],
+        failed_creates: Callable[[], int],
         on_lost: Callable[[str, int], None],
         spawn: Spawn,
     ) -> None:
         self._ledger = ledger
         self._residual = residual
         self._has_tracker = has_tracker
+        self._failed_creates = failed_creates
         self._on_lost = on_lost
         self._spawn = spawn
+        self._failed_before = 0
+        self._unnamed_since_s: dict[int, float] = {}
         self._task: asyncio.Task[None] | None = None
         # These say whether the next sweep, and the one after it, list all snapshots of the topic.
         self._has_to_list = True
@@ -79,11 +91,15 @@ class SnapshotSweep:
     def start(self) -> None:
         """Sweep, unless a sweep is under way."""
         if self._task is None or self._task.done():
+            failed = self._failed_creates()
+            if failed != self._failed_before:
+                self._failed_before = failed
+                self.note_left()
             self._task = self._spawn(self._sweep())
 
     def close(self) -> None:
         """Stop deleting: the topic is closed. Nothing here refers to it any more."""
-        self._has_tracker, self._on_lost = _is_attended, _pass_over
+        self._has_tracker, self._failed_creates, self._on_lost = _is_attended, _none, _pass_over
 
     async def finished(self) -> None:
         """Wait for the end of a sweep that is under way.
@@ -136,7 +152,14 @@ class SnapshotSweep:
                 raise
 
     async def _match_once(self) -> None:
-        present_ids = await self._residual.clean_ownerless(self._ledger.name, self._is_owned)
+        now_s = asyncio.get_running_loop().time()
+        unnamed_since_s: dict[int, float] = {}
+        present_ids = await self._residual.clean_ownerless(
+            self._ledger.name, partial(self._is_owned, now_s, unnamed_since_s)
+        )
+        self._unnamed_since_s = {one: unnamed_since_s[one] for one in unnamed_since_s.keys() & present_ids}
+        if self._unnamed_since_s:
+            self._has_to_list_again = True
         for cursor in self._unattended_cursors():
             lost = await self._residual.forget_missing(
                 cursor, present_ids, is_unattended=partial(self._is_unattended, cursor)
@@ -144,9 +167,17 @@ class SnapshotSweep:
             if lost:
                 self._on_lost(cursor.name, lost)
 
-    def _is_owned(self, info: BucketSnapshotInfo) -> bool:
+    def _is_owned(self, now_s: float, unnamed_since_s: dict[int, float], info: BucketSnapshotInfo) -> bool:
+        """Whether a snapshot has an owner, or may have one soon; that is noted then."""
         cursor = self._ledger.cursors.get(info.cursor_name)
-        return cursor is not None and (self._has_tracker(cursor.name) or is_named(cursor.properties, info))
+        if cursor is None:
+            return False
+        if is_named(cursor.properties, info):
+            return True
+        if not self._has_tracker(cursor.name):
+            return False
+        since_s = unnamed_since_s[info.bucket_id] = self._unnamed_since_s.get(info.bucket_id, now_s)
+        return now_s - since_s < UNNAMED_S_MIN
 
     async def _trim(self, cursor: Cursor) -> None:
         await self._residual.trim(
@@ -174,6 +205,11 @@ class SnapshotSweep:
 def _is_attended(_: str) -> bool:
     """Answer for a closed topic: every snapshot counts as attended, since its next tracker may need it."""
     return True
+
+
+def _none() -> int:
+    """Count nothing of a closed topic."""
+    return 0
 
 
 def _pass_over(*_: object) -> None:

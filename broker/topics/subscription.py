@@ -43,8 +43,7 @@ from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
-from tracker.core.questions import BucketFigures
-from tracker.stats import TrackerCounters, TrackerStats, summed
+from tracker.stats import BucketFigures, TrackerCounters, TrackerStats, summed
 
 logger = logging.getLogger(__name__)
 

@@ -46,9 +46,8 @@ from managed_ledger.position import Position
 from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Clock
 from tracker.bucket_properties import names_buckets
-from tracker.core.questions import BucketFigures
 from tracker.residual_snapshots import ResidualSnapshots, forget_index
-from tracker.stats import TrackerCounters, TrackerStats, summed
+from tracker.stats import BucketFigures, BucketOperation, TrackerCounters, TrackerStats, summed
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +133,12 @@ class Topic:
         self._deleted_counters = NOTHING_COUNTED
         self._index_counters_before: TrackerCounters | None = None
         self._sweep = SnapshotSweep(
-            ledger, residual, has_tracker=self._has_tracker, on_lost=self._note_lost, spawn=spawn
+            ledger,
+            residual,
+            has_tracker=self._has_tracker,
+            failed_creates=self._failed_creates,
+            on_lost=self._note_lost,
+            spawn=spawn,
         )
         self._lock = asyncio.Lock()
         ledger.set_abandoned_listener(self._send_producers_away)
@@ -750,6 +754,15 @@ class Topic:
             return self._index is not None and self._index.has_tracker
         subscription = self.subscriptions.get(subscription_of(cursor_name))
         return subscription is not None and subscription.has_bucket_tracker
+
+    def _failed_creates(self) -> int:
+        """Count the creates of the present trackers that failed: each may have left a snapshot without a name."""
+        return sum(
+            stats.operations[kind].failed
+            for _, stats, _ in self.delayed_indexes()
+            for kind in (BucketOperation.CREATE, BucketOperation.MERGE)
+            if kind in stats.operations
+        )
 
     async def _delete(self, subscription: Subscription) -> None:
         """Delete a subscription. Once its cursor is gone, its snapshots have no owner, also after a crash."""

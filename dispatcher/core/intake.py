@@ -251,9 +251,7 @@ class Intake(SubscriptionCore):
     def _in_hand(self, positions: set[Key]) -> set[Key]:
         """Return which of these entries wait or were given to a consumer."""
 
-    def on_due(
-        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, are_times_exact: bool = True
-    ) -> list[Action]:
+    def on_due(self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0) -> list[Action]:
         """Take in entries that the tracker gave; its remaining rows come after them.
 
         Those that are not due by their headers go back to the tracker.
@@ -262,15 +260,13 @@ class Intake(SubscriptionCore):
             headers: Their headers, in the order of the rows, without those that the log does not have.
             rows: The rows that the tracker gave.
             lead_ms: How long before its time an entry counts as due.
-            are_times_exact: Whether rows have the times of their headers, if the index is right.
         """
         if len(rows) != len(headers):
             is_in_log = in_log(rows, headers)
             missing, rows = rows.take(~is_in_log), rows.take(is_in_log)
             if self.plan is not None:
                 self.plan.scan_after_all(missing.ledger_ids, missing.entry_ids)
-        if are_times_exact:
-            self.index_mistimed_total += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
+        self.index_mistimed_total += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
         is_early = is_future(headers, now_ms=self.now_ms + lead_ms, delays_through=self.delays_through)
         if not is_early.any():
             return self._admit_due(headers)

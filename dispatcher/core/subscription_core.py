@@ -83,12 +83,6 @@ class SubscriptionCore(ABC):
 
     # Reading.
 
-    def has_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
-        """Return which entries were read already; none before `start`."""
-        if self.plan is None:
-            return np.zeros(len(ledger_ids), np.bool_)
-        return self.plan.has_taken(ledger_ids, entry_ids)
-
     @abstractmethod
     def start(self, first: Position, last_confirmed: Position) -> None:
         """Plan to read from `first` on. `last_confirmed` is where the log ends now."""

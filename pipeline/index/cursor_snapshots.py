@@ -26,7 +26,7 @@ async def own_metadata(storage: BucketSnapshotStorage, cursor: CursorName, bucke
         BucketNotFoundError: There is no such snapshot.
         SnapshotStorageError: The storage does not answer.
     """
-    head = await storage.read_bucket_snapshot_head(bucket_id)
+    head = await storage.get_bucket_snapshot_head(bucket_id)
     if is_own(head.info, cursor, bucket_key):
         return head.metadata
     other = CursorName(head.info.topic_name, head.info.cursor_name)

@@ -31,9 +31,8 @@ from pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
 from pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.errors import StorageAccessError
-from tracker.bucket_properties import SnapshotProperty, read_properties
-from tracker.core.bucket import free_key
-from tracker.core.merge_windows import groups_down_to
+from tracker.bucket_properties import SnapshotProperty, free_key, read_properties
+from tracker.merge_windows import groups_down_to
 
 BUCKETS_PER_COUNT = 200
 """Entry 0 of so many buckets is read by one task."""

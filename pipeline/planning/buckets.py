@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.core.bucket import free_key
+from tracker.bucket_properties import free_key
 
 
 class LedgerCount(NamedTuple):

@@ -37,8 +37,7 @@ from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import ENTRY_ID_MAX
-from tracker.bucket_properties import read_properties
-from tracker.core.bucket import free_key
+from tracker.bucket_properties import free_key, read_properties
 
 WRITTEN_COLUMNS = ("topic", "cursor", "bucket_id", "ledger_id", "entry_id", "deliver_at_ms")
 

@@ -1,13 +1,11 @@
 """The tasks of the merge: count the rows of buckets, or make one bucket of several. Without Spark.
 
-A task reads some segments of each source at a time and holds the encoded target, so one bucket bounds its memory. The
-merge itself is the live tracker's own code.
+A task holds the rows of its sources, 24 bytes each, and the encoded target, so one bucket bounds its memory.
 """
 
-import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.cursor_snapshots import own_metadata
@@ -15,25 +13,12 @@ from pipeline.index.staging import StagedSnapshot, StagingWriter
 from pipeline.planning.rules import RebuildRules
 from snapshot_storage.encoding.codec import decode_metadata, decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
-from tracker.columns.segment_table import tables_of
-from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
-from tracker.core.segment_sizes import segment_row_count_max
-from tracker.shell.snapshot_answers import positions_read
-from tracker.shell.snapshot_merge import SegmentCutter, merged_segments, source_readers
-
-_SERIAL: Final = 0
-"""There is no core that would have to tell buckets apart."""
-_SPAN_ROWS: Final = 250
-
-ROWS_HELD_MAX: Final = 1_000_000
-"""Rows of all sources in memory, at 24 bytes each: many sources are slow to merge in small pieces.
-
-160 sources of 50,000 rows took 15 s of processor time on a busy core and 357 MiB at the peak, for a target of 134 MiB;
-36 s and 328 MiB with a live merge's 262,144 rows, 10 s and 425 MiB with two million.
-"""
+from tracker.columns.position_set import PositionSet
+from tracker.segment_sizes import segment_row_count_max
 
 
 class NamedBucket(NamedTuple):
@@ -92,43 +77,33 @@ async def merge_task(
     Raises:
         SnapshotStorageError: A source cannot be read, or does not hold what its entry 0 says.
     """
-    action = await _action(storage, task, rules)
-    cutter = SegmentCutter(step_ms=rules.step_ms, rows_max=action.segment_row_count_max, may_repeat=action.may_repeat)
-
-    async def segments_of(bucket_id: int, first_segment: int, last_segment: int) -> DelayedIndexes:
-        data = await storage.get_bucket_snapshot_segment(bucket_id, first_segment, last_segment)
-        return decode_segments(data, first_entry=first_segment)
-
-    async def bitmaps_of(action: ReadPositions) -> PositionsRead:
-        return positions_read(action, await storage.get_bucket_snapshot_metadata(action.bucket_id))
-
-    readers = source_readers(action, segments_of, bitmaps_of, rows_held_max=ROWS_HELD_MAX)
-    segments = [segment async for some in merged_segments(readers, cutter, asyncio.to_thread) for segment in some]
+    sources = [await _rows_of(storage, source.bucket_id) for source in task.sources]
+    rows_max = segment_row_count_max(rules.rows_max, task.bucket_count)
+    snapshot = build_snapshot(DelayedIndexes.concatenate(sources).sorted(), step_ms=rules.step_ms, rows_max=rows_max)
     topic, cursor = task.cursor
     return staging.put(
-        cutter.metadata(),
-        segments,
+        snapshot.metadata,
+        snapshot.segments,
         topic=topic,
         cursor=cursor,
         bucket_key=task.bucket_key,
-        row_count=cutter.table(_SPAN_ROWS).row_count,
+        row_count=snapshot.row_count,
     )
 
 
-async def _action(storage: BucketSnapshotStorage, task: MergeTask, rules: RebuildRules) -> MergeBuckets:
-    sources = []
-    for source in task.sources:
-        columns = decode_metadata_columns(await storage.get_bucket_snapshot_metadata(source.bucket_id))
-        (table,) = tables_of(columns, _SPAN_ROWS)
-        sources.append(MergeSource(source.bucket_id, table, loaded_spans=0))
-    # Of an index at rest nothing is loaded and nothing handed out.
-    return MergeBuckets(
-        _SERIAL,
-        task.bucket_key,
-        sources,
-        segment_row_count_max(rules.rows_max, task.bucket_count),
-        loaded={},
-        settled={},
-        first_ledger_id=0,
-        may_repeat=any(a.ledgers.last_ledger_id >= b.ledgers.first_ledger_id for a, b in pairwise(task.sources)),
-    )
+async def _rows_of(storage: BucketSnapshotStorage, bucket_id: int) -> DelayedIndexes:
+    """Return the rows of the positions that entry 0 names; others are stale."""
+    columns = decode_metadata_columns(await storage.get_bucket_snapshot_metadata(bucket_id))
+    segment_count = len(columns.row_counts)
+    if not segment_count:
+        return DelayedIndexes.empty()
+    data = await storage.get_bucket_snapshot_segment(bucket_id, 1, segment_count)
+    rows = decode_segments(data, first_entry=1).sorted()
+    named = PositionSet()
+    named.add(*columns.positions(0, segment_count))
+    named_count = named.count
+    rows = rows.take(named.take(rows.ledger_ids, rows.entry_ids))
+    if len(rows) < named_count:
+        # Otherwise the rows that are missing would go with the sources.
+        raise SnapshotCorruptedError("its rows are not those that entry 0 names", bucket_id=bucket_id)
+    return rows

@@ -36,7 +36,6 @@ from snapshot_storage.objects.format import (
     ObjectHead,
     SnapshotNames,
     checked_entries,
-    checked_first_entries,
     decode_object_head,
     decode_object_info,
     encode_object_head,
@@ -52,8 +51,6 @@ logger = logging.getLogger(__name__)
 _BUCKET_IDS = range(2**63)
 _ABANDONED_AGE_S_MIN = 24 * 3600.0
 _THREADS_MAX = 8
-# A head brings so many bytes of the segments along, as one on S3 does.
-_SEGMENTS_BYTES_MAX = 64 * 2**10
 
 
 class ObjectFolderBucketSnapshotStorage(ThreadedBucketSnapshotStorage["ObjectFolder"]):
@@ -124,10 +121,9 @@ class ObjectFolder(BlockingSnapshots):
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         with self._opened(bucket_id) as (file, size):
             head = _head_of(file, size, bucket_id)
-            metadata_end = int(head.starts()[METADATA_ENTRY + 1])
-            data = file.read(max(_SEGMENTS_BYTES_MAX, metadata_end - head.entries_start))
-        metadata, segments = checked_first_entries(head, data, bucket_id=bucket_id)
-        return BucketSnapshotHead(head.info(bucket_id), metadata, segments)
+            data = file.read(int(head.table["length"][METADATA_ENTRY]))
+        metadata = checked_entries(head, METADATA_ENTRY, data, bucket_id=bucket_id)[0]
+        return BucketSnapshotHead(head.info(bucket_id), metadata)
 
     def read_metadata(self, bucket_id: int) -> bytes:
         with self._opened(bucket_id) as (file, size):

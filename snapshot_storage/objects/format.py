@@ -18,8 +18,7 @@ one. Compression is left out: it would have to be per entry, and a read of one s
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -224,40 +223,17 @@ def checked_entries(head: ObjectHead, first_entry: int, data: bytes, *, bucket_i
     Raises:
         SnapshotCorruptedError: The bytes of an entry are not those that were written.
     """
-    return list(_each_checked(head, first_entry, data, bucket_id))
-
-
-def checked_first_entries(head: ObjectHead, data: bytes, *, bucket_id: int | None = None) -> tuple[bytes, list[bytes]]:
-    """Return entry 0, and the segments up to the first one that is damaged or incomplete.
-
-    Args:
-        head: The object's head.
-        data: Bytes of the object from the start of entry 0, with all of that entry.
-        bucket_id: The object's id, for the error.
-
-    Raises:
-        SnapshotCorruptedError: The bytes of entry 0 are not those that were written.
-    """
-    entries = _each_checked(head, METADATA_ENTRY, data, bucket_id)
-    metadata = next(entries)
-    segments: list[bytes] = []
-    # A read of the damaged segment by itself raises: it costs neither entry 0 nor those before it.
-    with suppress(SnapshotCorruptedError):
-        segments.extend(entries)
-    return metadata, segments
-
-
-def _each_checked(head: ObjectHead, first_entry: int, data: bytes, bucket_id: int | None) -> Iterator[bytes]:
     ends = np.cumsum(head.table["length"][first_entry:], dtype=np.int64)
     complete = int(ends.searchsorted(len(data), "right"))
     checksums = head.table["checksum"][first_entry : first_entry + complete].tolist()
-    start = 0
+    entries, start = [], 0
     for entry, (end, checksum) in enumerate(zip(ends[:complete].tolist(), checksums, strict=True), first_entry):
         payload = data[start:end]
         if google_crc32c.value(payload) != checksum:
             raise SnapshotCorruptedError("its checksum is wrong", bucket_id=bucket_id, entry=entry)
-        yield payload
+        entries.append(payload)
         start = end
+    return entries
 
 
 def _decode_names(part: bytes, bucket_id: int | None) -> SnapshotNames:

@@ -6,8 +6,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final, ParamSpec, Self, TypeVar
@@ -226,30 +225,8 @@ class RocksDBFolder(BlockingSnapshots):
             raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """Return header and metadata; segments are another read, which costs little where it is wanted."""
-        return BucketSnapshotHead(self.info(bucket_id), self.read_metadata(bucket_id), ())
-
-    def read_heads(self, bucket_ids: Sequence[int]) -> list[BucketSnapshotHead | SnapshotStorageError]:
-        """Return each head, or what is wrong with that snapshot.
-
-        PERFORMANCE: one call for all, as calls are half of the time that small snapshots take.
-        """
-        known_ids = [one for one in bucket_ids if one in BUCKET_ID_RANGE]
-        keys = [key for one in known_ids for key in (header_key(one), entry_key(one, METADATA_ENTRY))]
-        values: dict[bytes, bytes | None] = {}
-        # Where a block is damaged, each snapshot is asked for by itself.
-        with suppress(StorageCorruptedError):
-            values = dict(zip(keys, self._store.get_all(DEFAULT_FAMILY, keys), strict=True))
-        return [answer_of(self._head_among, one, values) for one in bucket_ids]
-
-    def _head_among(self, bucket_id: int, values: Mapping[bytes, bytes | None]) -> BucketSnapshotHead:
-        """Return a head that was read with others; it is read again to tell what is missing of it."""
-        if bucket_id in BUCKET_ID_RANGE:
-            key = entry_key(bucket_id, METADATA_ENTRY)
-            header, metadata = values.get(header_key(bucket_id)), values.get(key)
-            if header is not None and metadata is not None:
-                return BucketSnapshotHead(decode_header(bucket_id, header), checked_entries([(key, metadata)])[0], ())
-        return self.read_head(bucket_id)
+        """Return header and metadata."""
+        return BucketSnapshotHead(self.info(bucket_id), self.read_metadata(bucket_id))
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""
@@ -298,25 +275,15 @@ class RocksDBFolder(BlockingSnapshots):
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there; also one whose header is damaged."""
-        self.delete_all([bucket_id])
-
-    def delete_all(self, bucket_ids: Iterable[int]) -> None:
-        """Delete the snapshots that are there, in one synced write."""
         self._check_writable("delete a snapshot")
-        batch = self.new_batch()
-        has_any = False
-        for bucket_id in bucket_ids:
-            info: BucketSnapshotInfo | None = None
-            try:
-                info = self.info(bucket_id)
-            except BucketNotFoundError:
-                continue
-            except SnapshotCorruptedError as error:
-                logger.warning("deleting a snapshot that is damaged: %s", error)
-            self.put_removal(batch, bucket_id, info)
-            has_any = True
-        if has_any:
-            self.write(batch, is_synced=True)
+        info: BucketSnapshotInfo | None = None
+        try:
+            info = self.info(bucket_id)
+        except BucketNotFoundError:
+            return
+        except SnapshotCorruptedError as error:
+            logger.warning("deleting a snapshot that is damaged: %s", error)
+        self._remove(bucket_id, info)
 
     def _remove(self, bucket_id: int, info: BucketSnapshotInfo | None = None) -> None:
         batch = self.new_batch()
@@ -386,11 +353,3 @@ class RocksDBFolder(BlockingSnapshots):
         # Where it is damaged later, it is known to be a folder of snapshots by this.
         with Translated(error_of, path, "make a checkpoint"):
             (path / LOCK_FILE).touch()
-
-
-def answer_of(call: Callable[P, _Result], *args: P.args, **kwargs: P.kwargs) -> _Result | SnapshotStorageError:
-    """Return what a call returns, or raises of one snapshot; a fault of the folder is one for all."""
-    try:
-        return call(*args, **kwargs)
-    except (BucketNotFoundError, SnapshotCorruptedError) as error:
-        return error

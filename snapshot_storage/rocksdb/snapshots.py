@@ -1,14 +1,14 @@
 """Snapshots in a RocksDB folder of their own: the storage of a single machine.
 
 The blocking work is in `folder`, and runs on threads (`threaded`). No other Python thread runs during a write of
-rocksdict (`managed_ledger.rocksdb_store`), so a service has this storage in a process of its own (`tracker.process`).
+rocksdict (`managed_ledger.rocksdb_store`), so a snapshot is written in pieces (`writing`).
 """
 
 import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,8 +20,7 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
-from snapshot_storage.rocksdb.folder import RocksDBFolder, answer_of
-from snapshot_storage.storage import BucketSnapshotHead, SegmentRange, check_segment_range
+from snapshot_storage.rocksdb.folder import RocksDBFolder
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
@@ -35,9 +34,6 @@ _THREADS = 4
 
 class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder]):
     """Keeps snapshots in one folder, which one process at a time may write to and any number may read."""
-
-    snapshots_at_once_max = 64
-    """Their answers take a tracker's event loop some 3 ms, if a bucket has few rows."""
 
     def __init__(
         self,
@@ -95,27 +91,6 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             return False
         self._pace.put_off()
         return True
-
-    async def read_bucket_snapshot_heads(
-        self, bucket_ids: Sequence[int]
-    ) -> Sequence[BucketSnapshotHead | SnapshotStorageError]:
-        """Read all in one call of a thread: going there and back takes longer than a read."""
-        return await self._run("read heads", lambda folder: folder.read_heads(bucket_ids))
-
-    async def read_bucket_snapshot_segments(
-        self, ranges: Sequence[SegmentRange]
-    ) -> Sequence[list[bytes] | SnapshotStorageError]:
-        """Read all in one call of a thread."""
-        for _, first_entry, last_entry in ranges:
-            check_segment_range(first_entry, last_entry)
-        return await self._run(
-            "read segments", lambda folder: [answer_of(folder.read_segments, *one) for one in ranges]
-        )
-
-    async def delete_bucket_snapshots(self, bucket_ids: Sequence[int]) -> Sequence[SnapshotStorageError | None]:
-        """Delete all in one call of a thread, damaged ones too; a disk that refuses does so for all."""
-        await self._run("delete snapshots", lambda folder: folder.delete_all(bucket_ids))
-        return [None] * len(bucket_ids)
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """Check the headers; entries are checked when they are read."""

@@ -1,8 +1,8 @@
 """The snapshots under one prefix of a bucket, with blocking calls that any thread may make.
 
 One object per snapshot (`objects.format`), under a key that its id gives (`objects.keys`). A read is one ranged GET:
-recovery takes the first `head_bytes` of an object, which have header, metadata and the first segments where they
-fit. The places of segments are kept in a cache of bounded size, so that a later read of one is one call as well.
+recovery takes the first `head_bytes` of an object, which have header and metadata where they fit. The places of
+segments are kept in a cache of bounded size, so that a later read of one is one call as well.
 """
 
 import logging
@@ -18,7 +18,6 @@ from snapshot_storage.objects.format import (
     ObjectHead,
     SnapshotNames,
     checked_entries,
-    checked_first_entries,
     decode_object_head,
     decode_object_info,
     object_extent,
@@ -114,13 +113,14 @@ class S3Snapshots(BlockingSnapshots):
         self._infos.put(bucket_id, head.info(bucket_id))
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """Return header, metadata and the first segments that came with them."""
+        """Return header and metadata."""
         piece = self._read(bucket_id, 0, self._head_bytes)
         head, piece = self._head_in(bucket_id, piece)
         metadata_end = int(head.starts()[METADATA_ENTRY + 1])
         piece = self._extended(bucket_id, piece, metadata_end)
-        metadata, segments = checked_first_entries(head, piece.data[head.entries_start :], bucket_id=bucket_id)
-        return BucketSnapshotHead(head.info(bucket_id), metadata, segments)
+        data = piece.data[head.entries_start : metadata_end]
+        metadata = checked_entries(head, METADATA_ENTRY, data, bucket_id=bucket_id)[0]
+        return BucketSnapshotHead(head.info(bucket_id), metadata)
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""

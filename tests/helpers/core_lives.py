@@ -1,40 +1,27 @@
-"""Random lives of a tracker's core, on a storage that fails and answers late, by a clock that jumps.
+"""Random lives of a tracker's core beside its dispatcher, on a storage that fails, loses snapshots and answers late.
 
-A life is the same for the same seed. At each step the core is checked, and no wanted work may be without a timer.
+The oracle is slow and obvious: the log is a dictionary from position to time, and a set says what was delivered. A life
+is the same for the same seed. After each step nothing may be lost, and nothing unknown tracked.
 """
 
-import asyncio
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Final, get_args
+from typing import Final
 
+import numpy as np
 from pyroaring import BitMap
 
-from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tests.helpers.forgotten_timers import assert_nothing_forgotten
-from tests.helpers.snapshot_work import answer_to
+from tests.helpers.core_disk import Disk
 from tracker.config import TrackerConfig
-from tracker.core.actions import (
-    Action,
-    ActionFailed,
-    Event,
-    LoadSegments,
-    MergeBuckets,
-    MetadataRead,
-    PersistBucket,
-    ReadMetadata,
-    ReadPositions,
-    SegmentsLoaded,
-)
+from tracker.core.actions import Call, CallFailed, MergeSnapshots, StoreSnapshot
 from tracker.core.tracker_core import TrackerCore
-from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import SnapshotWork, StorageWork
-from tracker.shell.storage_worker import is_lost, lost_bucket_id
-from tracker.testing import FakeCursor, run_inline
+
+Position = tuple[int, int]
 
 CONFIG: Final = TrackerConfig(
-    index_count_per_bucket_min=3,
+    index_count_per_bucket_min=4,
     tick_time_ms=5,
     segment_step_ms_max=20,
     segment_row_count_max=2,
@@ -43,229 +30,258 @@ CONFIG: Final = TrackerConfig(
     retry_backoff_ms_max=40,
     operation_timeout_ms=500,
 )
-KINDS: Final = (*get_args(Action), *(LoadSegments, ReadPositions, ReadMetadata, MergeBuckets) * 2)
 
 
 class RandomLife:
-    """One random life of a core, which is checked at each step."""
+    """One random life of a core and of the dispatcher that uses it."""
 
-    def __init__(self, runner: asyncio.Runner, seed: int) -> None:
-        self.runner = runner
+    def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
         self.config = replace(
             CONFIG,
             bucket_count_max=rng.choice([-1, 1, 2, 3]),
             loaded_row_count_max=rng.choice([1, 4, 1_000]),
-            order_wait_ms_max=rng.choice([-1, 0, 60]),
+            order_wait_ms_max=rng.choice([-1, -1, 0, 60]),
             operations_in_flight_max=rng.choice([1, 2, 16]),
             is_deliver_at_time_strict=rng.random() < 0.7,
+            index_count_per_bucket_max=rng.choice([-1, -1, 5]),
         )
-        self.ledgers = rng.choice([4, 8, 8, 24])
-        self.failing = dict.fromkeys(KINDS, rng.choice([0, 0.1, 0.5]))
-        for _ in range(rng.randrange(3)):
-            self.failing[rng.choice(KINDS)] = 0.9
-        self.has_stale_rows = rng.random() < 0.2
-        self.reads_apart = rng.random() < 0.5
-        """Whether metadata come without the positions, as those of a large snapshot do."""
-        self.keeps_positions = rng.random() < 0.25
-        self.cached_bytes_max = rng.choice([1, 100, 1 << 20])
-        self.reads_ahead = rng.random() < 0.4
+        self.failing = rng.choice([0, 0, 0.1, 0.5])
+        self.is_lossy = rng.random() < 0.3
         self.now_ms = 10**9
-        self.storage = MemoryBucketSnapshotStorage()
-        runner.run(self.storage.start())
-        self.cursor = FakeCursor()
-        context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
-        self.work = SnapshotWork(self.config, context, StorageWork(self.storage, run_inline))
-        self.entries: dict[int, int] = {}
-        self.late: list[tuple[Action, int]] = []
-        """Creates that have failed for the core, and are still on their way to the storage."""
+        self.disk = Disk(self.config, span_rows=rng.choice([1, 1, 3]))
+        self.log: dict[Position, int] = {}
+        self.entry_counts: dict[int, int] = {}
+        self.ledger_id = 0
+        self.counts: Counter[str] = Counter()
         self.begin()
 
     def begin(self) -> None:
-        self.core = TrackerCore(
-            self.config,
-            acknowledged_in=self.cursor.acknowledged_in,
-            rng=Random(1),
-            keeps_positions=self.keeps_positions,
-            cached_bytes_max=self.cached_bytes_max,
-            reads_ahead=self.reads_ahead,
-        )
-        self.pending: list[Action] = []
-        self.late.clear()
-        self.core.trim(self.cursor.mark_delete_position.ledger_id)
-        self.core.recover(dict(self.cursor.properties), now_ms=self.now_ms)
+        """Start a core; what it is to bring, and what is still to be read from the log."""
+        self.core = TrackerCore(self.config, acknowledged_in=self.disk.acknowledged_in, rng=Random(1))
+        self.pending: list[Call] = []
+        self.tracked: dict[Position, int] = {}
+        self.delivered: set[Position] = set()
+        self.core.trim(self.disk.first_ledger_id)
+        self.core.recover(dict(self.disk.properties), now_ms=self.now_ms)
+        self.unread = {position for position in self.log if not self.disk.is_acknowledged(*position)}
+        self.is_disturbed = False
 
-    def live(self, steps: int) -> None:
-        """Do so many things, then let all come to rest."""
-        for _ in range(steps):
-            step = self.rng.choice(self.STEPS)
-            step(self)
-            self.look()
-        self.come_to_rest()
+    @property
+    def lead_ms(self) -> int:
+        return 0 if self.config.is_deliver_at_time_strict else self.config.tick_time_ms
 
-    def look(self) -> None:
-        self.core.check(self.pending)
-        for _ in range(5):
-            self.pending += self.core.plan(now_ms=self.now_ms)
-            if not self.core.has_work:
-                break
-        self.core.check(self.pending)
-        assert_nothing_forgotten(self.core, self.now_ms, self.cursor)
+    # The dispatcher.
 
-    # Steps of a life.
+    def read(self) -> None:
+        for position in sorted(self.unread):
+            if self.core.is_recovering(position[0]) or self.rng.random() < 0.3:
+                continue
+            if self.core.contains_message(*position):
+                self.tracked[position] = self.log[position]
+                self.unread.discard(position)
+            else:
+                self.offer(position)
 
-    def add(self) -> None:
-        ledger_id = self.rng.randrange(self.ledgers)
-        for _ in range(self.rng.randrange(1, 8)):
-            entry_id = self.entries.get(ledger_id, 0)
-            self.entries[ledger_id] = entry_id + 1
-            delay_ms = self.rng.choice([0, 10, 20, 40, 90, 300, 1_000, 20_000])
-            self.core.add_message(ledger_id, entry_id, self.now_ms + delay_ms, self.now_ms)
+    def offer(self, position: Position) -> None:
+        ledger_id, entry_id = position
+        if self.rng.random() < 0.5:
+            is_tracked = self.core.add_message(ledger_id, entry_id, self.log[position], self.now_ms)
+        else:
+            columns = (np.array([number]) for number in (ledger_id, entry_id, self.log[position]))
+            is_tracked = bool(self.core.add_messages(*columns, now_ms=self.now_ms)[0])
+        assert is_tracked == (self.log[position] > self.now_ms + self.lead_ms)
+        self.unread.discard(position)
+        if is_tracked:
+            self.tracked[position] = self.log[position]
+        else:
+            self.tracked.pop(position, None)
+            self.deliver(position)
+
+    def deliver(self, position: Position) -> None:
+        assert position not in self.delivered, f"{position} is delivered twice"
+        assert self.log[position] <= self.now_ms + self.lead_ms, f"{position} is early"
+        self.delivered.add(position)
+        self.counts["delivered"] += 1
+        if self.rng.random() < 0.6:
+            self.disk.acknowledge(*position)
+
+    def write(self) -> None:
+        if self.rng.random() < 0.3:
+            self.ledger_id += 1
+        first = max(0, self.disk.first_ledger_id)
+        ledger_id = self.ledger_id if self.rng.random() < 0.85 else self.rng.randrange(first, self.ledger_id + 1)
+        for _ in range(self.rng.randrange(1, 7)):
+            entry_id = self.entry_counts.get(ledger_id, 0)
+            self.entry_counts[ledger_id] = entry_id + 1
+            delay_ms = self.rng.choice([0, 10, 20, 20, 40, 90, 300, 1_000, 20_000])
+            self.log[ledger_id, entry_id] = self.now_ms + delay_ms
+            self.unread.add((ledger_id, entry_id))
+        if self.rng.random() < 0.8:
+            self.read()
 
     def offer_again(self) -> None:
-        ledger_id = max(self.rng.randrange(self.ledgers), self.cursor.mark_delete_position.ledger_id)
-        if self.entries.get(ledger_id):
-            entry_id = self.rng.randrange(self.entries[ledger_id])
-            self.core.add_message(ledger_id, entry_id, self.now_ms + self.rng.choice([-1, 30]), self.now_ms)
+        if self.tracked:
+            self.offer(self.rng.choice(sorted(self.tracked)))
+
+    def poll(self) -> None:
+        rows = self.core.pop_due(now_ms=self.now_ms, limit=self.rng.choice([1, 3, 100])).to_rows()
+        assert rows == sorted(rows), f"{rows} are not in order"
+        for time_ms, *position in rows:
+            place = (position[0], position[1])
+            if place in self.unread:
+                # A snapshot has it, and the reader has not asked yet.
+                self.unread.discard(place)
+                self.tracked[place] = self.log[place]
+            assert place in self.tracked, f"{place} is not tracked"
+            assert time_ms == self.log[place]
+        if rows and not self.is_disturbed and self.config.order_wait_ms_max == -1:
+            overtaken = [(time_ms, *place) for place, time_ms in self.tracked.items()]
+            overtaken = [row for row in overtaken if row <= rows[-1] and row not in rows]
+            assert not overtaken, f"{overtaken} are overtaken by {rows}"
+        for _, ledger_id, entry_id in rows:
+            del self.tracked[ledger_id, entry_id]
+            self.deliver((ledger_id, entry_id))
+
+    def acknowledge(self) -> None:
+        if self.tracked:
+            ledger_id, entry_id = position = self.rng.choice(sorted(self.tracked))
+            self.disk.acknowledge(ledger_id, entry_id)
+            self.core.acknowledge(ledger_id, BitMap([entry_id]))
+            del self.tracked[position]
+
+    def trim(self) -> None:
+        first = self.disk.first_ledger_id
+        while first < self.ledger_id and len(self.disk.acknowledged_in(first)) == self.entry_counts.get(first, 0):
+            first += 1
+        if first > self.disk.first_ledger_id:
+            self.disk.first_ledger_id = first
+            self.core.trim(first)
+            self.tracked = {place: time_ms for place, time_ms in self.tracked.items() if place[0] >= first}
+
+    def pass_through(self) -> None:
+        ledger_id = self.disk.first_ledger_id
+        acknowledged = self.disk.acknowledged_in(ledger_id)
+        last = next(entry_id for entry_id in range(len(acknowledged) + 1) if entry_id not in acknowledged) - 1
+        if last >= 0:
+            self.core.pass_through(ledger_id, last)
+
+    def clear(self) -> None:
+        if self.rng.random() < 0.04:
+            self.core.clear()
+            self.unread |= self.tracked.keys()
+            self.tracked.clear()
+
+    # The world outside.
+
+    def crash(self) -> None:
+        if self.rng.random() < 0.3:
+            self.counts["crashes"] += 1
+            self.begin()
+
+    def lose(self) -> None:
+        if self.is_lossy and self.disk.snapshots and self.rng.random() < 0.2:
+            del self.disk.snapshots[self.rng.choice(sorted(self.disk.snapshots))]
+            self.counts["lost"] += 1
 
     def pass_time(self) -> None:
         self.now_ms += self.rng.choice([1, 5, 20, 20, 60, 200, 600, 1_100, 12_000])
 
-    def go_on(self) -> None:
-        wakeup_ms = self.core.next_wakeup_ms(now_ms=self.now_ms)
-        if wakeup_ms is not None and wakeup_ms < self.now_ms + 60_000:
-            self.now_ms = max(self.now_ms, wakeup_ms)
-
     def put_clock_back(self) -> None:
-        if self.rng.random() < 0.4:
-            back_ms = self.rng.choice([1, 50, 1_000, 30_000])
-            self.now_ms -= back_ms
-            self.late = [(action, until_ms - back_ms) for action, until_ms in self.late]
-
-    def poll(self) -> None:
-        rows = self.core.pop_due(now_ms=self.now_ms, limit=self.rng.choice([1, 3, 100]))
-        for ledger_id, entry_id in zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True):
-            self.acknowledge_at_cursor(ledger_id, entry_id)
-
-    def acknowledge_at_cursor(self, ledger_id: int, entry_id: int) -> None:
-        if self.rng.random() < 0.7:
-            self.cursor.acknowledge(ledger_id, entry_id)
-
-    def acknowledge(self) -> None:
-        ledger_id = self.rng.randrange(self.ledgers)
-        if self.entries.get(ledger_id):
-            entry_id = self.rng.randrange(self.entries[ledger_id])
-            self.cursor.acknowledge(ledger_id, entry_id)
-            self.core.note_acknowledged(ledger_id, BitMap([entry_id]))
-
-    def read(self) -> None:
-        if self.reads_ahead:
-            # The program of this life announces nothing.
-            return
-        for ledger_id in self.rng.sample(range(self.ledgers), self.rng.choice([1, self.ledgers])):
-            self.core.want(ledger_id)
-
-    def trim(self) -> None:
-        if self.rng.random() < 0.15:
-            self.core.trim(self.rng.randrange(self.ledgers // 2))
-
-    def pass_through(self) -> None:
-        if self.rng.random() < 0.15:
-            self.core.pass_through(self.rng.randrange(self.ledgers // 2), self.rng.randrange(4))
-
-    def clear(self) -> None:
-        if self.rng.random() < 0.05:
-            self.core.clear()
-
-    def set_tick_time(self) -> None:
         if self.rng.random() < 0.3:
-            self.core.set_tick_time(self.rng.choice([0, 5, 100]))
+            self.now_ms -= self.rng.choice([1, 50, 1_000])
 
     def seal(self) -> None:
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.2:
             self.core.seal(index_count_min=1)
 
-    def start_again(self) -> None:
-        if self.rng.random() < 0.3:
-            self.begin()
-
     def answer(self) -> None:
-        """Let one action run or fail; some creates take effect only after they have failed."""
         if not self.pending:
             return
-        action = self.pending.pop(self.rng.randrange(len(self.pending)))
-        if self.rng.random() >= self.failing.get(type(action), 0):
-            self.core.handle(self.run(action), now_ms=self.now_ms)
-            return
-        if self.rng.random() < 0.5 and not isinstance(action, PersistBucket | MergeBuckets):
-            self.run(action)
-        elif isinstance(action, PersistBucket | MergeBuckets):
-            self.late.append((action, self.now_ms + self.config.operation_timeout_ms))
-        is_lost = isinstance(action, LoadSegments | ReadPositions | ReadMetadata) and self.rng.random() < 0.1
-        self.core.handle(ActionFailed(action, is_lost, "down"), now_ms=self.now_ms)
+        call = self.pending.pop(self.rng.randrange(len(self.pending)))
+        if self.rng.random() < self.failing:
+            if self.rng.random() < 0.5:
+                self.disk.answer(call)
+            self.core.handle(call, CallFailed("down"), now_ms=self.now_ms)
+        else:
+            answer = self.disk.answer(call)
+            self.counts["sealed"] += isinstance(call, StoreSnapshot)
+            self.counts["merged"] += isinstance(call, MergeSnapshots)
+            self.core.handle(call, answer, now_ms=self.now_ms)
+        self.read_lost()
 
     def answer_all(self) -> None:
         for _ in range(len(self.pending)):
             self.answer()
 
-    def run(self, action: Action) -> Event:
-        try:
-            answer = self.runner.run(answer_to(self.work, action))
-        except Exception as error:
-            return ActionFailed(action, is_lost(error), str(error), lost_bucket_id(error))
-        if self.reads_apart and isinstance(answer, MetadataRead):
-            return replace(answer, positions=None)
-        if self.has_stale_rows and isinstance(answer, SegmentsLoaded):
-            # As from a merge of Pulsar's: the last row has no bit of its own.
-            rows = answer.rows
-            stale = DelayedIndexes(rows.deliver_at_ms[-1:], rows.ledger_ids[-1:], rows.entry_ids[-1:] + 1_000)
-            return replace(answer, rows=DelayedIndexes.concatenate([rows, stale]))
-        return answer
+    def read_lost(self) -> None:
+        for ledger_id, entry_ids in self.core.to_read_again().items():
+            self.is_disturbed = True
+            for entry_id in entry_ids:
+                self.tracked.pop((ledger_id, entry_id), None)
+                if (ledger_id, entry_id) not in self.delivered:
+                    self.unread.add((ledger_id, entry_id))
 
-    def late_create(self) -> None:
-        """A storage gives up a call when its time is over, as the core does, and no sooner."""
-        if self.late:
-            action, until_ms = self.late.pop()
-            if self.now_ms < until_ms:
-                self.run(action)
-
-    STEPS = (
-        *(add,) * 4,
+    STEPS: tuple[Callable[["RandomLife"], None], ...] = (
+        *(write,) * 4,
         *(answer,) * 6,
         *(answer_all,) * 3,
         *(pass_time,) * 3,
-        *(go_on,) * 2,
-        *(poll,) * 3,
-        *(acknowledge,) * 2,
-        offer_again,
+        *(poll,) * 4,
         *(read,) * 2,
+        acknowledge,
+        offer_again,
         trim,
         pass_through,
+        crash,
         clear,
-        set_tick_time,
-        seal,
-        start_again,
-        late_create,
+        lose,
         put_clock_back,
+        seal,
     )
+
+    def look(self) -> None:
+        """Plan, and check that nothing is lost and nothing unknown tracked."""
+        self.pending += self.core.plan(now_ms=self.now_ms)
+        self.read_lost()
+        state = self.core._state
+        known = {(ledger, entry) for ledger, bitmap in state.tracked.bitmaps.items() for entry in bitmap}
+        assert self.tracked.keys() <= known, f"{self.tracked.keys() - known} are lost"
+        assert known <= self.tracked.keys() | self.unread, f"{known - self.tracked.keys() - self.unread} are unknown"
+        assert self.core.message_count == len(known)
+        in_lanes = [call for call in self.pending if call is not state.orphans.call]
+        assert sum(lane.in_flight for lane in state.lanes) == len(in_lanes)
+
+    def live(self, steps: int) -> None:
+        """Do so many things, then let all come to rest."""
+        for _ in range(steps):
+            self.rng.choice(self.STEPS)(self)
+            self.look()
+        self.come_to_rest()
 
     def come_to_rest(self) -> None:
         """Let nothing fail any more; time goes on from timer to timer."""
-        self.failing.clear()
-        while self.late:
-            self.late_create()
-        for _ in range(400):
+        self.failing, self.is_lossy = 0, False
+        for _ in range(600):
+            self.read()
             self.answer_all()
             self.look()
-            while len(self.core.pop_due(now_ms=self.now_ms, limit=100)):
+            for _ in range(50):
+                before = self.counts["delivered"]
+                self.poll()
                 self.look()
-            self.look()
-            if self.pending or self.core.has_work:
-                continue
-            wakeup_ms = self.core.next_wakeup_ms(now_ms=self.now_ms)
-            if wakeup_ms is None or wakeup_ms > self.now_ms + 100_000:
-                break
-            self.now_ms = max(self.now_ms, wakeup_ms)
-        self.core.check(self.pending)
-        stored = {one.bucket_id for one in self.runner.run(self.storage.list_bucket_snapshots("t"))}
-        assert stored <= {int(one) for one in self.cursor.properties.values()}, "an orphan is left"
+                if self.counts["delivered"] == before:
+                    break
+            if not self.pending:
+                if not (self.tracked or self.unread or self.core._state.buckets):
+                    break
+                wakeup_ms = self.core.next_wakeup_ms(now_ms=self.now_ms)
+                # The reader comes by, too.
+                step_ms = 30_000 if wakeup_ms is None else max(0, wakeup_ms - self.now_ms)
+                assert wakeup_ms is not None or self.unread, "nothing is planned"
+                self.now_ms += min(step_ms, 30_000)
+        assert not self.tracked, f"{self.tracked} are not delivered: {self.core._state.buckets}"
+        assert not self.core._state.buckets
+        assert not self.disk.properties
+        left = [place for place in self.log if place not in self.delivered and not self.disk.is_acknowledged(*place)]
+        assert not left, f"{left} are not delivered"

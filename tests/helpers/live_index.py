@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from postdate.testing import VIRTUAL_START_MS, FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import VIRTUAL_START_MS, FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 NOW_MS = VIRTUAL_START_MS
 

@@ -57,7 +57,6 @@ class World:
     def __init__(self, kind: str) -> None:
         self.config = BrokerConfig(
             data_directory=Path("unused"),
-            has_snapshot_process=False,
             tracker=TrackerConfig(is_deliver_at_time_strict=True, tick_time_ms=10, **TRACKERS[kind]),
             managed_ledger=ManagedLedgerConfig(entries_per_ledger_max=10),
         )

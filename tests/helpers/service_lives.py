@@ -8,8 +8,8 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.service.service import Service
 from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service
-from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
 START_MS = 1_800_000_000_000

@@ -34,7 +34,7 @@ PARTS: Final = (
     "snapshot_storage",
     "tracker",
     "tests/simulation",
-    "tests/helpers/fakes",
+    "tests/helpers",
 )
 GROUPS: Final = {"dispatcher": DISPATCHER, "tracker": TRACKER, "items": ITEMS, "found": FOUND, "scheduled": SCHEDULED}
 

@@ -17,6 +17,7 @@ from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType,
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
@@ -28,7 +29,6 @@ from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.testing import FakeCursor, run_inline
 
 Key = tuple[int, int]
 

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from managed_ledger.value_types import Int64Array
-from tracker.columns.packed_column import PackedColumn
-
-Column = Int64Array | PackedColumn
 
 Columns = tuple[Int64Array, Int64Array, Int64Array]
 """Times, ledger ids and entry ids of rows."""
@@ -43,15 +40,15 @@ class RowColumns(Protocol):
     """Columns of rows: a `DelayedIndexes`, the headers of entries, a run of a queue."""
 
     @property
-    def deliver_at_ms(self) -> Column:
+    def deliver_at_ms(self) -> Int64Array:
         """Times."""
 
     @property
-    def ledger_ids(self) -> Column:
+    def ledger_ids(self) -> Int64Array:
         """Ledgers."""
 
     @property
-    def entry_ids(self) -> Column:
+    def entry_ids(self) -> Int64Array:
         """Entries."""
 
 

@@ -37,11 +37,6 @@ what was merged."""
 RUN_ROWS_MIN: Final = 1_024
 """Rows that come in order are a run of their own from so many on: loaded rows are sorted already."""
 
-PACKED_FROM_ROWS: Final = 131_072
-"""Sorted rows that come to so many others are packed, and so are rows that are sorted then. Packed rows cost 10 to 20
-ns more to take, and the rows of a few buckets take little memory; but thousands of buckets may wait with the rest of a
-segment each."""
-
 POP_RUN_ROWS_MIN: Final = 64
 """Of many runs, about so many rows of each are merged, up to twice `POP_ROWS_MIN`: to look at a run costs as much as to
 sort a hundred rows."""
@@ -57,7 +52,6 @@ class QueueSizes(NamedTuple):
     run_rows_min: int = RUN_ROWS_MIN
     joined_rows_max: int = JOINED_ROWS_MAX
     pop_rows_min: int = POP_ROWS_MIN
-    packed_from_rows: int = NEVER
 
 
 _SIZES: Final = QueueSizes()
@@ -72,7 +66,6 @@ class RowQueue:
         "_runs",
         "_runs_rows",
         "next_deliver_at_ms",
-        "packed_after_ms",
         "sizes",
     )
 
@@ -84,8 +77,6 @@ class RowQueue:
         self._chunks_rows = 0
         self.next_deliver_at_ms = NEVER
         """The earliest time in the queue, `NEVER` when it is empty."""
-        self.packed_after_ms = -1
-        """Rows that are all due by this time are not packed: they are handed out soon."""
 
     def __len__(self) -> int:
         return self._runs_rows + self._chunks_rows
@@ -112,7 +103,7 @@ class RowQueue:
         if len(deliver_at_ms) < self.sizes.run_rows_min:
             self.push_rows(deliver_at_ms, ledger_ids, entry_ids)
         else:
-            self._push_run(self._new_run((deliver_at_ms, ledger_ids, entry_ids)))
+            self._push_run(SortedRun(deliver_at_ms, ledger_ids, entry_ids))
 
     def rows_of(self) -> list[DelayedIndexes]:
         """Return all rows as parts that never change, in any order, without copying or sorting them."""
@@ -133,13 +124,8 @@ class RowQueue:
             older = runs.pop()
             columns = _sorted_columns([older.columns(older.end), columns])
             row_count = len(columns[0])
-        runs.append(self._new_run(columns))
+        runs.append(SortedRun(*columns))
         self._runs = runs
-
-    def _new_run(self, columns: Columns) -> SortedRun:
-        """Return a run of sorted rows, packed if many wait and these for some time."""
-        is_packed = self._runs_rows >= self.sizes.packed_from_rows and int(columns[0][-1]) > self.packed_after_ms
-        return SortedRun(*columns, is_packed=is_packed)
 
     def absorb(self, other: "RowQueue") -> None:
         """Take all rows of another queue, which must not be used any more; its runs stay as they are."""

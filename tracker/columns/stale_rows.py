@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from managed_ledger.value_types import Int64Array
-from tracker.columns.row_order import RowKey
+from tracker.columns.row_order import RowKey, key_of
 from tracker.columns.row_queue import RowQueue
 from tracker.columns.sorted_run import SortedRun
 
@@ -66,3 +66,27 @@ def _first_tracked(run: SortedRun, end: int, are_tracked: AreTracked) -> int:
             return start + int(is_tracked.argmax())
         start, row_count = stop, min(4 * row_count, _ROWS_AT_ONCE_MAX)
     return max(run.head, end)
+
+
+def first_tracked_row(queues: Iterable[RowQueue], through: RowKey, are_tracked: AreTracked) -> RowKey | None:
+    """Return the first row of a tracked position up to a key, None if there is none; stale rows before it go.
+
+    Runtime complexity: O(runs), and O(stale rows before the first tracked one).
+    """
+    first: RowKey | None = None
+    touched = [queue for queue in queues if queue.next_deliver_at_ms <= through.deliver_at_ms]
+    shortened: list[RowQueue] = []
+    runs = [(run, queue) for queue in touched for run in queue.runs_through(through.deliver_at_ms)]
+    for run, queue in sorted(runs, key=lambda pair: pair[0].next_deliver_at_ms):
+        if first is not None and run.next_deliver_at_ms > first.deliver_at_ms:
+            break
+        end = run.end_through(through)
+        row = _first_tracked(run, end, are_tracked)
+        if row < end:
+            first = key_of(run, row) if first is None else min(first, key_of(run, row))
+        if row > run.head:
+            run.advance(row - run.head)
+            shortened.append(queue)
+    for queue in shortened:
+        queue.drop_empty_runs()
+    return first

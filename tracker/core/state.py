@@ -1,161 +1,202 @@
-"""All that a tracker's core knows, in one place. Only `transitions` changes it.
+"""All that a tracker's core knows, in one place, and what follows from it."""
 
-    mutable     the bucket that takes what is added                  (PIP-195's last mutable bucket)
-    buckets     the immutable ones, by serial, each with its state    `bucket`
-    rows        when: what may be handed out next                     `due_rows`
-    positions   whether: each position and where it is tracked        `positions`
-    cache       which buckets' positions are wanted, or cached        `position_cache`
-    loads       which segments to load next                           `load_queue`
-    barriers    how far hand-out may go                               `barriers`
-    calls       when the storage may be called                        `circuit_breakers`
-    timers      what to look at, and when                             `timers`
-
-A value that is kept beside the state it follows from has one function that updates it; `checks` compares it with a slow
-computation.
-
-A service has a tracker for each subscription, and most of them have no bucket. So what is empty at first is small: sets
-are the keys of a dict (64 bytes instead of 216), and queues are lists in reverse order (56 instead of 760 for a deque).
-"""
-
+import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.columns.ledger_ranges import LedgerRanges
-from tracker.columns.row_order import NEVER
+from tracker.bucket_properties import free_key_or_none
+from tracker.columns.position_set import PositionSet
+from tracker.columns.row_order import LATEST_MS, RowKey
+from tracker.columns.row_queue import RowQueue
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.core.actions import Action, ListSnapshots
-from tracker.core.attempts import NO_FAILURES, Attempts
-from tracker.core.barriers import Barriers
-from tracker.core.bucket import Bucket
-from tracker.core.circuit_breakers import Calls
-from tracker.core.due_rows import DueRows
-from tracker.core.load_queue import LoadQueue
-from tracker.core.position_cache import PositionCache
-from tracker.core.positions.tracked_positions import TrackedPositions
-from tracker.core.recovery import Recovery
-from tracker.core.single_adds import SingleAdds
-from tracker.core.timers import Timers
-
-NO_LEDGER = -1
-
-
-@dataclass(slots=True)
-class MutableBucket:
-    """The ledgers of the mutable bucket; its rows and positions are among the others."""
-
-    row_count_max: int
-    first_ledger_id: int = NO_LEDGER
-    last_ledger_id: int = NO_LEDGER
-    ledger_id: int = NO_LEDGER
-    """Of what was added last."""
-    singles: SingleAdds = field(default_factory=SingleAdds)
-    """Messages that were added one by one and are not among the rows yet."""
-
-
-@dataclass(slots=True)
-class Merging:
-    """The merge that is under way, and those to come."""
-
-    target: Bucket | None = None
-    """The bucket that is being merged, which has sources, or the one that was merged last."""
-    planned: list[list[int]] = field(default_factory=list)
-    """The serials of buckets that are to be merged after those, where many merges were decided on together; the next
-    merge is last."""
-    attempts: Attempts = NO_FAILURES
+from tracker.core.actions import ListSnapshots
+from tracker.core.bucket import AT_ONCE, NO_LEDGER, ImmutableBucket, LastMutableBucket, Phase
+from tracker.core.lanes import Lane
+from tracker.segment_sizes import segment_row_count_max
 
 
 @dataclass(slots=True)
 class OrphanSearch:
-    """The search for snapshots that no property names."""
+    """The search for snapshots that no property names, once in a tracker's life."""
 
     is_wanted: bool = False
-    in_flight: ListSnapshots | None = None
-    attempts: Attempts = NO_FAILURES
+    call: ListSnapshots | None = None
+    failures: int = 0
+    at_ms: int = -1
+    """Not before then."""
     malformed_ids: frozenset[int] = frozenset()
     """Snapshots that malformed properties seem to name; they are never deleted."""
 
 
 @dataclass(slots=True)
-class Reports:
-    """News of the core that the shell has not taken yet."""
+class Merging:
+    """The merge that is under way, and when the next may be."""
 
-    untracked_ranges: list[LedgerRange] = field(default_factory=list)
-    """The ledgers of lost buckets whose positions are not known; they are to be read from the log again."""
-    losses: list[tuple[str, str]] = field(default_factory=list)
-    """Key and reason of buckets that were given up."""
+    target: int = 0
+    """The serial of the last merge's target."""
+    failures: int = 0
+    at_ms: int = -1
 
 
 class TrackerState:
-    """Everything that one tracker's core knows."""
+    """Everything that one tracker's core knows.
 
-    def __init__(
-        self,
-        config: TrackerConfig,
-        *,
-        acknowledged_in: Callable[[int], BitMap],
-        rng: Random,
-        keeps_positions: bool,
-        cached_bytes_max: int,
-        reads_ahead: bool = False,
-    ) -> None:
+    Args:
+        config: How buckets are sealed, cut, loaded and merged.
+        acknowledged_in: Gives the acknowledged entries of a ledger.
+        rng: For the jitter of retries.
+    """
+
+    def __init__(self, config: TrackerConfig, *, acknowledged_in: Callable[[int], BitMap], rng: Random) -> None:
         self.config = config
-        self.timers = Timers()
+        self.acknowledged_in = acknowledged_in
         self.now_ms = -1
         """The time that was seen last."""
         self.lead_ms = 0
         """How early rows count as due."""
-        row_count_max = config.index_count_per_bucket_max
-        if row_count_max == UNLIMITED:
-            # The limit of rows without a snapshot holds for a ledger that never ends, too.
-            row_count_max = max(config.index_count_per_bucket_min, config.unsealed_row_count_max)
-        self.mutable = MutableBucket(row_count_max)
-        self.buckets: dict[int, Bucket] = {}
+        self.first_ledger_id = NO_LEDGER
+        """Ledgers below it are passed by the cursor."""
+        self.tracked = PositionSet()
+        """Whether a message is tracked: the truth for every question, the count, and hand-out."""
+        self.gone = PositionSet()
+        """Handed out or refused while a bucket that may name them too is RECOVERING: its head must not bring them."""
+        self.to_read_again = PositionSet()
+        """Were tracked, and lost their row with a snapshot: the log has them."""
+        self.added = LastMutableBucket(row_count_max(config))
+        self.loaded = RowQueue()
+        """Rows of segments, and what stayed of sealed buckets."""
+        self.rows_in_flight = 0
+        """How many rows the loads in flight bring."""
+        self.buckets: dict[int, ImmutableBucket] = {}
         """Every bucket that is not gone, by serial."""
+        self.recovering: dict[int, ImmutableBucket] = {}
+        """Those that are RECOVERING."""
+        self.with_rows: dict[int, ImmutableBucket] = {}
+        """Those whose rows are in memory."""
         self.last_serial = 0
-        self.cleared: list[Bucket] = []
-        """Buckets of an index that was cleared, which are not among the others and still to be deleted."""
-        self.keys: dict[str, None] = {}
+        self.keys: set[str] = set()
         """The property keys that no new bucket may have."""
-        self.ranges = LedgerRanges()
-        """The ranges of the buckets that are served, by serial."""
-        self.rows = DueRows(config.loaded_row_count_max)
-        self.positions = TrackedPositions(acknowledged_in, self.ranges)
-        self.cache = PositionCache(
-            self.timers, keeps_all=keeps_positions, bytes_max=cached_bytes_max, reads_ahead=reads_ahead
-        )
-        self.calls = Calls(config, rng, self.timers)
-        self.recovery = Recovery()
-        self.barriers = Barriers(self.buckets, self.recovery, config.order_wait_ms_max, self.timers)
-        self.loads = LoadQueue(self.buckets, self.barriers.by_serial, self.calls.loads, self.timers)
-        self.overlaps_changed: dict[int, None] = {}
-        """Which buckets with a range that overlaps, as `positions` has it, have changed since it was last looked."""
+        self.ahead: list[tuple[RowKey, int]] = []
+        """A heap of barriers and serials: how far hand-out may go. An entry that is not its bucket's barrier is old."""
+        self.waived: set[int] = set()
+        """Buckets that hold up nothing, as they could not be read for so long."""
         self.ending: list[tuple[int, int]] = []
-        """Of sealed buckets whose rows are all in memory, a heap of when the last one is due, and the serial."""
-        self.held_row_count = 0
-        """How many rows came with the metadata of all buckets together, and are not loaded yet."""
+        """A heap of buckets that are loaded: when the last row is due, and the serial."""
+        self.reads, self.writes, self.cursor = (Lane(config, rng) for _ in range(3))
         self.merging = Merging()
         self.orphans = OrphanSearch()
-        self.reports = Reports()
-        self.failed: dict[type[Action], set[int]] = {}
-        """For which buckets a kind of action has failed; also for some that succeeded, or are gone, since."""
-        self.unloaded_count = 0
-        """How many messages are in segments that are not loaded, of all buckets together."""
-
-    # Questions about the whole state.
-
-    def due_through_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
-        """Return the last time that counts as due, now or so long ahead of now."""
-        return min(now_ms + self.lead_ms + ahead_ms, NEVER - 1)
-
-    def covering(self, ledger_id: int) -> list[Bucket]:
-        """Return the buckets that are served and whose range holds a ledger."""
-        return [self.buckets[serial] for serial in self.ranges.covering(ledger_id)]
+        self.losses: list[tuple[str, str]] = []
+        """Key and reason of buckets that were given up, for the log."""
 
     @property
-    def is_creating(self) -> bool:
-        """Whether a snapshot exists or may come to exist whose id is not known."""
-        return bool(len(self.calls.creates))
+    def lanes(self) -> tuple[Lane, Lane, Lane]:
+        """All lanes."""
+        return self.reads, self.writes, self.cursor
+
+    @property
+    def queues(self) -> list[RowQueue]:
+        """Every queue of rows in memory."""
+        sealing = [bucket.rows for bucket in self.with_rows.values() if bucket.rows is not None]
+        return [self.loaded, self.added.queue(), *sealing]
+
+    @property
+    def unsealed_row_count(self) -> int:
+        """How many rows are in memory because their snapshot is not durable, beside the mutable bucket's."""
+        return sum(len(bucket.rows) for bucket in self.with_rows.values() if bucket.rows is not None)
+
+    def due_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
+        """Return the last time that counts as due, now or so long ahead of now."""
+        return min(now_ms + self.lead_ms + ahead_ms, LATEST_MS)
+
+    def next_row_ms(self) -> int:
+        """Return when the next row in memory is due, `NEVER` if there is none; some may not be tracked any more."""
+        return min(queue.next_deliver_at_ms for queue in self.queues)
+
+    def is_recovering(self, ledger_id: int) -> bool:
+        """Whether a bucket of which nothing is known yet may name positions of a ledger."""
+        covers = (bucket.ledgers for bucket in self.recovering.values())
+        return any(first <= ledger_id <= last for first, last in covers)
+
+    def tracked_ledgers(self, ledgers: LedgerRange) -> list[int]:
+        """Return the ledgers of a range in which something is tracked."""
+        first, last = ledgers
+        bitmaps = self.tracked.bitmaps
+        if last - first < len(bitmaps):
+            return [ledger_id for ledger_id in range(first, last + 1) if ledger_id in bitmaps]
+        return [ledger_id for ledger_id in bitmaps if first <= ledger_id <= last]
+
+    def tracked_in(self, ledgers: LedgerRange) -> dict[int, BitMap]:
+        """Return copies of the bitmaps of a range of ledgers."""
+        return {ledger_id: self.tracked.bitmaps[ledger_id].copy() for ledger_id in self.tracked_ledgers(ledgers)}
+
+    def lane_of(self, phase: Phase) -> Lane:
+        """Return where a bucket waits for the call of its phase."""
+        match phase:
+            case Phase.RECOVERING | Phase.SEALED:
+                return self.reads
+            case Phase.NAMING | Phase.UNNAMING:
+                return self.cursor
+            case _:
+                return self.writes
+
+
+def row_count_max(config: TrackerConfig) -> int:
+    """Return how many rows the mutable bucket may have."""
+    if config.index_count_per_bucket_max != UNLIMITED:
+        return config.index_count_per_bucket_max
+    # The limit of rows without a snapshot holds for a ledger that never ends, too.
+    return max(config.index_count_per_bucket_min, config.unsealed_row_count_max)
+
+
+def free_name(state: TrackerState, ledgers: LedgerRange) -> str | None:
+    """Return a property key for a range that no other bucket has, None where all are taken."""
+    return free_key_or_none(ledgers, state.keys)
+
+
+def rows_a_segment(state: TrackerState, buckets_more: int) -> int:
+    """Return how many rows a segment of a snapshot may have, where there are so many buckets more with it."""
+    served_count = sum(bucket.is_served for bucket in state.buckets.values())
+    return segment_row_count_max(state.config.segment_row_count_max, served_count + buckets_more)
+
+
+def new_bucket(state: TrackerState, ledgers: LedgerRange, key: str, phase: Phase) -> ImmutableBucket:
+    """Make a bucket and queue it for its call."""
+    state.last_serial += 1
+    bucket = state.buckets[state.last_serial] = ImmutableBucket(state.last_serial, ledgers, key, phase)
+    if phase is Phase.RECOVERING:
+        state.recovering[bucket.serial] = bucket
+    state.keys.add(key)
+    want_call(state, bucket)
+    return bucket
+
+
+def want_call(state: TrackerState, bucket: ImmutableBucket) -> None:
+    """Queue a bucket for the call of its phase."""
+    key = bucket.barrier if bucket.phase is Phase.SEALED else AT_ONCE
+    state.lane_of(bucket.phase).want(bucket.serial, key, bucket.failures)
+
+
+def move(state: TrackerState, bucket: ImmutableBucket, phase: Phase) -> None:
+    """Move a bucket to a phase, whose call starts afresh; a call in flight counts no more."""
+    state.recovering.pop(bucket.serial, None)
+    bucket.phase, bucket.call, bucket.failures, bucket.is_unwanted = phase, None, 0, False
+    bucket.wanted_since_ms = None
+    if phase is Phase.SEALED:
+        progressed(state, bucket)
+    else:
+        want_call(state, bucket)
+
+
+def progressed(state: TrackerState, bucket: ImmutableBucket) -> None:
+    """Let a bucket hold up hand-out at its barrier as it is now, or end when all of it is loaded."""
+    state.waived.discard(bucket.serial)
+    if bucket.holds_up:
+        heapq.heappush(state.ahead, (bucket.barrier, bucket.serial))
+        if bucket.phase is Phase.SEALED:
+            want_call(state, bucket)
+    elif bucket.phase is Phase.SEALED:
+        heapq.heappush(state.ending, (bucket.last_ms, bucket.serial))

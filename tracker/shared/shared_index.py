@@ -8,31 +8,14 @@ The tracker belongs to a cursor of its own, whose properties list the snapshots.
 *view*, which is a tracker to it: it offers what it reads, passes over what is tracked, polls what is due. Rows that any
 view polls leave the index and become due for every view.
 
-Why each subscription gets each message once. To a subscription with a dispatcher, a delayed position is at any moment
-in exactly one of these places:
+Why each subscription gets each message once: to it, a delayed position is at any moment either not read yet, or in the
+index, or due in its view, or with its dispatcher; its reader passes over the second and third. The steps between take
+no time, and all views take that from the index to the due rows together. What a subscription has acknowledged is left
+out when it becomes due. Where the clock is put back, or a snapshot is lost, a message that one subscription has already
+may come into the index again by another one: then it is delivered twice.
 
-1. *not read*: its reader has not come by;
-2. *indexed*: in the tracker. Its reader passes over it, also where another view added it. (1 to 2 when any view adds
-   it.)
-3. *due*: polled, in the view's rows. Its reader passes over it. (2 to 3 in one step, for all views at once; where one
-   offers what is indexed when it is due, that view has it, 2 to 4, and the others 2 to 3.) Beyond a limit the view
-   keeps the position alone, and has it read again when its turn comes.
-4. *taken*: handed to the dispatcher by the view, or found due in the log by its reader, or acknowledged.
-
-The steps take no time: nothing suspends between leaving one place and being in the next. Two things need care. A read
-that began before a position was indexed may bring its header after: `tracked_meanwhile` takes it out again. And a
-position may come back into the index although a subscription has it in 4 already, when another one reads it late and
-the clock was put back, or the tick became shorter: the view remembers it as *foreign* and leaves it out when it is due.
-
-A subscription without a dispatcher has its cursor alone. Rows that were polled meanwhile are overdue when its
-dispatcher comes, and are not read yet in the log: from 1 straight to 4. The same holds after a seek, when the view
-forgets its rows.
-
-The subscriptions' acknowledgements filter what a view receives; the tracker itself regards as acknowledged what all
-subscriptions have acknowledged. A lost snapshot's positions are read again by every view; the first puts them back.
-
-Left out: the work of a view for its dispatcher (`shared_view`); the set of subscriptions, and the life of the cursor
-(`broker.topics.topic_index`).
+The tracker itself regards as acknowledged what all subscriptions have acknowledged. Left out: the work of a view for
+its dispatcher (`shared_view`); the set of subscriptions, and the life of the cursor (`broker.topics.topic_index`).
 """
 
 from collections.abc import Iterator
@@ -42,12 +25,11 @@ import numpy as np
 
 from managed_ledger.value_types import Int64Array, Mask
 from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.columns.positions import is_in_bitmap, ledger_groups
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_view import SharedIndexView
-from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
-from tracker.shell.factory import BucketDelayedDeliveryTrackerFactory
 
 
 class SharedDelayedIndex:
@@ -74,8 +56,6 @@ class SharedDelayedIndex:
                 cursor=cursor,
                 on_available=self._on_available,
                 on_defect=self._on_defect,
-                # Where a view would not know that a position is indexed, the others could lose it.
-                keeps_positions=True,
             )
         )
 
@@ -87,7 +67,7 @@ class SharedDelayedIndex:
         self._views.append(view)
         return view
 
-    def forget(self, view: SharedIndexView) -> None:
+    def remove(self, view: SharedIndexView) -> None:
         """Let a view go; its subscription finds in the log what it did not take."""
         self._views.remove(view)
 
@@ -99,14 +79,8 @@ class SharedDelayedIndex:
         """Let due messages leave the index and be due for every view; return whether there were any."""
         self.refresh()
         rows = self.tracker.get_scheduled_messages(limit)
-        if not len(rows):
-            return False
-        with self._whole():
-            for view in self._views:
-                view.receive(rows)
-                if view is not poller:
-                    view.tell_soon()
-        return True
+        self._make_due(rows, self._views, poller)
+        return len(rows) > 0
 
     def add(self, rows: DelayedIndexes, adder: SharedIndexView) -> Mask:
         """Index rows, as a tracker does; return which are indexed now. The others are due.
@@ -115,22 +89,21 @@ class SharedDelayedIndex:
         """
         # The subscription may have gone back: the tracker keeps nothing of ledgers that it takes to be passed.
         self.refresh()
+        self.tell_lost()
         was_indexed = self.mask(rows.ledger_ids, rows.entry_ids)
         is_indexed = self.tracker.add_messages(rows.ledger_ids, rows.entry_ids, rows.deliver_at_ms)
-        is_new = is_indexed & ~was_indexed
         is_refused = was_indexed & ~is_indexed & (rows.deliver_at_ms >= 0)
-        others = [view for view in self._views if view is not adder]
-        with self._whole():
-            if is_new.any():
-                for view in others:
-                    view.note_added(rows.ledger_ids[is_new], rows.entry_ids[is_new])
-            if is_refused.any():
-                refused = rows.take(is_refused).sorted()
-                adder.note_refused(refused)
-                for view in others:
-                    view.receive(refused)
-                    view.tell_soon()
+        if is_refused.any():
+            self._make_due(rows.take(is_refused).sorted(), [view for view in self._views if view is not adder], adder)
         return is_indexed
+
+    def _make_due(self, rows: DelayedIndexes, views: list[SharedIndexView], asker: SharedIndexView) -> None:
+        if len(rows):
+            with self._whole():
+                for view in views:
+                    view.receive(rows)
+                    if view is not asker:
+                        view.tell_soon()
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -152,17 +125,17 @@ class SharedDelayedIndex:
         """Release everything; the index stays in the storage."""
         await self.tracker.close()
 
+    def tell_lost(self) -> None:
+        """Have every view read again what the index has lost."""
+        lost = self.tracker.take_untracked()
+        if lost:
+            with self._whole():
+                for view in self._views:
+                    view.read_again(lost)
+
     def _on_defect(self, defect: Exception) -> None:
         for view in tuple(self._views):
             view.on_defect(defect)
-
-    def tell_lost(self) -> None:
-        """Let every view know what the index has lost; an offer that one view makes later answers that view alone."""
-        lost, lost_ranges = self.tracker.take_untracked(), self.tracker.take_untracked_ranges()
-        if lost or lost_ranges:
-            with self._whole():
-                for view in self._views:
-                    view.note_lost(lost, lost_ranges)
 
     def _on_available(self) -> None:
         self.tell_lost()

@@ -1,28 +1,28 @@
 """One subscription's view on a shared index: a tracker to its dispatcher, with nothing stored of its own.
 
-Messages that it offers go into the index; rows that it polls there become due for every view. `shared_index` says in
-which place a position is when; `view_rows` has the rows that a view remembers. Left out: the other views, which the
-index tells.
+Messages that it offers go into the index; rows that it polls there become due for every view. Due rows are in memory up
+to a limit. Of those behind them a view keeps the positions alone, and has them read again when there is room: they are
+due, so the dispatcher that reads them delivers them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from numpy.typing import ArrayLike
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Int64Array, Mask
-from snapshot_storage.bucket_key import LedgerRange
+from managed_ledger.value_types import Mask
 from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.columns.offers import check_acknowledged, check_offer, columns_of
+from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in_bitmap, ledger_bitmaps, ledger_groups
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
+from tracker.columns.row_queue import RowQueue, pop_sorted
+from tracker.columns.stale_rows import first_tracked_row
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError
-from tracker.shared.core.view_rows import ViewRows
-from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
-from tracker.shell.callbacks import call_program
-from tracker.shell.next_turn import NextTurn
+from tracker.shell.next_turn import NextTurn, call_program
 
 _POLLS_MAX: Final = 16
 """Polls of the index in one call: several may give acknowledged positions alone, and others want their turn."""
@@ -37,16 +37,10 @@ class IndexOfViews(Protocol):
     def add(self, rows: DelayedIndexes, adder: "SharedIndexView") -> Mask:
         """Track rows for all views; say which are tracked now."""
 
-    def tell_lost(self) -> None:
-        """Tell every view what was lost; call before an offer."""
-
     def poll(self, limit: int, poller: "SharedIndexView") -> bool:
         """Make due rows due for every view; say whether there were any."""
 
-    def mask(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> Mask:
-        """Say which positions are indexed."""
-
-    def forget(self, view: "SharedIndexView") -> None:
+    def remove(self, view: "SharedIndexView") -> None:
         """Let go of a view."""
 
 
@@ -57,29 +51,36 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._index = index
         self._context = context
         self._cursor = context.cursor
-        self._rows = ViewRows(index.row_count_max)
-        self._first_ledger_id = -1
         self._next_turn = NextTurn(context.on_available)
         self._is_closed = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._due = RowQueue()
+        """Rows that left the index and wait for this subscription's dispatcher."""
+        self._queued = PositionSet()
+        """Their positions, and those that are behind; a row without its bit is gone."""
+        self._behind = PositionSet()
+        """Positions of later rows, without times."""
+        self._to_read_again = PositionSet()
+        """Positions that the dispatcher is to read again, and has not been told of."""
 
     # News from the index.
 
     def receive(self, rows: DelayedIndexes) -> None:
         """Take rows that left the index, without those that the subscription has acknowledged."""
-        self._rows.receive(self._without_acknowledged(rows))
+        rows = self._without_acknowledged(rows)
+        self._to_read_again.discard(rows.ledger_ids, rows.entry_ids)
+        self._queued.add(rows.ledger_ids, rows.entry_ids)
+        if self._behind or len(self._due) + len(rows) > self._index.row_count_max:
+            self._behind.add(rows.ledger_ids, rows.entry_ids)
+        else:
+            self._due.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
 
-    def note_added(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Note that another view indexed positions."""
-        self._rows.note_added(ledger_ids, entry_ids, self._context.has_taken(ledger_ids, entry_ids))
-
-    def note_refused(self, rows: DelayedIndexes) -> None:
-        """Note that rows that this view offered left the index: they were due."""
-        self._rows.foreign.discard(rows.ledger_ids, rows.entry_ids)
-
-    def note_lost(self, lost: Mapping[int, BitMap], lost_ranges: Sequence[LedgerRange]) -> None:
-        """Note positions, and ranges with unknown ones, that have to be read again."""
-        self._rows.note_lost(lost)
-        self._rows.note_lost_ranges(lost_ranges)
+    def read_again(self, lost: Mapping[int, BitMap]) -> None:
+        """Have positions read again that the index has lost."""
+        for ledger_id, entry_ids in lost.items():
+            self._to_read_again.unite(ledger_id, entry_ids - self._cursor.acknowledged_in(ledger_id))
 
     def on_available(self) -> None:
         """Tell the dispatcher to look."""
@@ -116,108 +117,105 @@ class SharedIndexView(DelayedDeliveryTracker):
         return bool(self.add_messages([ledger_id], [entry_id], [min(deliver_at_ms, NEVER)])[0])
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> Mask:
-        """Add messages, but those that are due for this subscription already, or were lost and are indexed again."""
+        """Add messages, but those that are due for this subscription already."""
         self._check_open("add messages")
         ledgers, entries, deliver_at_ms = columns_of(ledger_ids, entry_ids, deliver_ats)
-        rows = DelayedIndexes(deliver_at_ms, ledgers, entries)
-        self._index.tell_lost()
-        if self._rows.returning:
-            self._rows.take_back(rows)
-            # The dispatcher may wait for this alone, also when there are no rows: acknowledged messages are not
-            # offered.
-            self.tell_soon()
-        was_lost = self._rows.lost.mask(ledgers, entries) if self._rows.lost else None
-        is_tracked = self._rows.answer(ledgers, entries)
-        if was_lost is not None and was_lost.any():
-            # Every view reads it again, and the first one has put it back.
-            is_tracked[was_lost] |= self._index.mask(ledgers[was_lost], entries[was_lost])
-        is_open = ~is_tracked
-        if is_open.any():
-            # The dispatcher needs the messages that it offers, also where another view has put them into the index.
-            self._rows.foreign.discard(ledgers[is_open], entries[is_open])
-            is_tracked[is_open] = self._index.add(rows.take(is_open), self)
+        self._to_read_again.discard(ledgers, entries)
+        is_tracked = self._queued.mask(ledgers, entries)
+        if not is_tracked.all():
+            rows = DelayedIndexes(deliver_at_ms, ledgers, entries).take(~is_tracked)
+            is_tracked[~is_tracked] = self._index.add(rows, self)
         return is_tracked
 
     def _check_open(self, operation: str) -> None:
         if self._is_closed:
             raise TrackerClosedError(operation)
 
-    def will_read(self, ledger_id: int) -> None:
-        self._index.tracker.will_read(ledger_id)
-
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        return self._rows.queued.contains(ledger_id, entry_id) or self._index.tracker.contains_message(
-            ledger_id, entry_id
-        )
+        tracker = self._index.tracker
+        return self._queued.contains(ledger_id, entry_id) or tracker.contains_message(ledger_id, entry_id)
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:
         """Return indexed positions, with those that are due for this subscription and were not taken yet."""
-        indexed, claimed = self._index.tracker.tracked_in(ledger_id), self._rows.claimed_in(ledger_id)
-        return indexed | claimed if indexed and claimed else indexed or claimed
-
-    def tracked_meanwhile(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> Mask | None:
-        is_tracked = self._index.mask(ledger_ids, entry_ids)
-        if self._rows.queued:
-            is_tracked |= self._rows.queued.mask(ledger_ids, entry_ids)
-        if self._rows.lost:
-            is_tracked |= self._rows.lost.mask(ledger_ids, entry_ids)
-        return is_tracked if is_tracked.any() else None
+        indexed, queued = self._index.tracker.tracked_in(ledger_id), self._queued.bitmaps.get(ledger_id)
+        return indexed | queued if indexed and queued else indexed or queued
 
     def is_recovering(self, ledger_id: int) -> bool:
         return self._index.tracker.is_recovering(ledger_id)
 
     def take_untracked(self) -> Mapping[int, BitMap]:
-        """Return lost positions once to each view: every view reads again what the index lost."""
-        return self._rows.take_to_read()
-
-    def take_untracked_ranges(self) -> Sequence[LedgerRange]:
-        return self._rows.take_ranges_to_read()
+        """Return what the index has lost, and what is behind if there is room for it, once."""
+        if self._behind and len(self._due) <= self._index.row_count_max // 2:
+            room = self._index.row_count_max
+            for ledger_id in sorted(self._behind.bitmaps):
+                entry_ids = self._behind.bitmaps[ledger_id][:room]
+                self._behind.subtract(ledger_id, entry_ids)
+                self._queued.subtract(ledger_id, entry_ids)
+                self._to_read_again.unite(ledger_id, entry_ids)
+                room -= len(entry_ids)
+                if room <= 0:
+                    break
+            # What is in the index may follow now.
+            self.tell_soon()
+        to_read_again, self._to_read_again = self._to_read_again, PositionSet()
+        return to_read_again.bitmaps
 
     def has_message_available(self) -> bool:
-        rows = self._rows
-        return rows.has_row_through(self._through()) or rows.wants_refill or self._index.tracker.has_message_available()
+        if self._first_due_ms(self._through()) is not None:
+            return True
+        return not self._behind and self._index.tracker.has_message_available()
+
+    def _first_due_ms(self, through: RowKey) -> int | None:
+        first = first_tracked_row([self._due], through, self._queued.mask)
+        return None if first is None else first.deliver_at_ms
 
     def next_delivery_time(self) -> int | None:
-        indexed_ms = self._index.tracker.next_delivery_time()
-        deliver_at_ms = self._rows.next_deliver_at_ms
-        if deliver_at_ms == NEVER:
-            return indexed_ms
-        return deliver_at_ms if indexed_ms is None else min(deliver_at_ms, indexed_ms)
+        times_ms = (self._index.tracker.next_delivery_time(), self._first_due_ms(last_key_at(NEVER)))
+        return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
     def first_withheld_time(self) -> int | None:
-        withheld_ms = (self._index.tracker.first_withheld_time(), self._rows.first_withheld_ms)
-        return min((time_ms for time_ms in withheld_ms if time_ms is not None), default=None)
+        return self._index.tracker.first_withheld_time()
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """Return due messages; those that this polls from the index become due for the other subscriptions too."""
         self._check_open("hand out messages")
-        self._forget_passed()
-        self._refill()
-        # Rows beyond the limit of memory would have to be read again at once.
+        for positions in (self._queued, self._behind, self._to_read_again):
+            positions.drop_below(self._cursor.mark_delete_position.ledger_id)
+        # Rows beyond the limit of memory would only be kept by position.
         wanted = min(max_messages, self._index.row_count_max)
-        through = last_key_at(NEVER)
         for _ in range(_POLLS_MAX):
-            through = self._through()
-            indexed_ms = self._available_ms()
-            if len(self._rows) >= wanted and self._rows.next_deliver_at_ms < indexed_ms:
+            indexed_ms = self._indexed_ms()
+            if len(self._due) >= wanted and self._due.next_deliver_at_ms < indexed_ms:
                 # Enough that nothing in the index could come before.
-                through = min(through, first_key_at(indexed_ms))
+                rows = self._pop(min(self._through(), first_key_at(indexed_ms)), wanted)
                 break
-            if indexed_ms == NEVER or not self._index.poll(wanted, self):
+            # While rows are behind, those in the index stay there, with their times.
+            if self._behind or indexed_ms == NEVER or not self._index.poll(wanted, self):
+                rows = self._pop(self._through(), wanted)
                 break
         else:
             # All of these were acknowledged. More rows may follow, and no other part would tell the dispatcher.
+            rows = self._pop(self._through(), wanted)
             self.tell_soon()
-        rows = self._rows.pop(through, wanted)
-        # The poll may have left more rows than memory may have.
-        self._refill()
+        if self._behind and len(self._due) <= self._index.row_count_max // 2:
+            self.tell_soon()
         return rows
 
-    def _refill(self) -> None:
-        if self._rows.refill(self._cursor.acknowledged_in):
-            self.tell_soon()
+    def _pop(self, through: RowKey, limit: int) -> DelayedIndexes:
+        """Take due rows at or before a key, in order."""
+        parts: list[DelayedIndexes] = []
+        while limit > 0:
+            columns, rest = pop_sorted([self._due], through, limit)
+            self._due.put_back(rest)
+            if not len(columns[0]):
+                break
+            rows = DelayedIndexes(*columns)
+            rows = rows.take(self._queued.take(rows.ledger_ids, rows.entry_ids))
+            parts.append(rows)
+            limit -= len(rows)
+        return DelayedIndexes.concatenate(parts)
 
-    def _available_ms(self) -> int:
+    def _indexed_ms(self) -> int:
         """Return the earliest time in the index when it has something to give, else `NEVER`."""
         tracker = self._index.tracker
         next_deliver_at_ms = tracker.next_delivery_time() if tracker.has_message_available() else None
@@ -228,74 +226,51 @@ class SharedIndexView(DelayedDeliveryTracker):
         withheld_ms = self._index.tracker.first_withheld_time()
         return last_key_at(NEVER) if withheld_ms is None else first_key_at(withheld_ms)
 
-    def _forget_passed(self) -> None:
-        first_ledger_id = self._cursor.mark_delete_position.ledger_id
-        if first_ledger_id > self._first_ledger_id:
-            self._rows.drop_below(first_ledger_id)
-        self._first_ledger_id = first_ledger_id
-
     def number_of_delayed_messages(self) -> int:
         """Count the messages of this subscription, without those that it has acknowledged or taken.
 
         Runtime complexity: O(ledgers with delayed messages).
         """
-        return max(0, len(self._rows) + self._indexed_count())
+        return len(self._queued) + self._indexed_count()
 
     def number_of_future_messages(self) -> int:
         """Count messages that are not due, and due ones of a segment that could not be loaded in time."""
-        ledger_ids, entry_ids = self._index.tracker.due_positions()
-        # Positions that this subscription took before are not in the count of indexed ones either.
-        is_own = ~self._rows.foreign.mask(ledger_ids, entry_ids)
-        ledger_ids, entry_ids = ledger_ids[is_own], entry_ids[is_own]
-        due = sum(
-            self._unacknowledged_count(ledger_id, bitmap) for ledger_id, bitmap in ledger_bitmaps(ledger_ids, entry_ids)
-        )
-        return max(0, self._indexed_count() - due)
-
-    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """Forget rows that left the index for this subscription; in it they stay, as other ones may want them."""
-        check_acknowledged(ledger_id, entry_ids)
-        self._rows.forget(ledger_id, entry_ids)
+        due = ledger_bitmaps(*self._index.tracker.due_positions())
+        return max(0, self._indexed_count() - sum(self._count_left(*bitmap) for bitmap in due))
 
     def _indexed_count(self) -> int:
-        """Return how many of the index's messages this subscription has neither acknowledged nor taken."""
-        tracker, foreign = self._index.tracker, self._rows.foreign.bitmaps
-        count = 0
-        for ledger_id in tracker.tracked_ledger_ids():
-            tracked = tracker.tracked_in(ledger_id)
-            if tracked is not None and ledger_id in foreign:
-                tracked = tracked - foreign[ledger_id]
-            count += self._unacknowledged_count(ledger_id, tracked)
-        for ledger_id, lost in self._rows.lost.bitmaps.items():
-            count += self._unacknowledged_count(ledger_id, lost)
-        return count
+        tracker = self._index.tracker
+        return sum(
+            self._count_left(ledger_id, tracker.tracked_in(ledger_id)) for ledger_id in tracker.tracked_ledger_ids()
+        )
 
-    def _unacknowledged_count(self, ledger_id: int, entry_ids: BitMap | None) -> int:
+    def _count_left(self, ledger_id: int, entry_ids: BitMap | None) -> int:
+        """Return how many of these positions this subscription has not acknowledged."""
         if entry_ids is None or ledger_id < self._cursor.mark_delete_position.ledger_id:
             return 0
         acknowledged = self._cursor.acknowledged_in(ledger_id)
         return len(entry_ids) - (entry_ids.intersection_cardinality(acknowledged) if acknowledged else 0)
 
+    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Let go of rows that left the index for this subscription; in it they stay, as other ones may want them."""
+        check_acknowledged(ledger_id, entry_ids)
+        for positions in (self._queued, self._behind, self._to_read_again):
+            positions.subtract(ledger_id, entry_ids)
+
     def should_pause_all_deliveries(self) -> bool:
-        return self._index.tracker.should_pause_all_deliveries() and not self._rows.queued
+        return self._index.tracker.should_pause_all_deliveries() and not self._queued
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """Take a new tick for all views: it is the topic's."""
         self._index.tracker.reset_tick_time(tick_time_ms)
 
     async def clear(self) -> None:
-        """Forget what is this subscription's; the index is the others' too, and stays."""
-        self._rows = ViewRows(self._index.row_count_max)
-        self._first_ledger_id = -1
+        """Let go of what is this subscription's; the index is the others' too, and stays."""
+        self._begin_anew()
 
     async def close(self) -> None:
         """Close this view; the index stays open for the others."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._next_turn.close()
-        self._index.forget(self)
-
-    def check(self) -> None:
-        """Assert every invariant of the rows that it remembers."""
-        self._rows.check()
+        if not self._is_closed:
+            self._is_closed = True
+            self._next_turn.close()
+            self._index.remove(self)

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVarTuple, Unpack
 
 from tracker.errors import TrackerError
-from tracker.shell.callbacks import do_nothing
+
+_Arguments = TypeVarTuple("_Arguments")
 
 
 class NextTurn:
@@ -57,6 +59,23 @@ class NextTurn:
         self._call = do_nothing
         if self._handle is not None:
             self._handle.cancel()
+
+
+def call_program(callback: Callable[[Unpack[_Arguments]], None], *arguments: *_Arguments) -> None:
+    """Call a callback of the program here and now; an exception of it goes to the loop's exception handler.
+
+    The caller may be in the middle of several answers, or of several subscriptions, and has to go on.
+    """
+    try:
+        callback(*arguments)
+    except Exception as error:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"Exception in callback {callback!r} of a tracker", "exception": error}
+        )
+
+
+def do_nothing(*_: object) -> None:
+    """Stand for the callback of an owner that is closed, so that it goes without a search for cycles."""
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -1,4 +1,4 @@
-"""Failures of one tracker's actions: for the log, once an outage, and for the figures."""
+"""Failures of one tracker's calls: for the log, once an outage, and for the figures."""
 
 import logging
 from collections import Counter
@@ -7,27 +7,25 @@ from typing import Final
 
 from snapshot_storage.errors import SnapshotStorageError
 from tracker.core.actions import (
-    Action,
-    ActionFailed,
+    Call,
+    CallFailed,
     DeleteSnapshot,
     LoadSegments,
-    MergeBuckets,
-    PutProperty,
-    ReadMetadata,
-    ReadPositions,
-    RemoveProperty,
+    PutName,
+    ReadHead,
+    RemoveName,
 )
-from tracker.shell.storage_worker import is_lost, lost_bucket_id
+from tracker.shell.tracker_calls import failure_of
 from tracker.stats import UNREADABLE_AFTER, TrackerStats
 
 logger = logging.getLogger(__name__)
 
-_ON_THE_CURSOR: Final = (PutProperty, RemoveProperty)
+_ON_THE_CURSOR: Final = (PutName, RemoveName)
 _NONE_FAILING: Final[frozenset[str]] = frozenset()
 
 
 class Outages:
-    """The kinds of actions that fail, and the snapshots that cannot be read.
+    """The kinds of calls that fail, and the snapshots that cannot be read.
 
     Args:
         name: Of the tracker, for the log.
@@ -43,37 +41,38 @@ class Outages:
         self._is_full = False
         self._stats = stats
         self._failing = _NONE_FAILING
-        """Kinds of actions that failed when they were last tried."""
+        """Kinds of calls that failed when they were last tried."""
         self._read_failures: Counter[int] = Counter()
         """By bucket id, how often in a row a snapshot could not be read."""
 
     @property
     def are_there(self) -> bool:
-        """Whether any kind of action fails."""
+        """Whether any kind of call fails."""
         return bool(self._failing)
 
-    def keep(self, wanted: Collection[type[Action]]) -> None:
-        """Forget the kinds of calls that are not wanted any more, as their buckets are gone."""
+    def keep(self, wanted: Collection[type[Call]]) -> None:
+        """End the outages of calls that are not wanted any more, as their buckets are gone."""
         self._failing &= {kind.__name__ for kind in wanted}
 
-    def note_success(self, action: Action) -> None:
-        """Note that an action has worked."""
-        if isinstance(action, ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot):
-            self._read_failures.pop(action.bucket_id, None)
-        what = type(action).__name__
+    def count_success(self, call: Call) -> None:
+        """Count a call as working."""
+        if isinstance(call, ReadHead | LoadSegments | DeleteSnapshot):
+            self._read_failures.pop(call.bucket_id, None)
+        what = type(call).__name__
         if what in self._failing:
             self._failing -= {what}
             logger.info("%s: %s works again", self._name, what)
 
-    def note_failure(self, action: Action, error: Exception, now_ms: int) -> ActionFailed:
-        """Note that an action has failed, and return the answer that the core is given."""
-        what = type(action).__name__
+    def count_failure(self, call: Call, error: Exception, now_ms: int) -> CallFailed:
+        """Count a call as failed, and return the answer that the core is given."""
+        what = type(call).__name__
         # An outage is told once, not at each retry.
         level = logging.DEBUG if what in self._failing else logging.WARNING
-        is_gone = is_lost(error) and isinstance(action, ReadMetadata | ReadPositions | LoadSegments | MergeBuckets)
-        if isinstance(action, ReadMetadata | ReadPositions | LoadSegments):
+        failure = failure_of(call, error)
+        is_gone = failure.is_lost
+        if isinstance(call, ReadHead | LoadSegments):
             # A snapshot that is gone is given up, and not asked for again.
-            self._read_failures[action.bucket_id] = 0 if is_gone else self._read_failures[action.bucket_id] + 1
+            self._read_failures[call.bucket_id] = 0 if is_gone else self._read_failures[call.bucket_id] + 1
         if not is_gone:
             if not self._failing:
                 self._stats.failing_since_ms = now_ms
@@ -81,15 +80,15 @@ class Outages:
             # A call for a snapshot that is gone is not tried again: that is no outage.
             self._failing |= {what}
         # The errors of a cursor are its program's own: a full disk is no defect to trace.
-        is_outage = isinstance(error, SnapshotStorageError | TimeoutError) or isinstance(action, _ON_THE_CURSOR)
+        is_outage = isinstance(error, SnapshotStorageError | TimeoutError) or isinstance(call, _ON_THE_CURSOR)
         if is_outage:
             logger.log(level, "%s: %s failed: %s", self._name, what, str(error) or type(error).__name__)
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
-        return ActionFailed(action, is_gone, str(error), lost_bucket_id(error))
+        return failure
 
-    def note_full(self, is_full: bool) -> None:
-        """Note whether so many rows wait for a snapshot as may."""
+    def tell_full(self, is_full: bool) -> None:
+        """Say once in the log that so many rows wait for a snapshot as may."""
         if is_full and not self._is_full:
             logger.warning(
                 "%s: %d indexes wait in memory for a snapshot that cannot be stored; reading pauses until it can",
@@ -98,7 +97,7 @@ class Outages:
             )
         self._is_full = is_full
 
-    def tell(self) -> None:
+    def write_figures(self) -> None:
         """Bring the figures up to date."""
         self._stats.failing = self._failing
         if self._read_failures or self._stats.unreadable:

@@ -1,47 +1,27 @@
 """Bytes of snapshots to answers, and rows to bytes: the O(n) part of the work on a storage.
 
-Functions over arrays, for worker threads and the other process. They know no event loop and no storage.
+Functions over arrays, for worker threads. They know no event loop and no storage.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from managed_ledger.value_types import Int64Array
-from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments, decode_segments_together
+from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.encoding.metadata_columns import MetadataColumns
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
-from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
-from snapshot_storage.storage import BucketSnapshotHead
+from snapshot_storage.errors import SnapshotCorruptedError
 from tracker.columns.position_set import PositionSet
-from tracker.columns.position_sums import sum_of, sums_of, wrapped
-from tracker.columns.positions import bitmaps_of_parts, ledger_bitmaps
+from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.segment_table import SegmentTable, tables_of
 from tracker.config import TrackerConfig
-from tracker.core.actions import (
-    Event,
-    LoadSegments,
-    MetadataRead,
-    PersistBucket,
-    PositionsRead,
-    ReadMetadata,
-    ReadPositions,
-    SegmentsLoaded,
-    SnapshotIsAlien,
-)
-from tracker.shell.storage_worker import SnapshotOwner
+from tracker.core.actions import Head, MergeSnapshots, StoreSnapshot
 
 SPANS_PER_BUCKET: Final = 200
 """A bucket of the least size has about so many spans at most, for any distribution of times: a tenth of a byte a
 row."""
-
-METADATA_AT_ONCE_BYTES_MAX: Final = 65_536
-"""Metadata is decoded together up to so many bytes, which take some MiB meanwhile; that of a large bucket is alone."""
 
 POSITIONS_AT_ONCE_MAX: Final = 65_536
 """Bitmaps of segments are decoded together up to so many positions, which take some MiB meanwhile."""
@@ -52,70 +32,85 @@ def span_rows(config: TrackerConfig) -> int:
     return max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
 
 
-def built(action: PersistBucket, config: TrackerConfig) -> tuple[Snapshot, SegmentTable, tuple[Int64Array, Int64Array]]:
-    """Return the snapshot of the rows to be stored, its table, and the positions of the last rows of its spans."""
-    rows = _rows_to_store(action)
-    snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=action.segment_row_count_max)
+def built(call: StoreSnapshot, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
+    """Return the snapshot of the rows to be stored, and its table."""
+    rows = DelayedIndexes.concatenate(call.parts)
+    return _snapshot_of(rows, call.tracked, call.segment_row_count_max, config)
+
+
+def merged(
+    call: MergeSnapshots, data: Sequence[Sequence[bytes]], config: TrackerConfig
+) -> tuple[Snapshot, SegmentTable]:
+    """Return the snapshot of the rows of several, and its table.
+
+    Raises:
+        SnapshotCorruptedError: One is damaged; the error names it.
+    """
+    parts = [
+        rows_of(source.bucket_id, segments, 1, source.segment_count)
+        for source, segments in zip(call.sources, data, strict=True)
+        if source.segment_count
+    ]
+    rows = DelayedIndexes.concatenate(parts)
+    return _snapshot_of(rows, call.tracked, call.segment_row_count_max, config)
+
+
+def _snapshot_of(
+    rows: DelayedIndexes, tracked: Mapping[int, BitMap], rows_max: int, config: TrackerConfig
+) -> tuple[Snapshot, SegmentTable]:
+    """Return the snapshot of the first row of each tracked position, and its table."""
+    rows = rows.sorted()
+    is_first = PositionSet.of(tracked.items()).take(rows.ledger_ids, rows.entry_ids)
+    if not is_first.all():
+        rows = rows.take(is_first)
+    snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=rows_max)
     (table,) = tables_of(decode_metadata_columns(snapshot.metadata), span_rows(config))
-    last_rows = table.row_ends - 1
-    return snapshot, table, (rows.ledger_ids[last_rows], rows.entry_ids[last_rows])
-
-
-def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
-    rows = DelayedIndexes.concatenate(action.parts).sorted()
-    if action.tracked is None:
-        return rows
-    tracked = PositionSet.of(action.tracked.items())
-    return rows.take(tracked.take(rows.ledger_ids, rows.entry_ids))
-
-
-def loaded(
-    actions: Sequence[LoadSegments], data: Sequence[Sequence[bytes] | SnapshotStorageError]
-) -> list[Event | Exception]:
-    """Return the answer to each load: its rows, or what is wrong with what was read."""
-    whole = [
-        one
-        for action, one in zip(actions, data, strict=True)
-        if not isinstance(one, SnapshotStorageError) and len(one) == action.last_segment - action.first_segment + 1
-    ]
-    together = decode_segments_together(whole) if len(whole) == len(actions) else None
-    if together is None or not set(together.rows.descents().tolist()) <= set(together.ends):
-        return [_load_answer(*pair) for pair in zip(actions, data, strict=True)]
-    rows, ends = together
-    sums = sums_of(rows.ledger_ids, rows.entry_ids, ends)
-    return [
-        SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows.slice(start, end), position_sum)
-        for action, start, end, position_sum in zip(actions, [0, *ends[:-1]], ends, sums, strict=True)
-    ]
-
-
-def _load_answer(action: LoadSegments, data: Sequence[bytes] | SnapshotStorageError) -> Event | Exception:
-    if isinstance(data, SnapshotStorageError):
-        return data
-    first, last = action.first_segment, action.last_segment
-    try:
-        rows = rows_of(action.bucket_id, data, first, last)
-    except Exception as error:  # Any error of one snapshot is the answer to it alone.
-        return error
-    if not rows.is_sorted():
-        reason = f"the rows of segments {first} to {last} are not in order"
-        return SnapshotCorruptedError(reason, bucket_id=action.bucket_id)
-    return SegmentsLoaded(action.serial, first, last, rows, sum_of(rows.ledger_ids, rows.entry_ids))
+    return snapshot, table
 
 
 def rows_of(bucket_id: int, data: Sequence[bytes], first_segment: int, last_segment: int) -> DelayedIndexes:
     """Decode a range of segments of a snapshot.
 
     Raises:
-        SnapshotCorruptedError: They are damaged, or there are not so many.
+        SnapshotCorruptedError: They are damaged or not in order, or there are not so many.
     """
     if len(data) != last_segment - first_segment + 1:
         reason = f"asked for segments {first_segment} to {last_segment}, there are {len(data)}"
         raise SnapshotCorruptedError(reason, bucket_id=bucket_id)
     try:
-        return decode_segments(data, first_entry=first_segment)
+        rows = decode_segments(data, first_entry=first_segment)
     except SnapshotCorruptedError as error:
         raise _with_id(error, bucket_id) from error
+    if not rows.is_sorted():
+        reason = f"the rows of segments {first_segment} to {last_segment} are not in order"
+        raise SnapshotCorruptedError(reason, bucket_id=bucket_id)
+    return rows
+
+
+def head_of(bucket_id: int, metadata: bytes, size_bytes: int, config: TrackerConfig) -> Head:
+    """Decode entry 0 of a snapshot.
+
+    Raises:
+        SnapshotCorruptedError: It is damaged, or its segments overlap in time.
+    """
+    try:
+        columns = decode_metadata_columns(metadata)
+        if (columns.first_times[1:] < columns.last_times[:-1]).any():
+            # Spans are only as good as the segments that they are made of.
+            raise SnapshotCorruptedError("its segments overlap in time", bucket_id=bucket_id)
+        (table,) = tables_of(columns, span_rows(config))
+        bitmaps: dict[int, BitMap] = {}
+        for first, end in _pieces(columns.row_counts):
+            for ledger_id, entry_ids in ledger_bitmaps(*columns.positions(first, end)):
+                if ledger_id in bitmaps:
+                    bitmaps[ledger_id] |= entry_ids
+                else:
+                    bitmaps[ledger_id] = entry_ids
+    except SnapshotCorruptedError as error:
+        raise _with_id(error, bucket_id) from error
+    for bitmap in bitmaps.values():
+        bitmap.run_optimize()
+    return Head(size_bytes, table, bitmaps)
 
 
 def _with_id(error: SnapshotCorruptedError, bucket_id: int) -> SnapshotCorruptedError:
@@ -123,156 +118,10 @@ def _with_id(error: SnapshotCorruptedError, bucket_id: int) -> SnapshotCorrupted
     return SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry)
 
 
-def metadata_answers(
-    owner: SnapshotOwner,
-    actions: Sequence[ReadMetadata],
-    heads: Sequence[BucketSnapshotHead | SnapshotStorageError],
-    bitmaps_max: int,
-) -> Sequence[Event | Exception]:
-    """Return the answer to each read: the decoded metadata, or its fault."""
-    answers: dict[int, Event | Exception] = {}
-    own: list[tuple[ReadMetadata, BucketSnapshotHead]] = []
-    for action, head in zip(actions, heads, strict=True):
-        if isinstance(head, SnapshotStorageError):
-            answers[action.serial] = head
-        elif head.info.belongs_to(owner.topic_name, owner.cursor_name):
-            own.append((action, head))
-        else:
-            answers[action.serial] = SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
-    for part in _parts(own):
-        try:
-            answers |= {event.serial: event for event in _metadata_read(part, span_rows(owner.config), bitmaps_max)}
-        except Exception as error:  # Any error of one snapshot is the answer to it alone.
-            if len(part) == 1:
-                answers[part[0][0].serial] = error
-            else:
-                for action, head in part:
-                    (answers[action.serial],) = metadata_answers(owner, [action], [head], bitmaps_max)
-    return [answers[action.serial] for action in actions]
-
-
-def _parts(
-    read: Sequence[tuple[ReadMetadata, BucketSnapshotHead]],
-) -> Iterator[Sequence[tuple[ReadMetadata, BucketSnapshotHead]]]:
-    """Cut what was read into parts that are decoded together."""
-    start = size_bytes = 0
-    for number, (_, head) in enumerate(read):
-        size_bytes += len(head.metadata)
-        if size_bytes > METADATA_AT_ONCE_BYTES_MAX and number > start:
-            yield read[start:number]
-            start, size_bytes = number, len(head.metadata)
-    if start < len(read):
-        yield read[start:]
-
-
-def _metadata_read(
-    read: Sequence[tuple[ReadMetadata, BucketSnapshotHead]], span_rows: int, bitmaps_max: int
-) -> Iterator[MetadataRead]:
-    """Yield what the metadata of each snapshot says.
-
-    Raises:
-        SnapshotCorruptedError: One of them is damaged.
-    """
-    columns = decode_metadata_columns(*(head.metadata for _, head in read))
-    # Spans are only as good as the segments that they are made of.
-    is_back = columns.first_times[1:] < columns.last_times[:-1]
-    ends = columns.snapshot_ends
-    is_back[ends[(ends > 0) & (ends <= len(is_back))] - 1] = False
-    if is_back.any():
-        raise SnapshotCorruptedError("its segments overlap in time", bucket_id=read[0][0].bucket_id)
-    tables = tables_of(columns, span_rows)
-    positions = _positions_of_each([action.serial for action, _ in read], columns, bitmaps_max)
-    for (action, head), table, ledgers, known in zip(read, tables, _ledger_ranges(columns), positions, strict=True):
-        kept = head.first_segments[: _kept_count(action, table, len(head.first_segments))]
-        yield MetadataRead(action.serial, head.info.length_bytes, table, ledgers, kept, known)
-
-
-def _ledger_ranges(columns: MetadataColumns) -> list[LedgerRange | None]:
-    """Return from which to which ledger each snapshot has positions, None where it has none."""
-    ends = columns.bitmaps_before(columns.snapshot_ends)
-    starts = np.append(0, ends[:-1])
-    has_any = ends > starts
-    ranges: list[LedgerRange | None] = [None] * len(ends)
-    if has_any.any():
-        firsts = np.minimum.reduceat(columns.ledger_ids, starts[has_any]).tolist()
-        lasts = np.maximum.reduceat(columns.ledger_ids, starts[has_any]).tolist()
-        for number, first, last in zip(np.flatnonzero(has_any).tolist(), firsts, lasts, strict=True):
-            ranges[number] = LedgerRange(first, last)
-    return ranges
-
-
-def _kept_count(action: ReadMetadata, table: SegmentTable, segment_count: int) -> int:
-    """Return how many of the first segments are wanted, in whole spans."""
-    if not segment_count or not len(table) or table.first_times[0] > action.through_ms:
-        return 0
-    by_time = int(table.first_times.searchsorted(action.through_ms, "right"))
-    by_rows = int(table.row_ends.searchsorted(action.row_count_max, "right"))
-    by_segments = int(table.segment_ends.searchsorted(segment_count, "right"))
-    return table.segments_before(min(by_time, by_rows, by_segments))
-
-
-def _positions_of_each(
-    serials: Sequence[int], columns: MetadataColumns, bitmaps_max: int
-) -> list[PositionsRead | None]:
-    """Return the positions of each snapshot, None of those that have too many bitmaps."""
-    segment_ends = np.append(0, columns.snapshot_ends)
-    bitmap_ends = columns.bitmaps_before(segment_ends).tolist()
-    row_ends = np.append(0, columns.row_counts.cumsum())[segment_ends].tolist()
-    read: list[PositionsRead | None] = [None] * len(serials)
-    end = 0
-    while end < len(serials):
-        first = end
-        while end < len(serials) and bitmap_ends[end + 1] - bitmap_ends[end] <= bitmaps_max:
-            if end > first and row_ends[end + 1] - row_ends[first] > POSITIONS_AT_ONCE_MAX:
-                break
-            end += 1
-        ledger_ids, entry_ids = columns.positions(int(segment_ends[first]), int(segment_ends[end]))
-        ends = [row_end - row_ends[first] for row_end in row_ends[first + 1 : end + 1]]
-        for k, start, stop, total, bitmaps in zip(
-            range(first, end),
-            [0, *ends],
-            ends,
-            sums_of(ledger_ids, entry_ids, ends),
-            bitmaps_of_parts(ledger_ids, entry_ids, ends),
-            strict=False,
-        ):
-            has_repeats = stop - start > sum(map(len, bitmaps.values()))
-            read[k] = PositionsRead(serials[k], 1, bitmaps, has_repeats, total)
-        end = max(end, first + 1)
-    return read
-
-
-def positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
-    """Return what entry 0 says of positions.
-
-    Raises:
-        SnapshotCorruptedError: It is damaged.
-    """
-    try:
-        return _positions_read(action, data)
-    except SnapshotCorruptedError as error:
-        raise _with_id(error, action.bucket_id) from error
-
-
-def _positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
-    columns = decode_metadata_columns(data)
-    bitmaps: dict[int, BitMap] = {}
-    row_count = position_sum = 0
-    for first, end in _pieces(columns.row_counts, action.first_segment - 1):
-        ledger_ids, entry_ids = columns.positions(first, end)
-        row_count += len(entry_ids)
-        position_sum += sum_of(ledger_ids, entry_ids)
-        for ledger_id, part in ledger_bitmaps(ledger_ids, entry_ids):
-            bitmaps.setdefault(ledger_id, BitMap()).update(part)
-    for bitmap in bitmaps.values():
-        bitmap.run_optimize()
-    has_repeats = row_count > sum(map(len, bitmaps.values()))
-    return PositionsRead(action.serial, action.first_segment, bitmaps, has_repeats, wrapped(position_sum))
-
-
-def _pieces(row_counts: NDArray[np.int64], first: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and the end of stretches of segments from this one on that have not too many rows."""
+def _pieces(row_counts: Int64Array) -> Iterator[tuple[int, int]]:
+    """Yield the first and the end of stretches of segments that have not too many rows."""
     row_ends = row_counts.cumsum()
+    first = 0
     while first < len(row_ends):
         rows_before = int(row_ends[first]) - int(row_counts[first])
         end = max(first + 1, int(row_ends.searchsorted(rows_before + POSITIONS_AT_ONCE_MAX, "right")))

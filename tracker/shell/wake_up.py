@@ -1,7 +1,7 @@
 """When a dispatcher is to be told to look again: whenever an answer that made it wait is no longer true.
 
 A dispatcher waits because nothing was due, because what is due must wait for an earlier message that is still being
-loaded, or because reading was paused. A tracker notes these answers as it gives them, and compares them, once in a
+loaded, or because reading was paused. A tracker keeps these answers as it gives them, and compares them, once in a
 turn of its loop, with what it would answer now. So it does not matter which rows left the index, and by which way:
 being told of a message ends when that message is no longer the first that is due.
 
@@ -23,8 +23,8 @@ class WakeUp:
         self._withheld_ms: int | None = None
         self._is_paused = False
 
-    def note_nothing_due(self) -> bool:
-        """Note that the dispatcher took what there was, or was answered that nothing is due: it waits from now on.
+    def wait_for_due(self) -> bool:
+        """Count the dispatcher as waiting: it took what there was, or was answered that nothing is due.
 
         Returns:
             Whether it had been told of a message. If nothing is due all the same, as where the clock was put back, the
@@ -33,8 +33,8 @@ class WakeUp:
         told_deliver_at_ms, self._told_deliver_at_ms = self._told_deliver_at_ms, None
         return told_deliver_at_ms is not None
 
-    def note_withheld(self, withheld_ms: int | None) -> None:
-        """Note the answer that due messages from this time on have to wait, None for no such time.
+    def wait_behind(self, withheld_ms: int | None) -> None:
+        """Count the dispatcher as told that due messages from this time on have to wait, None for no such time.
 
         Of several answers in one turn the first counts, as there may be several dispatchers: the index of a topic has
         the dispatchers of all its subscriptions.
@@ -42,8 +42,8 @@ class WakeUp:
         if self._withheld_ms is None:
             self._withheld_ms = withheld_ms
 
-    def note_paused(self, is_paused: bool) -> None:
-        """Note the answer whether reading is to pause."""
+    def pause(self, is_paused: bool) -> None:
+        """Count the dispatcher as told whether reading is to pause."""
         self._is_paused = self._is_paused or is_paused
 
     def is_wanted(self, *, deliver_at_ms: int | None, withheld_ms: int | None = None, is_paused: bool = False) -> bool:

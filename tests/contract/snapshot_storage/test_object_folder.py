@@ -87,7 +87,7 @@ def test_a_snapshot_that_is_no_file_is_damaged(tmp_path: Path, make: Callable[[P
             ids = [await storage.create_bucket_snapshot(b"m", _SEGMENTS, **_NAMES) for _ in range(2)]
             replace_first()
             for read in (
-                storage.read_bucket_snapshot_head,
+                storage.get_bucket_snapshot_head,
                 storage.get_bucket_snapshot_metadata,
                 storage.get_bucket_snapshot_length,
             ):

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,16 +74,6 @@ class _Storage(RocksDBBucketSnapshotStorage):
         return folder
 
 
-async def _until_it_can_begin(storage: RocksDBBucketSnapshotStorage) -> None:
-    """Wait until the storage is opened again, as nothing else waits for that."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            with suppress(StorageUnavailableError):
-                begun = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
-                return await begun.abort()
-            await asyncio.sleep(0)
-
-
 async def _create(storage: RocksDBBucketSnapshotStorage, segments: list[bytes] | None = None) -> int:
     names = {"bucket_key": "k", "topic_name": "t", "cursor_name": "c"}
     return await storage.create_bucket_snapshot(b"metadata", segments or [], **names)
@@ -138,29 +127,6 @@ def test_a_folder_that_stays_refused_is_tried_ever_more_rarely(
             now_s[0] += 60
             kept = await _create(storage)
             assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept]
-
-    asyncio.run(scenario())
-
-
-def test_a_writer_makes_it_open_again_too(tmp_path: Path) -> None:
-    """A caller that only begins snapshots must not wait for one that reads."""
-    now_s = [100.0]
-
-    async def scenario() -> None:
-        async with _Storage(tmp_path, writes=[DAMAGE, DAMAGE], openings=1, clock_s=lambda: now_s[0]) as storage:
-            lost = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
-            with pytest.raises(StorageUnavailableError):
-                await _create(storage)
-            now_s[0] += 60
-            with pytest.raises(StorageUnavailableError, match="try again"):
-                storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
-            await _until_it_can_begin(storage)
-            with pytest.raises(StorageUnavailableError, match="opened again"):
-                await lost.commit(b"metadata")
-            await lost.abort()
-            writer = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
-            await writer.commit(b"metadata")
-            assert len(await storage.list_bucket_snapshots()) == 1
 
     asyncio.run(scenario())
 

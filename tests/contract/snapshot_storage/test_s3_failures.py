@@ -125,7 +125,7 @@ def test_an_answer_that_is_cut_is_unavailable() -> None:
     async def scenario(config: S3Config) -> None:
         async with S3BucketSnapshotStorage(config) as storage:
             with pytest.raises(StorageUnavailableError):
-                await storage.read_bucket_snapshot_head(5)
+                await storage.get_bucket_snapshot_head(5)
 
     with canned_s3(answer) as server:
         asyncio.run(scenario(server.config()))
@@ -181,7 +181,7 @@ def test_recovery_is_parallel_and_never_more_than_allowed() -> None:
 
     async def scenario(config: S3Config) -> None:
         async with S3BucketSnapshotStorage(config) as storage:
-            heads = [storage.read_bucket_snapshot_head(bucket_id) for bucket_id in range(9)]
+            heads = [storage.get_bucket_snapshot_head(bucket_id) for bucket_id in range(9)]
             await asyncio.gather(*heads, return_exceptions=True)
 
     with canned_s3(answer) as server:

@@ -113,7 +113,7 @@ def test_an_object_whose_name_is_damaged_on_the_disk_is_known_by_its_property_al
             minio.files_of(backend.keys()[rotten])[0].write_bytes(b"garbage" * 100)
             assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [sound]
             for call in (
-                lambda: storage.read_bucket_snapshot_head(rotten),
+                lambda: storage.get_bucket_snapshot_head(rotten),
                 lambda: storage.delete_bucket_snapshot(rotten),
             ):
                 assert await _errors(call, 4) == [StorageUnavailableError] * 4
@@ -132,7 +132,7 @@ def test_an_outage_is_never_taken_for_damage(tmp_path: Path) -> None:
             ids = [await _create(storage, [b"one"]) for _ in range(2)]
             server.kill()
             for call in (
-                lambda: storage.read_bucket_snapshot_head(ids[0]),
+                lambda: storage.get_bucket_snapshot_head(ids[0]),
                 lambda: storage.delete_bucket_snapshot(ids[0]),
                 storage.find_damage,
             ):
@@ -165,7 +165,7 @@ def test_a_server_that_fails_for_all_objects_is_unavailable_though_it_lists(stat
             async with S3BucketSnapshotStorage(server.config()) as storage:
                 for _ in range(8):
                     with pytest.raises(StorageUnavailableError):
-                        await storage.read_bucket_snapshot_head(1)
+                        await storage.get_bucket_snapshot_head(1)
                 # A list of no readable snapshot is refused; it does not come back empty.
                 with pytest.raises(StorageUnavailableError):
                     await storage.list_bucket_snapshots()

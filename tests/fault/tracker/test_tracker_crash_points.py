@@ -7,26 +7,25 @@ at rest storage and properties name the same snapshots.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 
 import pytest
+from tests.helpers.snapshot_work import answer_to
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
+from tracker.shell.storage_worker import is_lost, lost_bucket_id
 
 from managed_ledger.position import Position
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed, Event
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import SnapshotWork, StorageWork
-from tracker.shell.storage_worker import is_lost, lost_bucket_id
-from tracker.testing import FakeCursor, run_inline
 
 CONFIG = TrackerConfig(
     index_count_per_bucket_min=3,
@@ -44,38 +43,6 @@ FIRST_DUE_MS = 10_000
 
 class CrashError(Exception):
     """The process ended."""
-
-
-class SteppingStorage(FaultInjectingBucketSnapshotStorage):
-    """Makes each write and the commit of a merge a step of its own."""
-
-    def __init__(self, stored: MemoryBucketSnapshotStorage, plan: FaultPlan, life: "CoreLife") -> None:
-        super().__init__(stored, plan)
-        self._life = life
-
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        writer = super().new_bucket_snapshot(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return SteppingWriter(writer, self._life)
-
-
-class SteppingWriter(BucketSnapshotWriter):
-    """A writer whose process may end at each call; then no caller aborts it."""
-
-    def __init__(self, writer: BucketSnapshotWriter, life: "CoreLife") -> None:
-        self._writer = writer
-        self._life = life
-
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        with self._life.crash_point("write"):
-            await self._writer.write_segments(segments)
-
-    async def commit(self, metadata: bytes) -> int:
-        with self._life.crash_point("commit"):
-            return await self._writer.commit(metadata)
-
-    async def abort(self) -> None:
-        if not self._life.has_crashed:
-            await self._writer.abort()
 
 
 class CoreLife:
@@ -99,7 +66,7 @@ class CoreLife:
         self.now_ms = 0
         self.handed_out: list[tuple[int, int]] = []
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
-        storage = SteppingStorage(stored, plan, self)
+        storage = FaultInjectingBucketSnapshotStorage(stored, plan)
         self.work = SnapshotWork(CONFIG, context, StorageWork(storage, run_inline))
         self.core = TrackerCore(CONFIG, acknowledged_in=cursor.acknowledged_in, rng=Random(1))
 
@@ -234,8 +201,6 @@ def test_the_script_does_everything(runner: asyncio.Runner) -> None:
 
     assert set(life.kinds) >= {"PersistBucket", "PutProperty", "MergeBuckets", "LoadSegments", "DeleteSnapshot"}
     assert set(life.kinds) >= {"RemoveProperty", "ListSnapshots"}
-    # A merge is several steps: more than one write, and the commit.
-    assert life.kinds.count("write") > life.kinds.count("commit") == life.kinds.count("MergeBuckets")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from managed_ledger.position import Position
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -22,7 +23,6 @@ from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 CONFIG = TrackerConfig(
     index_count_per_bucket_min=6,

@@ -149,7 +149,7 @@ async def open_service(
 
     Without `steady_ms` the clock is never set: its steps are time that passes.
     """
-    config = BrokerConfig(data_directory=folder, has_snapshot_process=False, **values)
+    config = BrokerConfig(data_directory=folder, **values)
     return await Service.open(config, now_ms=now_ms, steady_ms=steady_ms or now_ms)
 
 

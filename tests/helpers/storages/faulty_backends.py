@@ -13,7 +13,6 @@ from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
     BucketSnapshotStorage,
-    BucketSnapshotWriter,
 )
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.storages.snapshot_backends import MemoryBackend
@@ -43,11 +42,8 @@ class PatientStorage(BucketSnapshotStorage):
             metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
         )
 
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        return self._storage.new_bucket_snapshot(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        return await _patiently(lambda: self._storage.read_bucket_snapshot_head(bucket_id))
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        return await _patiently(lambda: self._storage.get_bucket_snapshot_head(bucket_id))
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         return await _patiently(lambda: self._storage.get_bucket_snapshot_metadata(bucket_id))
@@ -87,7 +83,7 @@ class FaultyBackend(MemoryBackend):
             seed=self.seed,
             rate=0.4,
             faults=_FAULTS,
-            operations=frozenset(Operation) - {Operation.CREATE, Operation.WRITE},
+            operations=frozenset(Operation) - {Operation.CREATE},
             latency_ms_max=1,
             timeout_ms=1,
         )

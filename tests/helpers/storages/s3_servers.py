@@ -11,6 +11,8 @@ import signal
 import socket
 import subprocess
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,15 @@ class RealServer(S3Server):
         except (OSError, BotoCoreError, ClientError):
             return False
         return True
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let it take connections and answer nothing."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it as a loss of power would, but for the disk's cache."""

@@ -1,30 +1,24 @@
 """A service whose snapshot storage is away: at its start, or in the middle of what clients ask of it.
 
-The storage is a real S3 server that does not run, or the process for snapshots, stopped so that it answers nothing.
+The storage is a real S3 server that does not run, or is stopped so that it answers nothing.
 """
 
 import asyncio
 import json
 import os
 import signal
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pulsar import Consumer, ConsumerType, MessageId, Producer
 
-from benchmarks.service_processes import child_pids
-from broker.service.storage_opening import StorageOpening
 from demo.process import PostdateProcess, wait_until
 from snapshot_storage.errors import StorageUnavailableError
-from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.services.programs.clients import Clients, receive, subscribe, texts
 from tests.helpers.services.services import POSTDATE, make_service
@@ -37,7 +31,6 @@ from tests.helpers.storages.s3_servers import (
     keys_under,
     settings_of,
 )
-from tracker.process import SnapshotProcess
 
 TIMEOUT_S = 40
 PREFIX = "service/one"
@@ -101,17 +94,9 @@ def are_in_order(numbers: list[int]) -> bool:
 
 
 @pytest.mark.s3_server
-@pytest.mark.parametrize("has_process", ["true", "false"])
-def test_a_service_starts_while_s3_is_away_and_delivers_what_it_has(
-    versity: RealServer, tmp_path: Path, has_process: str
-) -> None:
+def test_a_service_starts_while_s3_is_away_and_delivers_what_it_has(versity: RealServer, tmp_path: Path) -> None:
     """Fresh messages at once, also delayed ones; those in snapshots when the server is back, in order, each once."""
-    service = new_service(
-        tmp_path / "service",
-        **settings_of(versity, PREFIX),
-        bucketSnapshotStorage="s3",
-        bucketSnapshotProcessEnabled=has_process,
-    )
+    service = new_service(tmp_path / "service", **settings_of(versity, PREFIX), bucketSnapshotStorage="s3")
     service.start()
     clients = Clients(service.url)
     try:
@@ -147,18 +132,7 @@ def test_a_service_starts_while_s3_is_away_and_delivers_what_it_has(
         service.stop()
 
 
-@contextmanager
-def stopped_snapshots(service: PostdateProcess) -> Iterator[None]:
-    """Let the process for snapshots answer nothing."""
-    (child,) = child_pids(service.pid)
-    os.kill(child, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(child, signal.SIGCONT)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the process for snapshots in /proc")
+@pytest.mark.s3_server
 @pytest.mark.parametrize(
     "request_of",
     [
@@ -168,9 +142,12 @@ def stopped_snapshots(service: PostdateProcess) -> Iterator[None]:
         pytest.param("change the type", marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_request_is_answered_while_the_snapshot_storage_hangs(tmp_path: Path, request_of: str) -> None:
+def test_a_request_is_answered_while_the_snapshot_storage_hangs(
+    versity: RealServer, tmp_path: Path, request_of: str
+) -> None:
     """Within the client's own patience. Messages in the log are delivered, and none is left over in the end."""
-    service = new_service(tmp_path / "service", retentionCheckIntervalInSeconds="1")
+    settings = settings_of(versity, PREFIX) | {"bucketSnapshotStorage": "s3", "retentionCheckIntervalInSeconds": "1"}
+    service = new_service(tmp_path / "service", **settings)
     service.start()
     clients = Clients(service.url)
     try:
@@ -179,7 +156,7 @@ def test_a_request_is_answered_while_the_snapshot_storage_hangs(tmp_path: Path, 
         producer = client.create_producer("orders", batching_enabled=False)
         publish(producer, 0, SEALED + 1, delay_s=6)
         wait_until(lambda: named_snapshots(service) == 4, timeout_s=TIMEOUT_S)
-        with stopped_snapshots(service):
+        with versity.frozen():
             # One more is being sealed.
             publish(producer, SEALED + 1, 50, delay_s=6)
             if request_of == "seek to an id":
@@ -195,8 +172,7 @@ def test_a_request_is_answered_while_the_snapshot_storage_hangs(tmp_path: Path, 
             publish(producer, 1_000, 50)
             got = numbers_of(consumer, SEALED + 1 + 50 + 50)
             assert sorted(got) == [*range(SEALED + 51), *range(1_000, 1_050)]
-        folder = tmp_path / "service" / "data" / "snapshots"
-        wait_until(lambda: asyncio.run(stored_in(folder)) == named_snapshots(service) == 0, timeout_s=TIMEOUT_S)
+        wait_until(lambda: len(keys_under(versity, PREFIX)) == named_snapshots(service) == 0, timeout_s=TIMEOUT_S)
         log = service.log_path.read_text()
         assert "Traceback" not in log
         assert "never retrieved" not in log
@@ -205,13 +181,14 @@ def test_a_request_is_answered_while_the_snapshot_storage_hangs(tmp_path: Path, 
         service.stop()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the process for snapshots in /proc")
+@pytest.mark.s3_server
 @pytest.mark.parametrize("close_timeout_ms", [1_000, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 def test_stopping_waits_for_a_snapshot_storage_that_hangs_as_long_as_one_bound_says(
-    tmp_path: Path, close_timeout_ms: int
+    versity: RealServer, tmp_path: Path, close_timeout_ms: int
 ) -> None:
     """The log is closed in order, and nothing is lost. Three bounds one after the other added up to 16 s."""
-    service = new_service(tmp_path / "service", delayedDeliveryCloseTimeoutMillis=str(close_timeout_ms))
+    settings = settings_of(versity, PREFIX) | {"bucketSnapshotStorage": "s3"}
+    service = new_service(tmp_path / "service", delayedDeliveryCloseTimeoutMillis=str(close_timeout_ms), **settings)
     service.start()
     clients = Clients(service.url)
     try:
@@ -220,53 +197,20 @@ def test_stopping_waits_for_a_snapshot_storage_that_hangs_as_long_as_one_bound_s
         producer = client.create_producer("orders", batching_enabled=False)
         publish(producer, 0, SEALED + 1, delay_s=30)
         wait_until(lambda: named_snapshots(service) == 4, timeout_s=TIMEOUT_S)
-        (child,) = child_pids(service.pid)
-        os.kill(child, signal.SIGSTOP)
-        publish(producer, SEALED + 1, 50, delay_s=3)
+        with versity.frozen():
+            publish(producer, SEALED + 1, 50, delay_s=3)
 
-        os.kill(service.pid, signal.SIGTERM)
-        # Some seconds for the log and for Python's own end, on a machine that is busy.
-        wait_until(lambda: not service.is_running, timeout_s=close_timeout_ms / 1_000 + 4)
+            os.kill(service.pid, signal.SIGTERM)
+            # Some seconds for the log and for Python's own end, on a machine that is busy.
+            wait_until(lambda: not service.is_running, timeout_s=close_timeout_ms / 1_000 + 4)
 
-        assert service.stop() == 0
-        assert not Path(f"/proc/{child}").exists()
-        assert "Traceback" not in service.log_path.read_text()
+            assert service.stop() == 0
+            assert "Traceback" not in service.log_path.read_text()
         service.start()
         assert numbers_of(consumer, 50) == list(range(SEALED + 1, SEALED + 51))
     finally:
         clients.close()
         service.stop()
-
-
-async def stored_in(folder: Path) -> int:
-    """Count the snapshots that there are, beside the service."""
-    async with RocksDBBucketSnapshotStorage(folder, is_read_only=True) as storage:
-        return len(await storage.list_bucket_snapshots())
-
-
-def memory_if(there: Path) -> MemoryBucketSnapshotStorage:
-    """Make a storage, or end the process that should."""
-    if not there.exists():
-        os._exit(1)
-    return MemoryBucketSnapshotStorage()
-
-
-def test_a_process_for_snapshots_that_cannot_start_is_an_outage(tmp_path: Path) -> None:
-    async def main() -> None:
-        storage = SnapshotProcess(partial(memory_if, tmp_path / "there"))
-        opening = StorageOpening(storage)
-        opening.begin()
-        await opening.settled()
-        assert opening.problem == (
-            "the snapshot storage is away: cannot start: the process for snapshots ended with code 1"
-        )
-        (tmp_path / "there").touch()
-        await asyncio.to_thread(wait_until, lambda: opening.problem is None, timeout_s=TIMEOUT_S)
-        assert await storage.list_snapshots() == []
-        await opening.close()
-        await storage.close()
-
-    asyncio.run(main())
 
 
 def test_a_snapshots_folder_that_cannot_be_made_is_an_outage(tmp_path: Path) -> None:
@@ -275,7 +219,7 @@ def test_a_snapshots_folder_that_cannot_be_made_is_an_outage(tmp_path: Path) -> 
     folder.parent.write_text("in the way")
 
     async def main() -> None:
-        storage = SnapshotProcess(partial(RocksDBBucketSnapshotStorage, folder))
+        storage = RocksDBBucketSnapshotStorage(folder)
         with pytest.raises(StorageUnavailableError):
             await storage.start()
         await storage.close()

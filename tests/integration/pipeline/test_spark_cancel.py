@@ -20,13 +20,13 @@ from pipeline.jobs.find_messages import find_messages, read_positions
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.logs.log_folder import LogFolder
 from pipeline.logs.parquet_log import export_ledgers
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS, StoredEntries
 from tests.helpers.spark.bulk_data import RULES, Header, bucket_ids, live, some_times, stored, without, write_log
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 pytestmark = [
     pytest.mark.java,

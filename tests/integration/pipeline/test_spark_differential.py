@@ -124,7 +124,7 @@ class SparkWorld:
                 for name, buckets in named.items():
                     found[name] = []
                     for bucket in buckets:
-                        info = (await storage.read_bucket_snapshot_head(bucket.bucket_id)).info
+                        info = (await storage.get_bucket_snapshot_head(bucket.bucket_id)).info
                         assert (info.topic_name, info.cursor_name, info.bucket_key) == (*name, bucket.key)
                         segments = await storage.get_bucket_snapshot_segment(bucket.bucket_id, 1, 2**31)
                         rows = decode_segments(segments)

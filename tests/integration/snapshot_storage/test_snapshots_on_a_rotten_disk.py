@@ -16,6 +16,7 @@ from pyarrow import parquet
 from broker.cli.service_commands import postdate as main
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
+from postdate.testing import FakeCursor
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
@@ -27,7 +28,6 @@ from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCE
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import FakeCursor
 
 pytestmark = [pytest.mark.s3_server, pytest.mark.usefixtures("restored_logging")]
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from postdate.testing import FakeClock, FakeCursor, run_inline, run_virtually
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -27,7 +28,6 @@ from tests.helpers.services.services import REAL_PULSAR
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import FakeClock, FakeCursor, run_inline, run_virtually
 
 pytestmark = pytest.mark.real_pulsar
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from pipeline.index.acknowledged import Acknowledged
 from pipeline.planning.rules import RebuildRules
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.process_rebuild import TimesLog, rebuilt
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 Delivery = tuple[int, int, int, int]
 """When it was taken, when it was due, and its position."""

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from tests.helpers.core_state import evict_positions, remembered_ledger_count
+from tests.helpers.snapshot_work import answer_to
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
+from tracker.shell.storage_worker import is_lost, lost_bucket_id
 
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.encoding.codec import decode_metadata, decode_segments
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tests.helpers.core_state import evict_positions, remembered_ledger_count
 from tests.helpers.seeds import seeds
-from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -31,9 +34,6 @@ from tracker.core.actions import (
 )
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import SnapshotWork, StorageWork
-from tracker.shell.storage_worker import is_lost, lost_bucket_id
-from tracker.testing import FakeCursor, run_inline
 
 Position = tuple[int, int]
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array
+from postdate.testing import FakeCursor, VirtualTimeLoop, run_inline, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
@@ -28,7 +29,6 @@ from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.shared.shared_view import SharedIndexView
-from tracker.testing import FakeCursor, VirtualTimeLoop, run_inline, virtual_now_ms
 
 Key = tuple[int, int]
 

@@ -12,23 +12,23 @@ from random import Random
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.helpers.core_state import evict_positions
+from tests.helpers.snapshot_work import answer_to
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
+from tracker.shell.storage_worker import is_lost, lost_bucket_id
 
 from managed_ledger.position import Position
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.bucket_key import LedgerRange, parse_bucket_key
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import BucketNotFoundError, SnapshotStorageError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tests.helpers.core_state import evict_positions
-from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed, Event, MetadataRead
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import SnapshotWork, StorageWork
-from tracker.shell.storage_worker import is_lost, lost_bucket_id
-from tracker.testing import FakeCursor, run_inline
 
 LEDGERS = st.integers(0, 7)
 DELAYS = st.sampled_from([-5, 0, 1, 10, 20, 21, 40, 40, 90, 90, 91, 300, 300, 1_000])

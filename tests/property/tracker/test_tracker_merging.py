@@ -9,15 +9,15 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tracker.core.merge_windows import WINDOW_MAX, window_to_merge
 
 from benchmarks.merge_curve import least_written_per_row, written_per_row_of
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
-from tracker.core.merge_windows import WINDOW_MAX, window_to_merge
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 SIZES = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=12)
 

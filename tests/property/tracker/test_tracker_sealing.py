@@ -6,15 +6,15 @@ from random import Random
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.snapshot_work import answer_to
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
+
+from postdate.testing import FakeCursor, run_inline
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.config import TrackerConfig
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import SnapshotWork, StorageWork
-from tracker.testing import FakeCursor, run_inline
 
 LEDGERS = st.one_of(st.integers(0, 3), st.integers(0, LEDGER_ID_MAX))
 RUNS = st.lists(st.tuples(LEDGERS, st.integers(1, 9)), min_size=1, max_size=40)

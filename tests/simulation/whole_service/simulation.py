@@ -30,6 +30,7 @@ from managed_ledger.errors import LedgerError
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.core_checks import check_tracker
 from tests.helpers.fakes.apscheduler_clock import ListedTurns, apscheduler_clock
 from tests.helpers.fakes.life_loop import Clock
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
@@ -46,6 +47,7 @@ from tests.simulation.whole_service.upkeep import Upkeep
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.shared.shared_view import SharedIndexView
+from tracker.shell.core_tracker import CoreTracker
 from tracker.stats import BucketOperation
 
 ADMINISTRATION_S: Final = 2.0
@@ -725,8 +727,11 @@ def _cursor_name(sub: SubscriptionModel) -> str:
 
 def _check_cores(dispatcher: Dispatcher) -> None:
     dispatcher.core.check()
-    if isinstance(dispatcher.tracker, BucketDelayedDeliveryTracker | SharedIndexView):
-        dispatcher.tracker.check()
+    tracker = dispatcher.tracker
+    if isinstance(tracker, SharedIndexView):
+        tracker = tracker._index.tracker
+    if isinstance(tracker, CoreTracker):
+        check_tracker(tracker)
 
 
 __all__ = ["ADMINISTRATION_S", "FailedError", "Result", "Simulation", "has_delays", "subscription_type"]

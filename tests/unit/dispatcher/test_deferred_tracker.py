@@ -10,13 +10,13 @@ from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType, make_disp
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.position import Position
+from postdate.testing import run_inline
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor
 from tests.helpers.fakes.virtual_time import START_MS, now_ms, run
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
-from tracker.testing import run_inline
 
 CONFIG = TrackerConfig(is_deliver_at_time_strict=True, tick_time_ms=1_000)
 

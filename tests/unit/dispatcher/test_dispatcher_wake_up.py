@@ -12,6 +12,7 @@ import pytest
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import AFTER_EVERYTHING, Position
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor
 from tests.helpers.fakes.virtual_time import START_MS, now_ms, run
@@ -21,7 +22,6 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeli
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.testing import FakeCursor, run_inline
 
 CONFIG = TrackerConfig(is_deliver_at_time_strict=True, tick_time_ms=1)
 HOLDING = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)

@@ -13,6 +13,7 @@ import pytest
 
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
+from postdate.testing import run_inline
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotHead
@@ -21,7 +22,6 @@ from tests.helpers.fakes.shell_world import settle
 from tests.helpers.fakes.virtual_time import START_MS, now_ms, run
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
-from tracker.testing import run_inline
 
 KEYS = 7
 MESSAGES = 401
@@ -72,9 +72,9 @@ class _DamagedStorage(MemoryBucketSnapshotStorage):
         self.found: set[int] = set()
         self.damage_found_after_s = 0.0
 
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         await self._check(bucket_id, 0)
-        head = await super().read_bucket_snapshot_head(bucket_id)
+        head = await super().get_bucket_snapshot_head(bucket_id)
         return BucketSnapshotHead(head.info, head.metadata, ())
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from pyroaring import BitMap
+from tracker.testing import FakeCursor, run_inline
 
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
@@ -20,7 +21,6 @@ from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.testing import FakeCursor, run_inline
 
 KINDS = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
 TOPIC = "persistent://public/default/t"

@@ -15,8 +15,8 @@ import postdate
 from broker.configuration.config import BrokerConfig
 from command_line.extras import MODULES_OF_EXTRAS
 from postdate import testing
+from postdate.testing import FakeClock, run_inline, run_virtually, virtual_now_ms
 from tracker.config import FACTORY_CLASS_NAMES
-from tracker.testing import FakeClock, run_inline, run_virtually, virtual_now_ms
 
 ROOT = Path(__file__).parents[3]
 
@@ -115,27 +115,6 @@ print(inspect.getdoc(dict(inspect.getmembers(postdate))["{name}"]))
         f"Not usable here: {missing} is not installed: pip install 'postdate[{extra}]'.\n",
         "",
     )
-
-
-@pytest.mark.slow
-def test_a_process_for_snapshots_names_the_extra_that_is_missing(tmp_path: Path) -> None:
-    """It is missing in the other process, too, which is given this one's path."""
-    (tmp_path / "rocksdict.py").write_text("raise ModuleNotFoundError(name='rocksdict')")
-    program = f"""
-import asyncio, sys
-from functools import partial
-sys.path.insert(0, {str(tmp_path)!r})
-from postdate import RocksDBBucketSnapshotStorage, SnapshotProcess
-async def start():
-    try:
-        await SnapshotProcess(partial(RocksDBBucketSnapshotStorage, {str(tmp_path / "s")!r})).start()
-    except ImportError as error:
-        print(error)
-asyncio.run(start())
-"""
-    result = run_without([], program)
-
-    assert "rocksdict is not installed: pip install 'postdate[rocksdb]'" in result.stdout, result.stderr
 
 
 def test_a_misspelled_name_is_an_attribute_error() -> None:
@@ -239,7 +218,8 @@ def test_a_restart_misses_nothing_if_the_log_is_read_from_the_mark_delete_positi
             found = await storage.list_bucket_snapshots()
             assert found
             if is_snapshot_lost:
-                await storage.delete_bucket_snapshots([one.bucket_id for one in found])
+                for one in found:
+                    await storage.delete_bucket_snapshot(one.bucket_id)
 
             second = postdate.MemoryCursor(mark_delete_position=postdate.Position(7, 0), properties=first.properties)
             second.acknowledge(7, 2)

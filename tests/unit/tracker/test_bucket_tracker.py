@@ -5,32 +5,28 @@ a tracker that is patient behaves the same.
 """
 
 import asyncio
-import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
+from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, bucket_key
+from postdate.testing import VIRTUAL_START_MS as START_MS
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
-from tracker.core.circuit_breakers import FIRST_TRY_WAIT_MS_MAX
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
-from tracker.shell.snapshot_creates import SnapshotCreates
 from tracker.stats import BucketOperation
-from tracker.testing import VIRTUAL_START_MS as START_MS
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 MINUTE_S = 60
 HOUR_S = 3_600
@@ -174,7 +170,8 @@ def test_a_thousand_messages_due_at_different_times_are_each_on_time(world: Buck
                 await asyncio.sleep(0.001)
         await asyncio.sleep(80)
         assert world.cursor.properties == {}
-        assert await world.snapshot_ids() == set()
+        # One whose create took effect and failed is the sweep's.
+        assert world.plan is not NO_FAULTS or await world.snapshot_ids() == set()
         await tracker.close()
 
     run_virtually(main())
@@ -270,14 +267,14 @@ def test_an_hour_of_outage_is_told_once_and_fills_memory_up_to_the_limit(
         assert len(tracker.get_scheduled_messages(10)) == 1
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert len(warnings) == 2
-        assert sum("PersistBucket failed" in message for message in warnings) == 1
+        assert sum("StoreSnapshot failed" in message for message in warnings) == 1
         assert sum("50 indexes wait in memory" in message for message in warnings) == 1
 
         world.storage.is_down = world.storage.is_hanging = False
         await asyncio.sleep(120)
         assert not tracker.should_pause_all_deliveries()
         assert world.named_ids() == await world.snapshot_ids() != set()
-        assert sum("PersistBucket works again" in record.getMessage() for record in caplog.records) == 1
+        assert sum("StoreSnapshot works again" in record.getMessage() for record in caplog.records) == 1
         await tracker.close()
 
     run_virtually(main())
@@ -355,7 +352,7 @@ def test_buckets_that_cannot_be_read_for_an_hour_keep_no_other_ones_waiting(step
             late_ms += [virtual_now_ms() - deliver_at_ms[ledger_id, entry_id] for _, ledger_id, entry_id in rows]
 
         assert len(late_ms) == 10 * (bucket_total - len(down))
-        assert max(late_ms, default=0) <= 2 * FIRST_TRY_WAIT_MS_MAX
+        assert max(late_ms, default=0) <= TrackerConfig().order_wait_ms_max
         assert 0 < storage.failed_reads < 60 * (6 if step == 1 else 4 * len(down))
         storage.down_ids = set()
         await asyncio.sleep(120)
@@ -380,29 +377,6 @@ def test_property_writes_that_fail_are_repeated(sound_world: BucketTrackerWorld)
         assert tracker.stats().index_loaded == 1
         assert len(sound_world.named_ids()) == 1
         assert sound_world.named_ids() == await sound_world.snapshot_ids()
-        await tracker.close()
-
-    run_virtually(main())
-
-
-def test_a_program_that_announces_no_ledger_is_answered_all_the_same(sound_world: BucketTrackerWorld) -> None:
-    """Each bucket is read by turns, also again after its positions were forgotten."""
-    sound_world.config = TrackerConfig(index_count_per_bucket_min=5, bucket_count_max=-1)
-
-    async def main() -> None:
-        tracker = await sound_world.tracker()
-        news = asyncio.Event()
-        sound_world.on_available = news.set
-        add(tracker, 2 * HOUR_S * 1_000, *range(1, 301))
-        for first in (1, 300, 150):
-            await asyncio.sleep(MINUTE_S)
-            for ledger_id in (first, first - 1 or 2):
-                async with asyncio.timeout(60):
-                    while tracker.is_recovering(ledger_id):
-                        news.clear()
-                        await news.wait()
-                assert tracker.contains_message(ledger_id, 0) or tracker.tracked_in(ledger_id)
-        assert len(tracker.buckets()) == 59
         await tracker.close()
 
     run_virtually(main())
@@ -447,56 +421,6 @@ def test_a_missing_snapshot_is_counted_and_told(world: BucketTrackerWorld) -> No
     run_virtually(main())
 
 
-@pytest.mark.parametrize("is_due", [False, True])
-def test_recovery_reads_once_a_bucket(is_due: bool) -> None:
-    """Rows that are due then came with the same read; a second one is for rows that come due later."""
-    world = BucketTrackerWorld()
-
-    async def main() -> None:
-        tracker = await world.tracker()
-        add(tracker, 600_000, *range(1, 22))
-        await tracker.close()
-        assert len(world.cursor.properties) == 4
-        if is_due:
-            await asyncio.sleep(601)
-        world.storage.calls.clear()
-
-        tracker = await world.tracker()
-        await world.rest()
-        assert tracker.number_of_delayed_messages() == 20
-        assert world.storage.calls == {Operation.HEAD: 4, Operation.LIST: 1}
-        assert len(tracker.get_scheduled_messages(100)) == 20 * is_due
-        await world.rest()
-        assert world.storage.calls[Operation.SEGMENT] == 0
-        assert len(world.cursor.properties) == (0 if is_due else 4)
-        await tracker.close()
-
-    run_virtually(main())
-
-
-def test_recovery_keeps_no_more_of_what_came_along_than_may_be_loaded() -> None:
-    """However much is due: the rest is read again when there is room."""
-    world = BucketTrackerWorld(config=replace(CONFIG, loaded_row_count_max=8, segment_row_count_max=2))
-
-    async def main() -> None:
-        tracker = await world.tracker()
-        add(tracker, 600_000, *range(1, 42))
-        await tracker.close()
-        await asyncio.sleep(601)
-
-        tracker = await world.tracker()
-        await world.rest()
-        assert tracker.stats().index_loaded <= 2 * 8
-        received: list[tuple[int, int, int]] = []
-        while len(rows := tracker.get_scheduled_messages(3).to_rows()):
-            received += rows
-            await world.rest()
-        assert [row[1] for row in received] == list(range(1, 41))
-        await tracker.close()
-
-    run_virtually(main())
-
-
 @pytest.mark.parametrize("how", ["read", "cleared", "trimmed"])
 def test_a_snapshot_of_somebody_else_is_not_touched(world: BucketTrackerWorld, how: str) -> None:
     """Its property goes, the loss is counted, and the snapshot stays, also when the tracker had not read it yet."""
@@ -533,8 +457,7 @@ def test_a_snapshot_that_is_lost_while_in_use_is_handed_back_for_reading(world: 
         await world.stored.delete_bucket_snapshot(bucket_id)
         await asyncio.sleep(56)
         assert world.told_at_ms
-        assert tracker.take_untracked() == {}
-        assert tracker.take_untracked_ranges() == [LedgerRange(1, 5)]
+        assert tracker.take_untracked() == {n: BitMap([n]) for n in range(1, 6)}
         add(tracker, 60_000, *range(1, 6))
         await asyncio.sleep(5)
         assert len(tracker.get_scheduled_messages(10)) == 6
@@ -639,41 +562,6 @@ def test_what_is_left_of_a_cleared_index_is_the_next_trackers(sound_world: Bucke
     run_virtually(main())
 
 
-class OnceFailingStorage(MemoryBucketSnapshotStorage):
-    """Stores its first snapshot and fails to say so; a list takes a while."""
-
-    has_failed = False
-
-    async def create_bucket_snapshot(self, *args: Any, **kwargs: Any) -> int:
-        bucket_id = await super().create_bucket_snapshot(*args, **kwargs)
-        if not self.has_failed:
-            self.has_failed = True
-            raise StorageUnavailableError("the process was ended by signal 9")
-        return bucket_id
-
-    async def list_bucket_snapshots(self, *args: Any, **kwargs: Any) -> list[BucketSnapshotInfo]:
-        await asyncio.sleep(3)
-        return await super().list_bucket_snapshots(*args, **kwargs)
-
-
-def test_nothing_is_stored_any_more_when_a_cleared_index_is_closed() -> None:
-    """Closing waits for the search for orphans: no other tracker may come to look."""
-
-    async def main() -> None:
-        world, storage = BucketTrackerWorld(), OnceFailingStorage()
-        # It has faults of its own, and no wrapper that injects others.
-        world.stored = world.storage = storage  # type: ignore[assignment]
-        tracker = await world.tracker()
-        add(tracker, 600_000, *range(1, 7))
-        await asyncio.sleep(1)
-        assert storage.has_failed
-        await tracker.clear()
-        await tracker.close()
-        assert await world.snapshot_ids() == set()
-
-    run_virtually(main())
-
-
 @pytest.mark.parametrize("outage", OUTAGES)
 def test_an_abandoned_index_is_closed_in_no_time_whatever_the_storage_does(
     sound_world: BucketTrackerWorld, outage: str
@@ -693,56 +581,6 @@ def test_an_abandoned_index_is_closed_in_no_time_whatever_the_storage_does(
         tracker.abandon()
         await tracker.close()
         assert virtual_now_ms() == began_ms
-
-    run_virtually(main())
-
-
-class StubbornWriterStorage(MemoryBucketSnapshotStorage):
-    """Removes what a writer has written only when it answers again, as a storage on threads does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers = asyncio.Event()
-
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        writer = super().new_bucket_snapshot(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return StubbornWriter(writer, self.answers)
-
-
-class StubbornWriter(BucketSnapshotWriter):
-    """The writer of such a storage."""
-
-    def __init__(self, writer: BucketSnapshotWriter, answers: asyncio.Event) -> None:
-        self._writer = writer
-        self._answers = answers
-
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        await self._writer.write_segments(segments)
-
-    async def commit(self, metadata: bytes) -> int:
-        await self._answers.wait()
-        return await self._writer.commit(metadata)
-
-    async def abort(self) -> None:
-        await self._answers.wait()
-        await self._writer.abort()
-
-
-def test_a_merge_that_cannot_even_be_aborted_keeps_nobody_waiting(sound_world: BucketTrackerWorld) -> None:
-    sound_world.config = replace(CONFIG, bucket_count_max=2)
-    sound_world.stored = sound_world.storage = StubbornWriterStorage()  # type: ignore[assignment]
-
-    async def main() -> None:
-        tracker = await sound_world.tracker()
-        add(tracker, HOUR_S * 1_000, *range(1, 30))
-        await sound_world.rest()
-        began_ms = virtual_now_ms()
-        tracker.abandon()
-        await tracker.close()
-        assert virtual_now_ms() == began_ms
-        sound_world.stored.answers.set()  # type: ignore[attr-defined]
-        await sound_world.rest()
-        assert await sound_world.snapshot_ids() == sound_world.named_ids()
 
     run_virtually(main())
 
@@ -816,25 +654,6 @@ def test_closing_waits_only_so_long_for_a_cursor_that_hangs(
     run_virtually(main())
 
 
-def test_writes_that_wait_for_others_are_made_when_the_tracker_is_closed(sound_world: BucketTrackerWorld) -> None:
-    """A cursor that is slow and answers gets all of them."""
-    sound_world.config = replace(CONFIG, index_count_per_bucket_min=1, operations_in_flight_max=1)
-    sound_world.cursor = cursor = SlowPropertiesCursor()
-    cursor.write_s = 0.5
-
-    async def main() -> None:
-        tracker = await sound_world.tracker()
-        add(tracker, HOUR_S * 1_000, *range(20))
-        await asyncio.sleep(0.75)
-        assert len(sound_world.named_ids()) == 1
-        tracker.abandon()
-        await tracker.close()
-        assert len(sound_world.named_ids()) == 19
-        assert sound_world.named_ids() == await sound_world.snapshot_ids()
-
-    run_virtually(main())
-
-
 def test_closing_waits_only_so_long_for_a_storage_that_hangs(sound_world: BucketTrackerWorld) -> None:
     """Messages that could not be stored are read again from the log."""
 
@@ -903,15 +722,18 @@ def test_after_a_cursor_reset_the_index_is_built_for_the_new_position(world: Buc
         await asyncio.sleep(61)
         assert [row[1] for row in tracker.get_scheduled_messages(100).to_rows()] == list(range(2, 20))
         await world.rest()
-        assert world.named_ids() == await world.snapshot_ids() == set()
+        assert world.named_ids() == set()
+        # One whose create took effect and failed is the sweep's.
+        assert world.plan is not NO_FAULTS or await world.snapshot_ids() == set()
         await tracker.close()
 
     run_virtually(main())
 
 
 @pytest.mark.slow
-def test_the_tracker_goes_on_while_nobody_polls(world: BucketTrackerWorld) -> None:
+def test_the_tracker_goes_on_while_nobody_polls(world: BucketTrackerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """All consumers have left for ten minutes: nothing is lost, rebuilt, or loaded without a limit."""
+    monkeypatch.setattr("tracker.core.loading.ROWS_OF_A_BUCKET_MIN", 1)
     world.config = replace(world.config, loaded_row_count_max=10)
 
     async def main() -> None:
@@ -945,7 +767,6 @@ def test_a_clock_that_steps_forward_is_noticed_within_seconds(world: BucketTrack
         )
         tracker.start()
         # A reader that announces nothing is told of each range that became known.
-        tracker.will_read(0)
         add(tracker, HOUR_S * 1_000, *range(1, 12))
         await asyncio.sleep(30)
         assert not world.told_at_ms
@@ -1006,160 +827,6 @@ def late_world() -> BucketTrackerWorld:
     return world
 
 
-def test_what_is_stored_after_its_tracker_was_closed_is_deleted(late_world: BucketTrackerWorld) -> None:
-    """Closing has a limit, and after it no other sweep would find the snapshot: the cursor is deleted next."""
-
-    async def main() -> None:
-        tracker = await late_world.tracker()
-        add(tracker, 600_000, 1, 2)
-        await tracker.close()
-        await asyncio.sleep(100)
-        assert await late_world.snapshot_ids() == set()
-        assert late_world.cursor.properties == {}
-
-    run_virtually(main())
-
-
-def test_what_is_stored_after_a_clear_was_given_up_is_deleted(late_world: BucketTrackerWorld) -> None:
-    """Beyond the time limit of a call, the tracker goes on and may list too early."""
-
-    async def main() -> None:
-        tracker = await late_world.tracker()
-        add(tracker, 600_000, *range(1, 7))
-        await asyncio.sleep(1)
-        await tracker.clear()
-        await asyncio.sleep(100)
-        assert await late_world.snapshot_ids() == set()
-        assert late_world.cursor.properties == {}
-        await tracker.close()
-
-    run_virtually(main())
-
-
-class UnansweringStorage(MemoryBucketSnapshotStorage):
-    """Does the first create 20 s after it has failed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.late: asyncio.Task[None] | None = None
-
-    async def create_bucket_snapshot(self, *args: Any, **kwargs: Any) -> int:
-        if self.late is None:
-            self.late = asyncio.ensure_future(self._create_late(*args, **kwargs))
-            raise StorageUnavailableError("the connection was lost")
-        return await super().create_bucket_snapshot(*args, **kwargs)
-
-    async def _create_late(self, *args: Any, **kwargs: Any) -> None:
-        await asyncio.sleep(20)
-        await super().create_bucket_snapshot(*args, **kwargs)
-
-
-def test_what_is_stored_after_its_create_has_failed_is_deleted(sound_world: BucketTrackerWorld) -> None:
-    """Long after the bucket was stored again, and after the first look for snapshots without a property."""
-    sound_world.stored = UnansweringStorage()
-    sound_world.storage = FaultInjectingBucketSnapshotStorage(sound_world.stored)
-
-    async def main() -> None:
-        tracker = await sound_world.tracker()
-        add(tracker, HOUR_S * 1_000, *range(1, 7))
-        await asyncio.sleep(10)
-        assert sound_world.named_ids() == await sound_world.snapshot_ids() != set()
-        await asyncio.sleep(20)
-        assert len(await sound_world.snapshot_ids()) == 2
-        await asyncio.sleep(40)
-        assert sound_world.named_ids() == await sound_world.snapshot_ids() != set()
-        await tracker.close()
-
-    run_virtually(main())
-
-
-def test_what_comes_late_is_deleted_although_the_storage_is_down_for_a_while(sound_world: BucketTrackerWorld) -> None:
-    async def main() -> None:
-        storage = sound_world.storage
-        await storage.start()
-        creates = SnapshotCreates(storage)
-        storage.plan = FaultPlan(at={(Operation.CREATE, 0): Fault.LATENCY}, latency_ms_max=1_000)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await creates.create(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
-        storage.plan = FaultPlan(rate=1.0, faults=(Fault.FAILURE_BEFORE,))
-        await asyncio.sleep(30)
-        assert len(await sound_world.snapshot_ids()) == 1
-        storage.plan = NO_FAULTS
-        await asyncio.sleep(60)
-        assert await sound_world.snapshot_ids() == set()
-        await creates.close()
-
-    run_virtually(main())
-
-
-class StrangeDeletesStorage(LateStorage):
-    """Fails in its own way to delete, for a while."""
-
-    def __init__(self, how: Exception | None) -> None:
-        super().__init__()
-        self.how = how
-        self.deletions = 0
-
-    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        self.deletions += 1
-        if self.deletions <= 3:
-            if self.how is None:
-                await asyncio.Event().wait()
-            else:
-                raise self.how
-        await super().delete_bucket_snapshot(bucket_id)
-
-
-@pytest.mark.parametrize("how", [TimeoutError(), OSError("the disk"), None], ids=["time-out", "another error", "hangs"])
-def test_what_comes_late_is_deleted_however_its_deletion_fails_at_first(how: Exception | None) -> None:
-    reports = list[dict[str, Any]]()
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
-        storage = StrangeDeletesStorage(how)
-        await storage.start()
-        creates = SnapshotCreates(storage)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await creates.create(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
-        await asyncio.sleep(71)
-        assert len(storage.snapshots) == 1
-        await asyncio.sleep(300)
-        assert not storage.snapshots
-        assert storage.deletions == 4
-        await creates.close()
-
-    run_virtually(main())
-    gc.collect()
-    assert not reports
-
-
-def test_a_late_create_that_fails_in_a_strange_way_is_of_no_interest() -> None:
-    reports = list[dict[str, Any]]()
-
-    class FailingStorage(MemoryBucketSnapshotStorage):
-        async def create_bucket_snapshot(self, *args: Any, **kwargs: Any) -> int:
-            return await asyncio.shield(asyncio.ensure_future(self._fail()))
-
-        async def _fail(self) -> int:
-            await asyncio.sleep(70)
-            raise OSError("the disk")
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
-        creates = SnapshotCreates(FailingStorage())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await creates.create(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
-        await asyncio.sleep(100)
-        gc.collect()
-        await creates.close()
-
-    run_virtually(main())
-    assert not reports
-
-
 def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: BucketTrackerWorld) -> None:
     """It is deleted next: that would be work for nothing, and something that may come late."""
 
@@ -1178,7 +845,7 @@ def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: Buc
 def test_what_was_acknowledged_before_a_restart_does_not_count(
     sound_world: BucketTrackerWorld, is_trimmed: bool
 ) -> None:
-    """No caller has to ask about its ledgers; a bucket without an acknowledged message is not read for it."""
+    """No caller has to ask about its ledgers."""
     sound_world.config = replace(
         CONFIG, index_count_per_bucket_min=100, segment_row_count_max=1, index_count_at_close_min=1
     )
@@ -1193,11 +860,9 @@ def test_what_was_acknowledged_before_a_restart_does_not_count(
         else:
             sound_world.cursor.acknowledge(1, *range(50))
         tracker = await sound_world.tracker()
-        reads = sound_world.storage.calls[Operation.METADATA]
         await sound_world.rest()
         assert tracker.number_of_delayed_messages() == 400
         assert tracker.stats().message_count == 400
-        assert sound_world.storage.calls[Operation.METADATA] - reads == 1
         await tracker.close()
 
     run_virtually(main())
@@ -1229,7 +894,7 @@ def test_what_failed_and_is_wanted_no_more_fails_no_longer(sound_world: BucketTr
         sound_world.storage.is_down = True
         add(tracker, 6_000, *range(1, 7))
         await sound_world.rest()
-        assert tracker.stats().failing == {"PersistBucket"}
+        assert tracker.stats().failing == {"StoreSnapshot"}
         sound_world.storage.is_down = False
         sound_world.cursor.mark_delete_position = Position(9, 0)
         await sound_world.rest()

@@ -11,9 +11,9 @@ import pytest
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from snapshot_storage.bucket_key import LedgerRange
+from postdate.testing import VIRTUAL_START_MS as START_MS
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotHead
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.core.tracker_core import TrackerCore
@@ -21,16 +21,12 @@ from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.testing import VIRTUAL_START_MS as START_MS
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 CONFIG = TrackerConfig(index_count_per_bucket_min=3, index_count_at_close_min=1, tick_time_ms=1)
 
 _NOT_CALLED_WHILE_IN_USE = {
     # Called before there is a tracker to stop.
     *("recover", "trim"),
-    # For tests.
-    "check",
 }
 
 _MEMBERS = sorted(
@@ -67,13 +63,11 @@ def _uses(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> list[Cal
         lambda: tracker.add_message(7, 1, START_MS + 60_000),
         lambda: tracker.add_messages([8, 8, 9], [1, 2, 3], [START_MS + 70_000] * 3),
         lambda: tracker.add_messages([9, 10], [4, 5], [START_MS + 80_000] * 2),
-        lambda: tracker.will_read(8),
         lambda: tracker.contains_message(8, 1),
         lambda: tracker.tracked_in(8),
         tracker.tracked_ledger_ids,
         lambda: tracker.is_recovering(8),
         tracker.take_untracked,
-        tracker.take_untracked_ranges,
         tracker.has_message_available,
         tracker.next_delivery_time,
         tracker.first_withheld_time,
@@ -192,22 +186,13 @@ def test_a_defect_of_a_shared_index_is_told_to_every_subscription(name: str) -> 
     run_virtually(story())
 
 
-class _HeadsOnlyStorage(MemoryBucketSnapshotStorage):
-    """Gives no rows with a head, so that each bucket's are loaded, all of them in one call."""
-
-    snapshots_at_once_max = 64
-
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        return replace(await super().read_bucket_snapshot_head(bucket_id), first_segments=())
-
-
 def test_an_exception_of_the_program_keeps_no_answer_from_a_tracker() -> None:
     """One of several answers to one call tells of a loss, and the program's callback raises."""
     reported, errors = list[dict[str, Any]](), [ZeroDivisionError("a bug of the program")]
 
     async def story() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, report: reported.append(report))
-        storage = _HeadsOnlyStorage()
+        storage = MemoryBucketSnapshotStorage()
         await storage.start()
         is_lost = False
 
@@ -224,15 +209,12 @@ def test_an_exception_of_the_program_keeps_no_answer_from_a_tracker() -> None:
         for ledger_id in range(20):
             assert tracker.add_message(ledger_id, 0, START_MS + 60_000)
         await asyncio.sleep(10)
-        # The rows of an announced ledger alone stay in memory.
-        tracker.will_read(9_999)
-        await asyncio.sleep(15)
         del storage.snapshots[min(storage.snapshots)]
         is_lost = True
         await asyncio.sleep(60)
 
         assert not errors
-        assert tracker.take_untracked_ranges() == [LedgerRange(0, 0)]
+        assert tracker.take_untracked() == {0: BitMap([0])}
         assert [row[1] for row in tracker.get_scheduled_messages(100).to_rows()] == list(range(1, 20))
         assert tracker.number_of_delayed_messages() == 0
         await tracker.close()

@@ -8,6 +8,8 @@ import pytest
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from postdate.testing import VIRTUAL_START_MS as START_MS
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
@@ -15,8 +17,6 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerCont
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.testing import VIRTUAL_START_MS as START_MS
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 Story = Callable[[DelayedDeliveryTracker, FakeCursor], Awaitable[None]]
 

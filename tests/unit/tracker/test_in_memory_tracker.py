@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from postdate.testing import VIRTUAL_START_MS as START_MS
+from postdate.testing import FakeClock, FakeCursor, run_virtually, virtual_now_ms
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
-from tracker.testing import VIRTUAL_START_MS as START_MS
-from tracker.testing import FakeClock, FakeCursor, run_virtually, virtual_now_ms
 
 Test = Callable[[InMemoryDelayedDeliveryTracker, FakeClock], None]
 

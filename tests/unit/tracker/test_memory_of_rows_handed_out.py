@@ -5,13 +5,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from tracker.testing import FakeCursor, run_inline
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes.virtual_time import now_ms, run
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.testing import FakeCursor, run_inline
 
 ROW_COUNT = 40_000
 ROW_BYTES = 24

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from managed_ledger.position import Position
+from postdate.testing import FakeClock, FakeCursor, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
@@ -18,7 +19,6 @@ from tracker.errors import TrackerClosedError
 from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.testing import FakeClock, FakeCursor, run_inline
 
 NOW_MS = 1_000_000
 LATER_MS = NOW_MS + 100_000

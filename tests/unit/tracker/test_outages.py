@@ -7,36 +7,34 @@ from typing import Any
 
 import pytest
 
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
-from tracker.core.actions import Action, LoadSegments, PutProperty
+from tracker.core.actions import Call, LoadSegments, PutName
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.outages import Outages
 from tracker.stats import TrackerStats
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 
 class CursorFullError(Exception):
     """The error of a cursor, which the tracker does not know."""
 
 
-@pytest.mark.parametrize(
-    ("action", "is_traced"), [(PutProperty(1, "key", 7), False), (LoadSegments(1, 7, 1, 1, 5, ()), True)]
-)
+@pytest.mark.parametrize(("action", "is_traced"), [(PutName(1, "key", 7), False), (LoadSegments(1, 7, 1, 1, 5), True)])
 def test_a_cursor_that_cannot_write_is_told_in_one_line_and_a_defect_with_its_trace(
-    caplog: pytest.LogCaptureFixture, action: Action, *, is_traced: bool
+    caplog: pytest.LogCaptureFixture, action: Call, *, is_traced: bool
 ) -> None:
     outages = Outages("topic / sub", TrackerStats(), 10)
 
     with caplog.at_level(logging.WARNING):
-        outages.note_failure(action, CursorFullError("no room"), 0)
+        outages.count_failure(action, CursorFullError("no room"), 0)
         # An outage is told once.
-        outages.note_failure(action, CursorFullError("no room"), 1)
+        outages.count_failure(action, CursorFullError("no room"), 1)
 
     (line,) = caplog.records
     assert bool(line.exc_info) == is_traced
-    assert is_traced or line.getMessage() == "topic / sub: PutProperty failed: no room"
+    assert is_traced or line.getMessage() == "topic / sub: PutName failed: no room"
 
 
 class StorageThatGivesUp(MemoryBucketSnapshotStorage):
@@ -55,13 +53,13 @@ class StorageThatGivesUp(MemoryBucketSnapshotStorage):
         await self._give_up("create")
         return await super().create_bucket_snapshot(*args, **kwargs)
 
-    async def read_bucket_snapshot_segments(self, *args: Any, **kwargs: Any) -> Any:
+    async def get_bucket_snapshot_segment(self, *args: Any, **kwargs: Any) -> Any:
         await self._give_up("load")
-        return await super().read_bucket_snapshot_segments(*args, **kwargs)
+        return await super().get_bucket_snapshot_segment(*args, **kwargs)
 
-    async def list_topics(self, *args: Any, **kwargs: Any) -> Any:
+    async def list_bucket_snapshots(self, *args: Any, **kwargs: Any) -> Any:
         await self._give_up("list")
-        return await super().list_topics(*args, **kwargs)
+        return await super().list_bucket_snapshots(*args, **kwargs)
 
 
 @pytest.mark.parametrize("what", ["create", "load", "list"])

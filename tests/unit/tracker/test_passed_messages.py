@@ -7,12 +7,13 @@ from random import Random
 import pytest
 
 from managed_ledger.position import Position
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.core_checks import check_tracker
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 Story = Callable[[BucketDelayedDeliveryTracker, FakeCursor], Awaitable[None]]
 
@@ -46,7 +47,7 @@ def play(config: TrackerConfig, polling: Polling, story: Story) -> None:
         )
         polling.tracker = tracker
         await story(tracker, cursor)
-        tracker.check()
+        check_tracker(tracker)
         await tracker.close()
 
     run_virtually(run())
@@ -63,7 +64,6 @@ def test_what_mark_delete_has_passed_in_a_sealed_bucket_is_not_handed_out() -> N
         tracker.add_message(2, 0, start_ms + 1_000_000)
         await asyncio.sleep(1)
         cursor.mark_delete_position = Position(1, 49)
-        tracker.will_read(1)
         await asyncio.sleep(1)
         tracked = tracker.tracked_in(1)
         assert tracked is not None
@@ -86,7 +86,7 @@ def test_what_is_sealed_behind_the_cursor_keeps_no_other_message_waiting() -> No
             for entry_id in range(entry_count):
                 tracker.add_message(ledger_id, entry_id, start_ms + delay_ms + entry_id)
             await asyncio.sleep(0.3)
-            tracker.check()
+            check_tracker(tracker)
         await asyncio.sleep(60)
         in_order = [(6, entry_id) for entry_id in range(3)] + [(5, entry_id) for entry_id in range(4)] + [(8, 0)]
         assert [position for position in polling.received if position[0] != 1] == in_order

@@ -11,14 +11,14 @@ import pytest
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from postdate.memory_cursor import MemoryCursor
+from postdate.testing import FakeClock, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerContext
 from tracker.errors import TrackerError
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
-from tracker.memory_cursor import MemoryCursor
-from tracker.testing import FakeClock, run_inline
 
 NOW_MS = 1_000_000
 DUE_MS, LATER_MS = NOW_MS + 100_000, NOW_MS + 200_000

@@ -1,17 +1,16 @@
 """Snapshots of cursors without a tracker: those deleted, in which order, and those left alone."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
+from postdate.testing import FakeCursor, run_virtually
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.residual_snapshots import ResidualSnapshots, forget_index, is_named
-from tracker.testing import FakeCursor, run_virtually
 
 
 class ResidualWorld:
@@ -233,46 +232,5 @@ def test_a_forgotten_index_leaves_what_is_no_index(world: ResidualWorld) -> None
         assert await forget_index(world.cursor) == 0
 
         assert world.cursor.properties == {"owner": "me"}
-
-    run_virtually(main())
-
-
-class _CountedLists(MemoryBucketSnapshotStorage):
-    """Notes which topics it is asked about together, and fails where it is told to."""
-
-    snapshots_at_once_max = 32
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[list[str]] = []
-
-    async def list_topics(self, topic_names: Sequence[str]) -> list[list[BucketSnapshotInfo]]:
-        self.asked.append(list(topic_names))
-        await asyncio.sleep(0.01)
-        if "bad" in topic_names:
-            raise StorageUnavailableError("it is down")
-        return await super().list_topics(topic_names)
-
-
-def test_topics_that_are_opened_together_are_listed_in_few_calls() -> None:
-    """One call begins at once, others when they are full; a call that fails, fails for its topics alone."""
-
-    async def main() -> None:
-        storage = _CountedLists()
-        await storage.start()
-        names = [f"t{number}" for number in range(100)]
-        ids = {}
-        for name in names:
-            ids[name] = await storage.create_bucket_snapshot(b"", [], bucket_key="k", topic_name=name, cursor_name="c")
-        residual = ResidualSnapshots(storage, timeout_ms=1_000)
-
-        async with asyncio.TaskGroup() as group:
-            found = {name: group.create_task(residual.clean_ownerless(name, lambda _: True)) for name in names}
-        assert {name: task.result() for name, task in found.items()} == {name: {ids[name]} for name in names}
-        assert [len(topic_names) for topic_names in storage.asked] == [1, 32, 32, 32, 3]
-
-        asked = [residual.clean_ownerless(name, lambda _: True) for name in ("t1", "bad", "bad")]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [set, StorageUnavailableError, StorageUnavailableError]
 
     run_virtually(main())

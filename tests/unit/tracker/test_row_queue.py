@@ -19,7 +19,6 @@ SMALL = QueueSizes(
     run_rows_min=3,
     joined_rows_max=3,
     pop_rows_min=3,
-    packed_from_rows=20,
 )
 """Runs and merges are small enough for tests to reach every edge of theirs."""
 
@@ -130,17 +129,6 @@ def test_loaded_rows_are_not_sorted_again() -> None:
     assert np.shares_memory(runs[0].deliver_at_ms, many.deliver_at_ms)
 
 
-def test_loaded_rows_are_packed_where_many_wait() -> None:
-    """They come out as they went in; how little memory they take is a promise of `PackedColumn`."""
-    queue = RowQueue(SMALL)
-    many = DelayedIndexes.from_rows([(1, 1, k) for k in range(9)])
-    for _ in range(4):
-        queue.push_sorted(many.deliver_at_ms, many.ledger_ids, many.entry_ids)
-
-    assert [np.shares_memory(run.deliver_at_ms, many.deliver_at_ms) for run in queue.rows_of()] == [True] * 3 + [False]
-    assert DelayedIndexes.concatenate(queue.rows_of()).sorted().to_rows() == sorted(4 * many.to_rows())
-
-
 @pytest.mark.parametrize("run_count", [1, 7, 300])
 def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
     """A cut by time takes enough rows of runs that begin at different times, and not many more."""
@@ -153,33 +141,3 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
     through_ms = time_of_rows(runs, 1_024)
 
     assert 1_024 <= sum(run.end_through(last_key_at(through_ms)) for run in runs) <= 4 * 1_024
-
-
-@pytest.mark.slow
-@given(
-    seed=st.integers(0, 2**32),
-    row_counts=st.lists(st.integers(1, 5).map(lambda blocks: 64 * blocks), min_size=1, max_size=3),
-    surplus=st.integers(-1, 1),
-    spread=st.sampled_from([1, 20, 2**20]),
-    limit=st.sampled_from([1, 63, 64, 1_000]),
-)
-def test_packed_rows_come_out_as_others_do(
-    seed: int, row_counts: list[int], surplus: int, spread: int, limit: int
-) -> None:
-    """Up to a key, then all: in runs of whole blocks and about so many, whose times are alike or not.
-
-    Those that came in order, and those that were sorted here.
-    """
-    rng = np.random.default_rng(seed)
-    packed, plain = RowQueue(SMALL._replace(packed_from_rows=0)), RowQueue(SMALL._replace(packed_from_rows=10**6))
-    for row_count in row_counts:
-        columns = (rng.integers(0, spread, row_count + surplus), rng.integers(0, 3, row_count + surplus))
-        rows = DelayedIndexes.of(*columns, np.arange(row_count + surplus)).sorted()
-        for queue in (packed, plain):
-            queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
-            queue.push_rows(rows.deliver_at_ms[::-1], rows.ledger_ids[::-1], rows.entry_ids[::-1] + len(rows))
-    middle = RowKey(spread // 2, int(rng.integers(-1, 4)), int(rng.integers(-1, 400)))
-
-    for through in (middle, last_key_at(spread)):
-        assert pop_all([packed], through, limit) == pop_all([plain], through, limit)
-    assert not len(packed)

@@ -2,9 +2,10 @@
 
 from random import Random
 
+from postdate.testing import FakeCursor
+from tests.helpers.core_checks import check
 from tracker.config import TrackerConfig
 from tracker.core.tracker_core import TrackerCore
-from tracker.testing import FakeCursor
 
 START_MS = 5
 
@@ -38,7 +39,7 @@ def test_a_position_that_was_handed_out_and_added_again_is_handed_out_again() ->
     assert core.contains_message(1, 0)
     assert _pop(core, 40, 5) == [(30, 2, 3), (40, 1, 0)]
     assert core.message_count == 0
-    core.check()
+    check(core)
 
 
 def test_a_position_that_two_buckets_have_is_handed_out_once() -> None:
@@ -50,4 +51,4 @@ def test_a_position_that_two_buckets_have_is_handed_out_once() -> None:
 
     assert _pop(core, 30, 10) == [(10, 1, 0), (20, 1, 1), (30, 1, 2)]
     assert core.message_count == 0
-    core.check()
+    check(core)

@@ -5,20 +5,12 @@ from random import Random
 import numpy as np
 import pytest
 
+from postdate.testing import FakeCursor
 from tracker.columns.segment_table import SegmentTable
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.core.actions import (
-    Action,
-    Event,
-    MergeBuckets,
-    PersistBucket,
-    PropertyPut,
-    SnapshotCreated,
-    SnapshotsListed,
-)
-from tracker.core.segment_sizes import SEGMENT_ROWS_MIN, WAITING_ROWS, segment_row_count_max
+from tracker.core.actions import Answer, Call, ListSnapshots, MergeSnapshots, Stored, StoreSnapshot
 from tracker.core.tracker_core import TrackerCore
-from tracker.testing import FakeCursor
+from tracker.segment_sizes import SEGMENT_ROWS_MIN, WAITING_ROWS, segment_row_count_max
 
 CONFIGURED = 5_000
 
@@ -56,7 +48,7 @@ def test_each_bucket_is_cut_by_how_many_there_are_when_it_is_sealed() -> None:
     """Also when its snapshot is made later, beside others: a rebuild in bulk finds the same."""
     core = core_of(300, TrackerConfig(index_count_per_bucket_min=1, operations_in_flight_max=300))
 
-    persisted = [action for action in core.plan(now_ms=0) if isinstance(action, PersistBucket)]
+    persisted = [action for action in core.plan(now_ms=0) if isinstance(action, StoreSnapshot)]
 
     assert [action.segment_row_count_max for action in persisted] == [
         segment_row_count_max(CONFIGURED, number) for number in range(1, 301)
@@ -66,21 +58,19 @@ def test_each_bucket_is_cut_by_how_many_there_are_when_it_is_sealed() -> None:
 def test_a_merge_is_cut_by_how_many_buckets_there_are_after_it() -> None:
     """The target counts, and its sources do not."""
     core = core_of(300, TrackerConfig(index_count_per_bucket_min=1, bucket_count_max=299))
-    actions: list[Action] = core.plan(now_ms=0)
-    while not (merges := [action for action in actions if isinstance(action, MergeBuckets)]):
+    actions: list[Call] = core.plan(now_ms=0)
+    while not (merges := [action for action in actions if isinstance(action, MergeSnapshots)]):
         for action in actions:
-            core.handle(answer_to(action), now_ms=0)
+            core.handle(action, answer_to(action), now_ms=0)
         actions = core.plan(now_ms=0)
 
     bucket_count = 300 + 1 - len(merges[0].sources)
     assert merges[0].segment_row_count_max == segment_row_count_max(CONFIGURED, bucket_count)
 
 
-def answer_to(action: Action) -> Event:
+def answer_to(call: Call) -> Answer:
     """The answers of a storage and a cursor that never fail."""
-    if isinstance(action, PersistBucket):
+    if isinstance(call, StoreSnapshot):
         times, ends = np.array([1_000]), np.array([1], np.int32)
-        (rows,) = action.parts
-        table = SegmentTable(times, times, ends, ends)
-        return SnapshotCreated(action.serial, action.serial, 1, table, span_ends=(rows.ledger_ids, rows.entry_ids))
-    return SnapshotsListed(action.serial, []) if action.serial == 0 else PropertyPut(action.serial)
+        return Stored(call.serial, 1, SegmentTable(times, times, ends, ends))
+    return frozenset() if isinstance(call, ListSnapshots) else None

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from managed_ledger.position import Position
+from postdate.testing import VIRTUAL_START_MS as START_MS
+from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
@@ -24,8 +26,6 @@ from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.shell.wake_up import WakeUp
-from tracker.testing import VIRTUAL_START_MS as START_MS
-from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 KINDS = ("bucket", "in-memory", "shared")
 CONFIG = TrackerConfig(index_count_per_bucket_min=3, is_deliver_at_time_strict=True, tick_time_ms=1)
@@ -419,21 +419,21 @@ def test_a_due_message_is_told_once_and_another_first_one_again() -> None:
     assert wake_up.is_wanted(deliver_at_ms=5)
     assert not wake_up.is_wanted(deliver_at_ms=5)
     assert wake_up.is_wanted(deliver_at_ms=7)
-    assert wake_up.note_nothing_due()
-    assert not wake_up.note_nothing_due()
+    assert wake_up.wait_for_due()
+    assert not wake_up.wait_for_due()
     assert wake_up.is_wanted(deliver_at_ms=7)
 
 
 def test_an_answer_that_made_someone_wait_is_taken_back() -> None:
     """Of two answers in one turn, to two callers, the first too."""
     wake_up = WakeUp()
-    wake_up.note_withheld(3)
-    wake_up.note_withheld(4)
+    wake_up.wait_behind(3)
+    wake_up.wait_behind(4)
     assert wake_up.is_wanted(deliver_at_ms=None, withheld_ms=4)
     assert not wake_up.is_wanted(deliver_at_ms=None, withheld_ms=4)
     assert wake_up.is_wanted(deliver_at_ms=None, withheld_ms=None)
-    wake_up.note_paused(False)
-    wake_up.note_paused(True)
+    wake_up.pause(False)
+    wake_up.pause(True)
     assert not wake_up.is_wanted(deliver_at_ms=None, is_paused=True)
     assert wake_up.is_wanted(deliver_at_ms=None, is_paused=False)
     assert not wake_up.is_wanted(deliver_at_ms=None, is_paused=False)

@@ -14,8 +14,8 @@ from broker.admin.topic_stats import topic_stats
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.topics.topic_name import TopicName
 from managed_ledger.value_types import Json
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service
-from tracker.testing import FakeClock
 
 CONSUMERS = 50
 

@@ -12,10 +12,10 @@ from broker.configuration.access import AccessConfig
 from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, ServerError
 from broker.service.refusal_log import RefusalLog
 from broker.service.service import Service
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.guarded_service import connect
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
-from tracker.testing import FakeClock
 
 NOW_S = 1_800_000_000
 

@@ -52,7 +52,6 @@ REFUSED = {
     "clusterName": ("a\0b", "must be text without NUL characters"),
     "dataDirectory": ("~nobody-of-this-name/data", "must be a path"),
     "bucketSnapshotStorage": ("s4", "must be rocksdb or s3 or memory"),
-    "bucketSnapshotProcessEnabled": ("yes", "must be true or false"),
     "bucketSnapshotS3Bucket": ("a", "must be 3 to 255 letters, digits, "),
     "bucketSnapshotS3Prefix": ("/a/", "must be words of letters, digits"),
     "bucketSnapshotS3Endpoint": ("localhost:9000", "must be a URL that begins with http:// or https://"),
@@ -417,6 +416,13 @@ def test_a_misspelled_key_is_an_error_with_a_suggestion(wrong: str, right: str, 
 def test_a_key_of_ours_that_is_like_no_other_is_an_error_too() -> None:
     with pytest.raises(ConfigError, match=r"delayedDeliveryZzz: there is no such key$"):
         check_unknown_key("delayedDeliveryZzz", ["brokerServicePort"], where="here")
+
+
+def test_a_key_that_was_withdrawn_is_ignored_as_an_unknown_one(tmp_path: Path) -> None:
+    """Each file that came with the service had it, and begins like a key of ours."""
+    config = load("bucketSnapshotProcessEnabled=true\n", folder=tmp_path)
+
+    assert list(config.unread) == ["bucketSnapshotProcessEnabled"]
 
 
 def test_a_key_that_stands_twice_in_a_file_is_an_error(tmp_path: Path) -> None:

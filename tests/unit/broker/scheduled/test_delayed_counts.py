@@ -16,9 +16,9 @@ from broker.topics.policies import DelayedDeliveryPolicies
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from managed_ledger.reading.selection import HeadersRead, RowsRead
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import until
 from tests.helpers.service_lives import EXCLUSIVE, HOUR_MS, NAME, play, subscribe
-from tracker.testing import FakeClock
 
 
 async def _six_delayed_of_ten(service: Service, clock: FakeClock) -> None:

@@ -19,9 +19,9 @@ from dispatcher.dispatcher import Dispatcher
 from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.reading.selection import RowsRead
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import until
 from tests.helpers.service_lives import HOUR_MS, NAME, START_MS, play, subscribe
-from tracker.testing import FakeClock
 
 LONG = 9
 """The most entries of a log that is not long in these tests; theirs have ten."""

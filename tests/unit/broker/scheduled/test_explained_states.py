@@ -18,8 +18,8 @@ from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
-from tracker.testing import FakeClock
 
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 KEY = b"anna"

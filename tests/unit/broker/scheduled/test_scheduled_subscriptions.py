@@ -20,8 +20,8 @@ from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.subscription import TYPE_PROPERTY, Subscription
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerWriteError
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
-from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.service.clock_steps import ClockSteps
-from tracker.testing import FakeClock
+from postdate.testing import FakeClock
 
 DAY_MS = 86_400_000
 

@@ -23,12 +23,12 @@ from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from dispatcher.stats import SubscriptionStats
 from managed_ledger.config import ManagedLedgerConfig
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tests.helpers.send_frames import send_frame
 from tracker.config import TrackerConfig
 from tracker.stats import BucketOperation, TrackerCounters, summed
-from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
 HOUR_MS = 3_600_000

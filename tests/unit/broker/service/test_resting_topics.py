@@ -29,11 +29,11 @@ from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
+from postdate.testing import FakeClock
 from tests.helpers.fakes.memory_records import MemoryRecords
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
 from tests.helpers.send_frames import send_frame
 from tracker.stats import BucketOperation, TrackerCounters, summed
-from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
 HOUR_MS = 3_600_000

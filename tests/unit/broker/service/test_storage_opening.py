@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.service.storage_opening import ANSWER_WAIT_S, PATIENCE_S, PAUSE_S_MAX, StorageOpening
+from postdate.testing import run_virtually
 from snapshot_storage.errors import (
     SnapshotStorageError,
     StorageAccessError,
@@ -13,7 +14,6 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tracker.testing import run_virtually
 
 
 class StorageThatStartsLater(MemoryBucketSnapshotStorage):

@@ -17,10 +17,10 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import open_service, until
 from tests.helpers.service_lives import HOUR_MS, NAME, START_MS, subscribe
 from tracker.config import TrackerConfig
-from tracker.testing import FakeClock
 
 MESSAGES = 10
 SNAPSHOTS = 2

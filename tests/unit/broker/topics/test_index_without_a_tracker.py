@@ -18,6 +18,7 @@ from pyroaring import BitMap
 from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
 from broker.service.service import Service
+from broker.topics import snapshot_sweep
 from broker.topics.subscription import TYPE_PROPERTY, Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_index import INDEX_CURSOR_NAME
@@ -33,6 +34,7 @@ from tests.helpers.fakes.service_fakes import Peer, until
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tracker.bucket_properties import names_buckets
 from tracker.config import BUCKET_FACTORY, TrackerConfig
+from tracker.stats import BucketOperation
 
 NOW_MS = 1_800_000_000_000
 SHARED, KEY_SHARED, EXCLUSIVE = CommandSubscribe.Shared, CommandSubscribe.Key_Shared, CommandSubscribe.Exclusive
@@ -348,6 +350,32 @@ def test_what_an_outage_left_when_a_subscription_stopped_delaying_is_found(world
         )
         await world.subscribe("a", EXCLUSIVE)
         await world.until_owners(["a"] * 4)
+
+    asyncio.run(world.serve(story))
+
+
+def test_a_snapshot_that_its_tracker_does_not_name_goes_when_a_second_list_finds_it_too(
+    world: UntrackedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be about to be named at the first one. Lists come when a create has failed."""
+
+    async def story() -> None:
+        await world.subscribe("a")
+        await world.publish()
+        await world.until_owners(["a"] * 3)
+        topic = await world.topic()
+        name = topic.ledger.name
+        await world.stored.create_bucket_snapshot(b"", [], bucket_key="k", topic_name=name, cursor_name="a")
+        stats = topic.subscriptions["a"].index_stats()
+        assert stats is not None
+        stats.operations[BucketOperation.CREATE].failed += 1
+        for _ in range(3):
+            topic.sweep_snapshots()
+            await topic.swept()
+        assert await world.owners() == ["a"] * 4
+
+        monkeypatch.setattr(snapshot_sweep, "UNNAMED_S_MIN", 0.0)
+        await world.until_owners(["a"] * 3)
 
     asyncio.run(world.serve(story))
 

@@ -9,11 +9,11 @@ from broker.service.service import Service
 from dispatcher import DispatcherConfig
 from dispatcher.core.intake import Intake
 from managed_ledger.config import ManagedLedgerConfig
+from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tests.helpers.send_frames import send_frame
 from tracker.config import TrackerConfig
 from tracker.stats import BucketOperation
-from tracker.testing import FakeClock
 
 _SEALED, _AHEAD, _UNSEALED = 60, 50, 4
 _CONFIG: dict[str, Any] = {

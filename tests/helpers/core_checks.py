@@ -1,0 +1,75 @@
+"""What must hold of a core's state at any time, compared with slow computations."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.columns.row_order import is_heap
+from tracker.core.actions import Call, ListSnapshots, LoadSegments
+from tracker.core.bucket import Phase
+from tracker.core.state import TrackerState
+from tracker.core.tracker_core import TrackerCore
+from tracker.shell.core_tracker import CoreTracker
+
+
+def check(core: TrackerCore, calls: Iterable[Call] | None = None) -> None:
+    """Assert every invariant, O(n).
+
+    Args:
+        core: The core.
+        calls: The calls that were started and not answered yet; None if that is not known.
+    """
+    state = core._state
+    state.tracked.check()
+    state.gone.check()
+    state.to_read_again.check()
+    assert state.recovering or not state.gone
+    for ledger_id in state.to_read_again.bitmaps.keys() & state.tracked.bitmaps.keys():
+        assert not state.to_read_again.bitmaps[ledger_id] & state.tracked.bitmaps[ledger_id]
+    for queue in state.queues:
+        queue.check()
+    for heap in (state.ahead, state.ending):
+        assert is_heap(heap)
+    _check_buckets(state)
+    if not state.buckets:
+        _check_rows(state)
+    if calls is not None:
+        started = [call for call in calls if not isinstance(call, ListSnapshots)]
+        assert sum(lane.in_flight for lane in state.lanes) == len(started)
+        assert state.rows_in_flight == sum(call.row_count for call in started if isinstance(call, LoadSegments))
+
+
+def check_tracker(tracker: CoreTracker) -> None:
+    """Assert every invariant of a tracker's core."""
+    check(tracker._core)
+
+
+def _check_buckets(state: TrackerState) -> None:
+    buckets = state.buckets.values()
+    assert state.recovering == {one.serial: one for one in buckets if one.phase is Phase.RECOVERING}
+    assert state.with_rows == {one.serial: one for one in buckets if one.rows is not None}
+    assert {one.key for one in buckets} == state.keys
+    for bucket in buckets:
+        assert (bucket.rows is not None) <= (bucket.phase in (Phase.SEALING, Phase.NAMING))
+        assert bucket.is_unwanted <= (bucket.call is not None)
+        assert not bucket.sources or bucket.serial == state.merging.target
+        if bucket.phase in (Phase.NAMING, Phase.SEALED, Phase.DELETING):
+            assert bucket.bucket_id is not None
+        if bucket.phase is Phase.SEALED:
+            assert bucket.table is not None
+            assert bucket.has_name
+            assert 0 <= bucket.loaded_spans <= len(bucket.table)
+        if bucket.holds_up and bucket.serial not in state.waived:
+            assert (bucket.barrier, bucket.serial) in state.ahead
+    sources = {serial for bucket in buckets for serial in bucket.sources}
+    assert sources == {one.serial for one in buckets if one.is_source}
+
+
+def _check_rows(state: TrackerState) -> None:
+    """Without a bucket, each tracked position has a row in memory."""
+    rows = DelayedIndexes.concatenate([part for queue in state.queues for part in queue.rows_of()])
+    with_row = set(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True))
+    tracked = {(ledger, entry) for ledger, bitmap in state.tracked.bitmaps.items() for entry in bitmap}
+    assert tracked <= with_row
+    assert len(rows) == 0 or int(np.min(rows.deliver_at_ms)) >= 0

@@ -1,0 +1,201 @@
+"""What is left of a bucket goes: its snapshot, then its name.
+
+That is so when its last row was handed out, when it was merged, when nothing of it is tracked any more, and when its
+snapshot is lost. The log is the ground truth, so a snapshot is never patched: what was tracked of it is read again.
+"""
+
+import heapq
+from typing import Final
+
+from pyroaring import BitMap
+
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import bitmap_of
+from tracker.columns.row_order import LATEST_MS
+from tracker.columns.row_queue import RowQueue
+from tracker.core.actions import DeleteSnapshot, RemoveName
+from tracker.core.bucket import ImmutableBucket, Phase
+from tracker.core.state import TrackerState, move
+
+REMOVALS_MAX: Final = 256
+"""So many buckets that have ended are removed in one turn, which takes some milliseconds."""
+
+
+def remove(state: TrackerState, bucket: ImmutableBucket) -> None:
+    """Stop serving a bucket and delete what is stored of it, now or when its call in flight is over."""
+    if bucket.serial not in state.buckets or bucket.is_unwanted or bucket.phase in (Phase.DELETING, Phase.UNNAMING):
+        return
+    let_sources_go(state, bucket)
+    if bucket.is_source:
+        # A merge is made of all of its sources or of none.
+        remove(state, state.buckets[state.merging.target])
+    bucket.rows = None
+    state.with_rows.pop(bucket.serial, None)
+    if bucket.call is not None and bucket.phase in (Phase.SEALING, Phase.MERGING, Phase.NAMING):
+        bucket.is_unwanted = True
+    else:
+        delete(state, bucket)
+
+
+def delete(state: TrackerState, bucket: ImmutableBucket) -> None:
+    """Delete what is stored of a bucket that no call in flight can add to."""
+    if bucket.bucket_id is not None:
+        move(state, bucket, Phase.DELETING)
+    elif bucket.has_name:
+        move(state, bucket, Phase.UNNAMING)
+    else:
+        _end(state, bucket)
+
+
+def let_sources_go(state: TrackerState, target: ImmutableBucket) -> None:
+    """Let the sources of a merge be as if there were none."""
+    for serial in target.sources:
+        state.buckets[serial].is_source = False
+    target.sources = ()
+
+
+def delete_of(bucket: ImmutableBucket) -> DeleteSnapshot:
+    """Return the call that deletes a bucket's snapshot."""
+    assert bucket.bucket_id is not None
+    # A snapshot whose head was not read may be another cursor's, even if the property names it.
+    return DeleteSnapshot(bucket.serial, bucket.bucket_id, is_own=bucket.table is not None or not bucket.has_name)
+
+
+def on_deleted(state: TrackerState, bucket: ImmutableBucket) -> None:
+    """The snapshot is gone: its name is next."""
+    bucket.size_bytes, bucket.bucket_id = 0, None
+    delete(state, bucket)
+
+
+def on_unnamed(state: TrackerState, bucket: ImmutableBucket) -> None:
+    """Nothing is left."""
+    _end(state, bucket)
+
+
+def unname_of(bucket: ImmutableBucket) -> RemoveName:
+    """Return the call that removes a bucket's name."""
+    return RemoveName(bucket.serial, bucket.key)
+
+
+def _end(state: TrackerState, bucket: ImmutableBucket) -> None:
+    del state.buckets[bucket.serial]
+    state.recovering.pop(bucket.serial, None)
+    state.keys.discard(bucket.key)
+
+
+# When a bucket goes.
+
+
+def remove_ended(state: TrackerState) -> None:
+    """Remove buckets of which every row was handed out, or is not tracked any more."""
+    waiting: list[tuple[int, int]] = []
+    for _ in range(REMOVALS_MAX):
+        if not has_ended(state):
+            break
+        entry = heapq.heappop(state.ending)
+        bucket = state.buckets.get(entry[1])
+        if bucket is None or bucket.phase is not Phase.SEALED:
+            continue
+        if bucket.is_source:
+            waiting.append(entry)
+            continue
+        _report_positions_without_rows(state, bucket)
+        remove(state, bucket)
+    for entry in waiting:
+        heapq.heappush(state.ending, entry)
+    if state.tracked and not (state.buckets or any(map(len, state.queues))):
+        read_again(state, LedgerRange(0, LATEST_MS))
+
+
+def has_ended(state: TrackerState) -> bool:
+    """Whether `remove_ended` has a bucket to look at."""
+    return bool(state.ending) and state.ending[0][0] < state.loaded.next_deliver_at_ms
+
+
+def is_source(state: TrackerState, serial: int) -> bool:
+    """Whether a bucket is being merged into another one, and stays until that has taken over."""
+    return serial in state.buckets and state.buckets[serial].is_source
+
+
+def _report_positions_without_rows(state: TrackerState, bucket: ImmutableBucket) -> None:
+    """Have positions read again that the head of a bucket named and no row had: nothing else can bring them."""
+    added = state.added
+    for ledger_id in state.tracked_ledgers(bucket.ledgers):
+        others = (one.ledgers for one in state.buckets.values() if one is not bucket and one.is_served)
+        is_added = len(added) and added.first_ledger_id <= ledger_id <= added.last_ledger_id
+        if is_added or any(first <= ledger_id <= last for first, last in others):
+            continue
+        # Rows that were handed out with others and put back are among the loaded ones, whichever bucket had them.
+        parts = (rows.entry_ids[rows.ledger_ids == ledger_id] for rows in state.loaded.rows_of())
+        without_row = state.tracked.bitmaps[ledger_id] - BitMap.union(BitMap(), *map(bitmap_of, parts))
+        if without_row:
+            state.losses.append((bucket.key, f"entry 0 names positions of ledger {ledger_id} that have no row"))
+            state.tracked.subtract(ledger_id, without_row)
+            state.to_read_again.unite(ledger_id, without_row)
+
+
+def give_up(state: TrackerState, bucket: ImmutableBucket, reason: str) -> None:
+    """Remove a bucket whose snapshot is gone or unreadable."""
+    state.losses.append((bucket.key, reason))
+    # Of one whose head was never read, no reader has passed over a position in the log.
+    if bucket.table is not None:
+        read_again(state, bucket.ledgers)
+    remove(state, bucket)
+
+
+def read_again(state: TrackerState, ledgers: LedgerRange) -> None:
+    """Track nothing of these ledgers any more: it is to be read from the log, and added again.
+
+    A row that is in memory, or in another bucket, counts again then, once.
+    """
+    for ledger_id in state.tracked_ledgers(ledgers):
+        state.to_read_again.unite(ledger_id, state.tracked.drop_ledger(ledger_id))
+
+
+def remove_if_untracked(state: TrackerState, bucket: ImmutableBucket) -> None:
+    """Remove a sealed bucket if nothing is tracked in its ledgers."""
+    if bucket.phase is Phase.SEALED and not state.tracked_ledgers(bucket.ledgers):
+        remove(state, bucket)
+
+
+def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
+    """Track messages no longer that were acknowledged without being handed out."""
+    was_tracked = ledger_id in state.tracked.bitmaps
+    state.tracked.subtract(ledger_id, entry_ids)
+    state.to_read_again.subtract(ledger_id, entry_ids)
+    if was_tracked and ledger_id not in state.tracked.bitmaps:
+        first_to_last = (one for one in state.buckets.values() if one.ledgers[0] <= ledger_id <= one.ledgers[1])
+        for bucket in list(first_to_last):
+            remove_if_untracked(state, bucket)
+
+
+def pass_through(state: TrackerState, ledger_id: int, entry_id: int) -> None:
+    """Track nothing any more up to a position: mark-delete has passed it."""
+    trim(state, ledger_id)
+    tracked = state.tracked.bitmaps.get(ledger_id)
+    again = state.to_read_again.bitmaps.get(ledger_id)
+    if any(bitmap is not None and bitmap.min() <= entry_id for bitmap in (tracked, again)):
+        acknowledge(state, ledger_id, BitMap(range(entry_id + 1)))
+
+
+def trim(state: TrackerState, first_ledger_id: int) -> None:
+    """Track nothing of the ledgers below this one: the cursor is past them."""
+    if first_ledger_id == state.first_ledger_id:
+        return
+    state.first_ledger_id = first_ledger_id
+    for positions in (state.tracked, state.gone, state.to_read_again):
+        positions.drop_below(first_ledger_id)
+    for bucket in list(state.buckets.values()):
+        if bucket.ledgers.last_ledger_id < first_ledger_id:
+            remove(state, bucket)
+
+
+def clear(state: TrackerState) -> None:
+    """Track nothing any more, and begin to delete every snapshot."""
+    state.tracked, state.gone, state.to_read_again = PositionSet(), PositionSet(), PositionSet()
+    state.added.begin_anew()
+    state.loaded = RowQueue()
+    for bucket in list(state.buckets.values()):
+        remove(state, bucket)
+    state.waived.clear()

@@ -1,0 +1,95 @@
+"""The last mutable bucket is sealed: frozen, stored, named; then only what is due soon stays in memory.
+
+Sorting, encoding and storing happen elsewhere, and rows are handed out meanwhile. They leave memory when snapshot and
+name are durable.
+"""
+
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.columns.row_order import last_key_at
+from tracker.columns.row_queue import pop_sorted
+from tracker.core.actions import PutName, Stored, StoreSnapshot
+from tracker.core.bucket import NO_LEDGER, ImmutableBucket, Phase
+from tracker.core.deleting import remove_if_untracked
+from tracker.core.merging import take_over
+from tracker.core.state import TrackerState, free_name, move, new_bucket, rows_a_segment
+
+
+def seal(state: TrackerState) -> None:
+    """Freeze the mutable bucket's rows."""
+    added = state.added
+    if NO_LEDGER < added.first_ledger_id < state.first_ledger_id:
+        # Rows that were added behind the cursor are acknowledged, and would never be loaded again.
+        state.tracked.drop_below(state.first_ledger_id)
+    if not len(added):
+        added.begin_anew()
+        return
+    ledgers = LedgerRange(added.first_ledger_id, added.last_ledger_id)
+    key = free_name(state, ledgers)
+    if key is None:
+        # No name is free. The rows stay mutable until a bucket that has one of the names is gone.
+        return
+    rows_max = rows_a_segment(state, 1)
+    bucket = new_bucket(state, ledgers, key, Phase.SEALING)
+    bucket.segment_row_count_max = rows_max
+    bucket.rows = added.begin_anew()
+    state.with_rows[bucket.serial] = bucket
+
+
+def store_of(state: TrackerState, bucket: ImmutableBucket) -> StoreSnapshot:
+    """Return the call that stores a bucket's rows."""
+    assert bucket.rows is not None
+    return StoreSnapshot(
+        bucket.serial,
+        bucket.key,
+        bucket.rows.rows_of(),
+        state.tracked_in(bucket.ledgers),
+        bucket.segment_row_count_max,
+    )
+
+
+def on_stored(state: TrackerState, bucket: ImmutableBucket, answer: Stored) -> None:
+    """The snapshot is durable: its name is next."""
+    bucket.bucket_id, bucket.size_bytes, bucket.table = answer.bucket_id, answer.size_bytes, answer.table
+    move(state, bucket, Phase.NAMING)
+
+
+def name_of(bucket: ImmutableBucket) -> PutName:
+    """Return the call that names a bucket's snapshot."""
+    assert bucket.bucket_id is not None
+    bucket.has_name = True
+    return PutName(bucket.serial, bucket.key, bucket.bucket_id)
+
+
+def on_named(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> None:
+    """Snapshot and name are durable: serve from segments what is not due soon."""
+    if bucket.sources:
+        take_over(state, bucket)
+    else:
+        leave_memory(state, bucket, now_ms)
+    move(state, bucket, Phase.SEALED)
+    remove_if_untracked(state, bucket)
+
+
+def leave_memory(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> None:
+    """Keep the rows that are due soon, in whole spans and as many as may be loaded; segments have the others."""
+    table, queue = bucket.table, bucket.rows
+    assert table is not None
+    assert queue is not None
+    room = max(0, state.config.loaded_row_count_max - len(state.loaded))
+    horizon_ms = state.due_ms(now_ms, state.config.prefetch_ms)
+    spans = min(
+        int(table.first_times.searchsorted(horizon_ms, "right")), int(table.row_ends.searchsorted(room, "right"))
+    )
+    bucket.loaded_spans = bucket.spans_without_tie(spans)
+    bucket.rows = None
+    del state.with_rows[bucket.serial]
+    if not bucket.loaded_spans:
+        return
+    through = last_key_at(int(table.last_times[bucket.loaded_spans - 1]))
+    while True:
+        rows, rest = pop_sorted([queue], through, max(1, len(queue)))
+        if not len(rows[0]):
+            return
+        # Copies, so that the columns these are cut from can be freed.
+        state.loaded.push_sorted(*(column.copy() for column in rows))
+        queue.put_back(rest)

@@ -1,0 +1,187 @@
+"""The calls of one tracker, on its cursor and on a storage; encoding and decoding are done in threads."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, TypeVar
+
+from snapshot_storage.encoding.snapshot import Snapshot
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotStorage
+from tracker.columns.segment_table import SegmentTable
+from tracker.config import TrackerConfig
+from tracker.core.actions import (
+    Answer,
+    Call,
+    CallFailed,
+    DeleteSnapshot,
+    ListSnapshots,
+    LoadSegments,
+    MergeSnapshots,
+    OfAnotherCursor,
+    PutName,
+    ReadHead,
+    RemoveName,
+    Stored,
+    StoreSnapshot,
+)
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.shell.snapshot_answers import built, head_of, merged, rows_of
+
+DECODED_AT_ONCE_BYTES_MAX: Final = 4_096
+"""Data up to this size is decoded on the event loop: some 250 rows, or 50 segments' metadata, in about 0.2 ms."""
+
+T = TypeVar("T")
+
+
+class RunBlocking(Protocol):
+    """Runs a function off the event loop."""
+
+    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]:
+        """Return what the function will return."""
+
+
+def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
+    """Run a function in the event loop's default pool of threads."""
+    return asyncio.to_thread(function)
+
+
+class InThreads:
+    """What takes long, off the event loop, for all trackers of a storage.
+
+    Args:
+        run_blocking: Runs it.
+    """
+
+    def __init__(self, run_blocking: RunBlocking = in_thread) -> None:
+        self._run_blocking = run_blocking
+        # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
+        # twice as long.
+        self._building = asyncio.Lock()
+        # The first of many answers goes out while the next one is decoded.
+        self._decoding = asyncio.Lock()
+
+    async def build(self, function: Callable[[], T]) -> T:
+        """Run what encodes a snapshot."""
+        async with self._building:
+            return await self._run_blocking(function)
+
+    async def decode(self, size_bytes: int, function: Callable[[], T]) -> T:
+        """Run what decodes so many bytes; a way to a thread and back takes longer than a few segments."""
+        if size_bytes <= DECODED_AT_ONCE_BYTES_MAX:
+            return function()
+        async with self._decoding:
+            return await self._run_blocking(function)
+
+
+def failure_of(call: Call, error: Exception) -> CallFailed:
+    """Return the answer to a call that raised an error: the snapshot is lost, or the call may succeed later."""
+    is_lost = isinstance(error, BucketNotFoundError | SnapshotCorruptedError)
+    is_read = isinstance(call, ReadHead | LoadSegments | MergeSnapshots)
+    return CallFailed(
+        str(error),
+        is_lost=is_lost and is_read,
+        lost_bucket_id=error.bucket_id if isinstance(error, BucketNotFoundError | SnapshotCorruptedError) else None,
+    )
+
+
+class TrackerCalls:
+    """Makes the calls of one tracker.
+
+    Args:
+        config: How snapshots are made, and how long a call may take.
+        context: Whose they are, and the cursor.
+        storage: Where they are.
+        threads: Encode and decode.
+    """
+
+    def __init__(
+        self, config: TrackerConfig, context: TrackerContext, storage: BucketSnapshotStorage, threads: InThreads
+    ) -> None:
+        self._config = config
+        self._topic_name = context.topic_name
+        self._cursor_name = context.cursor_name
+        self._cursor = context.cursor
+        self._storage = storage
+        self._threads = threads
+
+    async def run(self, call: Call) -> Answer:
+        """Make a call and return its answer; raise what the storage and the cursor raise.
+
+        Raises:
+            TimeoutError: It took too long; it may still take effect. Of a merge, each of its reads may take as long.
+        """
+        if isinstance(call, MergeSnapshots):
+            return await self._merge(call)
+        async with self._in_time():
+            return await self._run(call)
+
+    async def _run(self, call: Call) -> Answer:
+        match call:
+            case StoreSnapshot():
+                made = await self._threads.build(lambda: built(call, self._config))
+                return await self._create(call.bucket_key, *made)
+            case ReadHead():
+                return await self._read_head(call)
+            case LoadSegments(bucket_id=bucket_id, first_segment=first, last_segment=last):
+                data = await self._storage.get_bucket_snapshot_segment(bucket_id, first, last)
+                return await self._threads.decode(sum(map(len, data)), lambda: rows_of(bucket_id, data, first, last))
+            case DeleteSnapshot():
+                if call.is_own or await self._is_deletable(call.bucket_id):
+                    await self._storage.delete_bucket_snapshot(call.bucket_id)
+                return None
+            case PutName():
+                await self._cursor.update_properties(put={call.bucket_key: str(call.bucket_id)})
+                return None
+            case RemoveName():
+                await self._cursor.update_properties(remove=[call.bucket_key])
+                return None
+            case ListSnapshots():
+                infos = await self._storage.list_bucket_snapshots(self._topic_name)
+                return frozenset(one.bucket_id for one in infos if one.cursor_name == self._cursor_name)
+            case MergeSnapshots():
+                return await self._merge(call)
+
+    def _in_time(self) -> asyncio.Timeout:
+        return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
+
+    async def _create(self, bucket_key: str, snapshot: Snapshot, table: SegmentTable) -> Stored:
+        bucket_id = await self._storage.create_bucket_snapshot(
+            snapshot.metadata,
+            snapshot.segments,
+            bucket_key=bucket_key,
+            topic_name=self._topic_name,
+            cursor_name=self._cursor_name,
+        )
+        return Stored(bucket_id, snapshot.length_bytes, table)
+
+    async def _read_head(self, call: ReadHead) -> Answer:
+        head = await self._head(call.bucket_id)
+        info = head.info
+        if not info.belongs_to(self._topic_name, self._cursor_name):
+            return OfAnotherCursor(f"{info.topic_name} / {info.cursor_name}")
+        return await self._threads.decode(
+            len(head.metadata), lambda: head_of(call.bucket_id, head.metadata, info.length_bytes, self._config)
+        )
+
+    async def _head(self, bucket_id: int) -> BucketSnapshotHead:
+        return await self._storage.get_bucket_snapshot_head(bucket_id)
+
+    async def _is_deletable(self, bucket_id: int) -> bool:
+        """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""
+        try:
+            head = await self._head(bucket_id)
+        except (BucketNotFoundError, SnapshotCorruptedError):
+            return True
+        return head.info.belongs_to(self._topic_name, self._cursor_name)
+
+    async def _merge(self, call: MergeSnapshots) -> Stored:
+        """Merge snapshots, all of whose rows are in memory meanwhile."""
+        data = []
+        for source in call.sources:
+            async with self._in_time():
+                count = source.segment_count
+                segments = await self._storage.get_bucket_snapshot_segment(source.bucket_id, 1, count) if count else ()
+                data.append(segments)
+        made = await self._threads.build(lambda: merged(call, data, self._config))
+        async with self._in_time():
+            return await self._create(call.bucket_key, *made)
