@@ -77,6 +77,11 @@ class TrackerCore:
 
     # Life.
 
+    @property
+    def lead_ms(self) -> int:
+        """How early messages may be handed out: the tick, or 0 where times are strict."""
+        return self._state.lead_ms
+
     def set_tick_time(self, tick_time_ms: int) -> None:
         """Set how early messages may be handed out, unless times are strict.
 

@@ -93,6 +93,10 @@ class CoreTracker(DelayedDeliveryTracker):
 
     # The tracker's interface.
 
+    @property
+    def lead_ms(self) -> int:
+        return self._core.lead_ms
+
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         if self._is_closed:
             raise TrackerClosedError("add a message")
