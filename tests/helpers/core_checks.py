@@ -1,4 +1,4 @@
-"""What must hold of a core's state at any time, compared with slow computations."""
+"""The invariants of a core's state, compared with slow computations."""
 
 from collections.abc import Iterable
 

@@ -354,8 +354,8 @@ TRACKER: Final = [
     Mutant(
         "merge-takes-over-too-much",
         "tracker/core/merging.py",
-        "    next_ms = min(source.next_ms for source in sources)\n",
-        "    next_ms = max(source.next_ms for source in sources)\n",
+        "    next_deliver_at_ms = min(source.next_deliver_at_ms for source in sources)\n",
+        "    next_deliver_at_ms = max(source.next_deliver_at_ms for source in sources)\n",
         "of a merged bucket, rows count as loaded that one of its sources had not loaded",
     ),
     Mutant(
@@ -418,7 +418,7 @@ TRACKER: Final = [
         "past-what-is-not-loaded",
         "tracker/core/handing_out.py",
         "    through, parts = hand_out_through(state, now_ms), []\n",
-        "    through, parts = last_key_at(state.due_ms(now_ms)), []\n",
+        "    through, parts = last_key_at(state.due_through_ms(now_ms)), []\n",
         "messages are handed out past a segment that is not loaded",
     ),
     Mutant(

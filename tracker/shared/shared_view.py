@@ -155,7 +155,7 @@ class SharedIndexView(DelayedDeliveryTracker):
                 room -= len(entry_ids)
                 if room <= 0:
                     break
-            # What is in the index may follow now.
+            # Messages in the index may follow now.
             self.tell_soon()
         to_read_again, self._to_read_again = self._to_read_again, PositionSet()
         return to_read_again.bitmaps

@@ -179,7 +179,7 @@ def test_the_script_does_everything(runner: asyncio.Runner) -> None:
 
     life.script()
 
-    assert set(life.kinds) >= {"StoreSnapshot", "PutName", "MergeSnapshots", "LoadSegments", "DeleteSnapshot"}
+    assert set(life.kinds) >= {"CreateSnapshot", "PutName", "MergeSnapshots", "LoadSegments", "DeleteSnapshot"}
     assert set(life.kinds) >= {"RemoveName", "ListSnapshots"}
 
 

@@ -414,7 +414,7 @@ def test_what_a_subscription_that_takes_nothing_leaves_behind_is_read_again_by_p
         received = world.rows("b", 3)
         assert received == rows[:3]
         for _ in range(20):
-            # What the dispatcher reads again is due, so it is not tracked.
+            # All that the dispatcher reads again is due, so it is not tracked.
             for ledger_id, entry_ids in b.take_untracked().items():
                 times = [rows[entry_id][0] for entry_id in entry_ids]
                 assert not b.add_messages([ledger_id] * len(times), list(entry_ids), times).any()
