@@ -30,6 +30,7 @@ from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 _NOW_MS = 1_800_000_000_000
 _BATCH = 500
@@ -184,9 +185,10 @@ def due_entries() -> float:
     for _ in range(100):
         headers = feed.headers(_BATCH, hashes, deliver_at_ms=_NOW_MS - 1)
         feed.next_entry += _BATCH
+        rows = DelayedIndexes(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
         start = time.process_time()
         feed.core.on_popped(headers.ledger_ids, headers.entry_ids)
-        feed.core.on_due(headers)
+        feed.core.on_due(headers, rows)
         spent += time.process_time() - start
     return spent / (100 * _BATCH) * 1e6
 

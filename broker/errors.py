@@ -44,6 +44,12 @@ class ProducerBusyError(BrokerError):
     server_error = "ProducerBusy"
 
 
+class MessageRefusedError(BrokerError):
+    """A message of this producer was refused; Go clients fail what they have sent without a receipt, and go on."""
+
+    server_error = "ProducerBlockedQuotaExceededException"
+
+
 class ProducerFencedError(BrokerError):
     """The producer asks for exclusive access, or another producer has it."""
 

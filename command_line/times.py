@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from command_line.milliseconds import may_be_seconds, seconds_refusal
+
 TIME_MS_MAX: Final = 2**63 - 1
 """The largest number of milliseconds that a column of times holds."""
 
@@ -33,18 +35,27 @@ else:
 
 
 class TimeMs(_ParamType):
-    """A point in time, which a command gets as milliseconds since 1970."""
+    """A point in time, which a command gets as milliseconds since 1970.
+
+    Args:
+        takes_any_number: Whether digits before 1990 are taken, which may be seconds.
+    """
 
     name = "TIME"
 
+    def __init__(self, *, takes_any_number: bool = True) -> None:
+        self._takes_any_number = takes_any_number
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return parse_time_ms(str(value))
+            return parse_time_ms(str(value), takes_any_number=self._takes_any_number)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
 TIME: Final = TimeMs()
+TIME_OF_MESSAGES: Final = TimeMs(takes_any_number=False)
+"""A time by which scheduled messages of a running service are selected or moved."""
 
 
 class SpanMs(_ParamType):
@@ -94,7 +105,7 @@ def relative_seconds(text: str) -> int:
     return seconds
 
 
-def parse_time_ms(text: str) -> int:
+def parse_time_ms(text: str, *, takes_any_number: bool = True) -> int:
     """Return a time as milliseconds since 1970.
 
     Digits alone are milliseconds, unless they may be a date: as milliseconds, 20270615 would select what is due from
@@ -103,13 +114,20 @@ def parse_time_ms(text: str) -> int:
     >>> parse_time_ms("2026-11-21T19:37:29.971Z"), parse_time_ms("2026-11-21T21:37+02:00"), parse_time_ms("1000")
     (1795289849971, 1795289820000, 1000)
 
+    Args:
+        text: The time.
+        takes_any_number: Whether digits before 1990 are taken, which may be seconds.
+
     Raises:
-        ValueError: The text is no time, has no zone, or is before 1970.
+        ValueError: The text is no time, has no zone, or is before 1970; or its digits may be seconds.
     """
     text = text.strip()
     if may_be_date(text):
         raise ValueError(f"{text} may be a date: write it as 2026-11-21T19:37:29Z")
-    time_ms = int(text) if text.isascii() and text.isdigit() else _of_iso(text)
+    is_number = text.isascii() and text.isdigit()
+    time_ms = int(text) if is_number else _of_iso(text)
+    if is_number and not takes_any_number and may_be_seconds(time_ms):
+        raise ValueError(f"{seconds_refusal(time_ms)}; write milliseconds, or 2026-11-21T19:37:29Z")
     if not 0 <= time_ms <= TIME_MS_MAX:
         raise ValueError(f"{text} is not between 1970-01-01T00:00:00Z and {TIME_MS_MAX} ms after it")
     return time_ms

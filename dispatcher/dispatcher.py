@@ -22,7 +22,15 @@ from pyroaring import BitMap
 from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.consumer import ConsumerHandle
 from dispatcher.core.acknowledgements.ack_sets import AckSet
-from dispatcher.core.actions import Action, Deliver, DropUnsent, ForgetDelayed, NotifyActive, TrackDelayed
+from dispatcher.core.actions import (
+    Action,
+    Deliver,
+    DropUnsent,
+    ForgetDelayed,
+    NotifyActive,
+    TellDelayIgnored,
+    TrackDelayed,
+)
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import Item, Key, position_of
@@ -35,7 +43,9 @@ from dispatcher.lateness import LatenessHistogram
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Log, SubscriptionCursor
 from dispatcher.reader import Reader
+from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, EntryStatus, KeyStatus, NewcomerStats, SubscriptionStats
+from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.position import Position
 from managed_ledger.value_types import Clock
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
@@ -86,6 +96,7 @@ class Dispatcher:
             cursor,
             new_tracker,
             self._run_actions,
+            self._on_damage,
             self.stop_for_defect,
             config,
             now_ms,
@@ -107,6 +118,8 @@ class Dispatcher:
         """How late delayed messages were; its owner may set one of its own."""
         self.on_failure: Callable[[], None] | None = None
         """Called once when it stops for a defect."""
+        self.on_delay_ignored: Callable[[], None] | None = None
+        """Called once when an Exclusive or Failover subscription gets a message before its time."""
 
     # Life.
 
@@ -129,7 +142,7 @@ class Dispatcher:
         # These refer to the dispatcher. Without them its memory goes without a collection of cycles.
         self._outboxes.clear()
         self._by_handle.clear()
-        self.on_failure = None
+        self.on_failure = self.on_delay_ignored = None
 
     def _send_nothing_any_more(self) -> None:
         if self._timer is not None:
@@ -225,6 +238,7 @@ class Dispatcher:
                 self._config,
                 self._on_refused,
                 self._on_missing,
+                self._on_damage,
                 self._on_sent,
                 self.stop_for_defect,
             )
@@ -258,6 +272,23 @@ class Dispatcher:
         outbox = self._by_handle.get(id(consumer))
         if outbox is not None:
             outbox.on_writable()
+
+    def get_consumer(self, key: bytes) -> ConsumerHandle | None:
+        """Return the consumer to which the messages of a sticky key go now (PIP-34).
+
+        With Key_Shared that is the one that has the key's slot; it gets new messages of the key once another consumer
+        has acknowledged those that it holds (PIP-379). With Failover and Exclusive it is the active one.
+
+        Args:
+            key: The ordering key of the messages, or where there is none their partition key.
+
+        Returns:
+            None where there is no such consumer: none is connected, a Key_Shared consumer or an Exclusive one named
+            ranges of hashes and the key is in none of them, or the dispatcher is closed. Always None with Shared, as
+            any consumer may get the message.
+        """
+        outbox = self._outboxes.get(self.core.owner_of_hash(sticky_hash(key)))
+        return outbox.handle if outbox is not None and self.failure is None else None
 
     def redeliver_unacknowledged_messages(
         self, consumer: ConsumerHandle, positions: Collection[Key] | None = None
@@ -409,6 +440,10 @@ class Dispatcher:
             reads=self._reader.under_way(),
         )
 
+    def damaged(self) -> dict[int, BitMap]:
+        """Return the entries that are put aside, as the log is damaged where they are, by ledger."""
+        return self.core.damaged()
+
     def consumer_stats(self, consumer: ConsumerHandle) -> ConsumerStats | None:
         """Return the stats of one consumer, None if it is not registered."""
         outbox = self._by_handle.get(id(consumer))
@@ -427,14 +462,25 @@ class Dispatcher:
         """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
         return newcomer_stats(self.core, self._outboxes) if isinstance(self.core, KeySharedCore) else None
 
-    def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
+    def entry_status(self, position: Position, key_hash: int) -> EntryStatus:
         """Return the place of an entry that is not acknowledged, and the reason why it waits there."""
         self.core.advance(self._now_ms())
-        return entry_status(self.core, position, sticky_hash)
+        return entry_status(self.core, position, key_hash)
 
     def in_hand(self, positions: Collection[Key]) -> set[Key]:
         """Return which of these entries consumers have been given and have not acknowledged."""
         return {at for at in positions for consumer in self.core.consumers.values() if at in consumer.pending}
+
+    def entries_in_hand(self) -> dict[int, BitMap]:
+        """Return all entries that consumers have been given and have not acknowledged, by ledger.
+
+        Runtime complexity: O(n) for n of them, some 100 ns each.
+        """
+        found: dict[int, list[int]] = {}
+        for consumer in self.core.consumers.values():
+            for ledger_id, entry_id in consumer.pending.items:
+                found.setdefault(ledger_id, []).append(entry_id)
+        return {ledger_id: BitMap(entry_ids) for ledger_id, entry_ids in found.items()}
 
     def key_status(self, key: bytes) -> KeyStatus | None:
         """Return the consumer of a sticky key and the reason why the key waits; None unless Key_Shared."""
@@ -494,6 +540,9 @@ class Dispatcher:
                 outbox = self._outboxes.get(consumer.index)
                 if outbox is not None:
                     self._drop_unsent(outbox)
+            case TellDelayIgnored():
+                if self.on_delay_ignored is not None:
+                    self.on_delay_ignored()
             case _:
                 assert_never(action)
 
@@ -518,6 +567,12 @@ class Dispatcher:
 
     def _on_missing(self, positions: list[Key]) -> None:
         self.acknowledge(None, positions)
+
+    def _on_damage(self, damage: EntriesDamagedError) -> None:
+        if not self.core.damaged():
+            # Later ones belong to the same damage: `/health` names all of it.
+            logger.error("%r goes on without damaged entries, which no consumer gets: %s", self._cursor.name, damage)
+        self._decide(lambda core: core.put_aside(damage.entries))
 
     def _arm_timer(self) -> None:
         at_ms = self.core.next_wakeup_ms()

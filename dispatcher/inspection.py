@@ -67,9 +67,11 @@ def subscription_stats(
         read_position=core.plan.next_immediate if core.plan is not None else None,
         is_reading=reads.of_log or reads.waits_for_entries,
         is_reading_replay=reads.of_due,
+        damaged_entries=sum(map(len, core.damaged().values())),
         waits_for_entries=reads.waits_for_entries,
         entries_read_total=core.entries_read_total,
         delayed_reread_at_recovery_total=core.delayed_reread_at_recovery_total,
+        index_mistimed_total=core.index_mistimed_total,
     )
 
 
@@ -185,7 +187,8 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
     elif isinstance(core, SingleActiveCore):
         owner = core.active
         # No entry is pending there: each that was read was given to the active consumer, and nothing says when.
-        if core.plan is not None and position < core.plan.next_immediate:
+        is_read = core.plan is not None and position < core.plan.next_immediate
+        if is_read and position.entry_id not in core.damaged_in(position.ledger_id):
             holder = owner
     elif len(core.consumers) == 1:
         (owner,) = core.consumers.values()

@@ -1,7 +1,10 @@
 """The entries that one consumer was given and that are not sent yet; reads payloads and writes to the connection.
 
-Entries leave the outbox only when they are written. A read that fails is tried again from the same entry; a connection
-that is not writable tells when it is. It counts what is being read, since the outboxes of one connection read at once.
+Entries leave the outbox only when they are written, with two exceptions. Damaged ones are put aside. Those whose read
+failed for another reason wait for another try, as do later ones of their slots where order is kept; all others go on.
+
+A connection that is not writable tells when it is. It counts what is being read, since the outboxes of one connection
+read at once.
 An entry that stops being the consumer's own before it is written (it left, asked for redelivery, or the entry was
 acknowledged) is not written, and its permits go back. Any other exception is a defect, which ends the dispatcher:
 between charging an entry and writing it there is no other way out.
@@ -10,17 +13,21 @@ between charging an entry and writing it there is no other way out.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import compress, islice, repeat
 from typing import Any, Final
 
+from pyroaring import BitMap
+
 from dispatcher.config import DispatcherConfig
 from dispatcher.consumer import ConsumerHandle, Delivery
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import BYTES, COUNT, ENTRY, LEDGER, Item, Key, position_of, position_of_item
+from dispatcher.core.items import BYTES, COUNT, ENTRY, LEDGER, SLOT, Item, Key, position_of, position_of_item
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log
+from managed_ledger.errors import EntriesDamagedError, EntriesUnreadableError
 from snapshot_storage.backoff import Backoff
 
 _new_delivery: Callable[[Iterable[Any]], Delivery] = partial(tuple.__new__, Delivery)
@@ -44,23 +51,27 @@ class Outbox:
         config: Limits and waits.
         on_refused: Told of entries that are not written, so their permits go back.
         on_missing: Told of positions that the log no longer has.
+        on_damage: Told of damaged entries, and puts them aside.
         on_sent: Told of what was next, most of which was written.
         on_defect: Told of an exception that must not be.
     """
 
     __slots__ = (
+        "_again_s",
         "_config",
         "_core",
         "_drops",
         "_is_closed",
         "_items",
         "_log",
+        "_on_damage",
         "_on_defect",
         "_on_missing",
         "_on_refused",
         "_on_sent",
         "_pump",
-        "_writable",
+        "_unread",
+        "_woken",
         "consumer",
         "handle",
     )
@@ -74,6 +85,7 @@ class Outbox:
         config: DispatcherConfig,
         on_refused: Callable[[ConsumerState, list[Item]], None],
         on_missing: Callable[[list[Key]], None],
+        on_damage: Callable[[EntriesDamagedError], None],
         on_sent: Callable[[list[Item]], None],
         on_defect: Callable[[Exception], None],
     ) -> None:
@@ -84,46 +96,58 @@ class Outbox:
         self._config = config
         self._on_refused = on_refused
         self._on_missing = on_missing
+        self._on_damage = on_damage
         self._on_sent = on_sent
         self._on_defect = on_defect
         self._items: deque[Item] | tuple[()] = ()
         """A queue while there is something to send; an empty one takes 600 bytes."""
+        self._unread: list[Item] = []
+        """Entries whose read failed, and those that must not overtake them; in order."""
+        self._again_s = 0.0
+        """When they are read again."""
         self._drops = 0
         self._pump: asyncio.Task[None] | None = None
-        self._writable: asyncio.Event | None = None
-        """While it waits for the connection."""
+        self._woken: asyncio.Event | None = None
+        """While it waits for the connection, or to read again."""
         self._is_closed = False
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._items) + len(self._unread)
 
     def put(self, items: list[Item]) -> None:
         """Send these after all others; none once it is closed, as those before them were dropped."""
         if self._is_closed:
             return
+        if self._unread:
+            items = self._behind_unread(items, frozenset())
         if not self._items:
             self._items = deque()
         assert isinstance(self._items, deque)
         self._items.extend(items)
+        if self._unread:
+            self._wake()
         if self._pump is None:
             self._pump = asyncio.get_running_loop().create_task(self._run())
 
     def positions(self) -> set[Key]:
         """Return the entries that are not sent yet."""
-        return {position_of(item) for item in self._items}
+        return {position_of(item) for item in (*self._unread, *self._items)}
 
     def drop(self) -> list[Item]:
         """Send none of these entries; return it."""
-        unsent = list(self._items)
-        self._items = ()
+        unsent = [*self._unread, *self._items]
+        self._items, self._unread = (), []
         self._drops += 1
-        self.on_writable()
+        self._wake()
         return unsent
 
     def on_writable(self) -> None:
         """Look again whether there is something to send and the connection takes it."""
-        if self._writable is not None:
-            self._writable.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._woken is not None:
+            self._woken.set()
 
     def close(self) -> None:
         """Send nothing any more, from this call on; `closed` waits for the task."""
@@ -142,13 +166,24 @@ class Outbox:
             min_ms=self._config.read_failure_backoff_initial_ms, max_ms=self._config.read_failure_backoff_max_ms
         )
         try:
-            while self._items:
+            while len(self):
                 await self._until_writable()
+                if self._unread and self._now_s() >= self._again_s:
+                    self._items, self._unread = deque([*self._unread, *self._items]), []
+                if not self._items:
+                    await self._until_woken(self._again_s - self._now_s())
+                    continue
+                is_first = not self._unread
                 failure = await self._send_batch()
-                if failure is None:
+                if failure is not None and is_first:
+                    # Other reads that fail until then are tried again together with this one.
+                    wait_s = failures.next_seconds()
+                    self._again_s = self._now_s() + wait_s
+                    logger.error(
+                        "cannot read for consumer %r; again in %.1f s", self.handle.name, wait_s, exc_info=failure
+                    )
+                elif not self._unread:
                     failures.reset()
-                else:
-                    await self._until_readable(failure, failures.next_seconds())
         except Exception as defect:
             # A supervisor: entries that are charged and not sent must not stay so.
             self._on_defect(defect)
@@ -157,33 +192,42 @@ class Outbox:
             if not self._items:
                 self._items = ()
 
-    async def _until_writable(self) -> None:
-        while not self.handle.is_writable and self._items:
-            self._writable = asyncio.Event()
-            try:
-                async with asyncio.timeout(ASKED_AGAIN_AFTER_S):
-                    await self._writable.wait()
-            except TimeoutError:
-                continue
-            finally:
-                self._writable = None
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
 
-    async def _until_readable(self, failure: Exception, wait: float) -> None:
-        # The connection counts nothing of this outbox meanwhile: its other consumers go on, whose log may be another.
-        logger.error("cannot read for consumer %r; again in %.1f s", self.handle.name, wait, exc_info=failure)
-        await asyncio.sleep(wait)
+    async def _until_writable(self) -> None:
+        while not self.handle.is_writable and len(self):
+            await self._until_woken(ASKED_AGAIN_AFTER_S)
+
+    async def _until_woken(self, seconds: float) -> None:
+        self._woken = asyncio.Event()
+        with suppress(TimeoutError):
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._woken.wait()
+            finally:
+                self._woken = None
 
     async def _send_batch(self) -> Exception | None:
-        """Send what is next; return why the log does not give it, if so."""
+        """Send what is next; return why the log does not give all of it, unless that is for damage."""
         batch, size = self._next_batch()
-        if not batch:
-            return None
         drops = self._drops
+        # While nothing is read, the connection counts nothing of this outbox: the log of its other consumers may be
+        # another.
         self.handle.begin_read(size)
         try:
             payloads = await self._log.read_payloads([item[LEDGER] for item in batch], [item[ENTRY] for item in batch])
+        except EntriesDamagedError as damage:
+            if drops == self._drops:
+                self._leave_out(damage)
+        except EntriesUnreadableError as failure:
+            if drops == self._drops:
+                self._set_apart([item for item in batch if _is_among(failure.entries, item)])
+            return failure
         except Exception as failure:
-            # A supervisor: any failure of a read. These entries are next, and the consumer must get them.
+            # A supervisor: any failure of a read. The consumer must get these entries.
+            if drops == self._drops:
+                self._set_apart(batch)
             return failure
         else:
             if drops == self._drops:
@@ -191,6 +235,32 @@ class Outbox:
         finally:
             self.handle.end_read(size)
         return None
+
+    def _leave_out(self, damage: EntriesDamagedError) -> None:
+        """Put damaged entries aside; those behind them are next."""
+        damaged = [item for item in self._items if _is_among(damage.entries, item)]
+        self._items = deque(item for item in self._items if not _is_among(damage.entries, item))
+        self._on_refused(self.consumer, damaged)
+        self._on_damage(damage)
+
+    def _set_apart(self, items: list[Item]) -> None:
+        """Try these again later, and send what may overtake them."""
+        self._items = deque(self._behind_unread(self._items, set(map(position_of, items))))
+
+    def _behind_unread(self, items: Iterable[Item], unread: Collection[Key]) -> list[Item]:
+        """Return the items that may be sent now, and keep the others: the unread ones, and what is behind any such."""
+        keeps_order = self._core.keeps_order
+        slots = {item[SLOT] for item in self._unread if keeps_order(item[SLOT])}
+        free = []
+        for item in items:
+            slot = item[SLOT]
+            if slot not in slots and position_of(item) not in unread:
+                free.append(item)
+                continue
+            self._unread.append(item)
+            if keeps_order(slot):
+                slots.add(slot)
+        return free
 
     def _write(self, batch: list[Item], payloads: list[bytes | None]) -> None:
         assert isinstance(self._items, deque)
@@ -232,3 +302,7 @@ class Outbox:
         if missing:
             self._on_missing(missing)
         return list(compress(batch, is_sent)), list(compress(deliveries, is_sent))
+
+
+def _is_among(entries: Mapping[int, BitMap], item: Item) -> bool:
+    return item[ENTRY] in entries.get(item[LEDGER], ())

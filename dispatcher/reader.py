@@ -2,7 +2,8 @@
 
 Every event sets the same wake-up: new entries, permits, acknowledgements, the tracker, a timer. So nothing that can be
 delivered waits for an unrelated event. A reset meanwhile replaces the plan; entries that a read then brings are
-dropped. A read of the log that fails is tried again; any other exception is a defect, which ends the dispatcher.
+dropped. A read of the log that fails is tried again, without the entries that are damaged, if it names such; any other
+exception is a defect, which ends the dispatcher.
 """
 
 import asyncio
@@ -22,9 +23,10 @@ from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log, SubscriptionCursor
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Clock
+from managed_ledger.value_types import Clock, Int64Array
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import is_in_bitmap, ledger_bitmaps, ledger_groups
@@ -114,6 +116,7 @@ class Reader:
         cursor: The subscription's cursor.
         new_tracker: Makes the tracker, given what to call when something is available; None where nothing is delayed.
         run_actions: Runs what the core decided.
+        on_damage: Told of entries whose headers are damaged, and puts them aside.
         on_defect: Told of an exception that must not be.
         config: Waits.
         now_ms: The clock.
@@ -127,6 +130,7 @@ class Reader:
         cursor: SubscriptionCursor,
         new_tracker: Callable[[Callable[[], None]], DelayedDeliveryTracker] | None,
         run_actions: Callable[[list[Action]], None],
+        on_damage: Callable[[EntriesDamagedError], None],
         on_defect: Callable[[Exception], None],
         config: DispatcherConfig,
         now_ms: Clock,
@@ -146,6 +150,7 @@ class Reader:
         self._tick_time_ms: int | None = None
         """The last tick that was set, for a tracker that is made later."""
         self._run_actions = run_actions
+        self._on_damage = on_damage
         self._on_defect = on_defect
         self._config = config
         self._now_ms = now_ms
@@ -156,6 +161,7 @@ class Reader:
         self._is_closed = False
         self._is_reading = False
         self._is_tracker_dry = False
+        self._has_told_mistimed = False
         self._popped: DelayedIndexes | None = None
         self._to_read_again: list[tuple[int, BitMap]] = []
 
@@ -202,7 +208,7 @@ class Reader:
         """Refer to nothing that refers to this: the memory of a closed reader goes without a collection of cycles."""
         # A task that is cancelled before its first step has not removed itself.
         self.tracker = self._new_tracker = self._task = None
-        self._run_actions = self._on_defect = _do_nothing
+        self._run_actions = self._on_damage = self._on_defect = _do_nothing
 
     def under_way(self) -> ReadsUnderWay:
         """Return the reads under way."""
@@ -315,6 +321,10 @@ class Reader:
                     self._note_drained()
                 waits.reset()
             except _ReadError as error:
+                if isinstance(error.__cause__, EntriesDamagedError):
+                    # The same read goes on without them.
+                    self._on_damage(error.__cause__)
+                    continue
                 wait = waits.next_seconds()
                 logger.error("cannot read for %r; again in %.1f s", self._cursor.name, wait, exc_info=error.__cause__)
                 await asyncio.sleep(wait)
@@ -406,7 +416,15 @@ class Reader:
         skipped = self._cursor.acknowledged_in(ledger_id)
         if self.tracker is not None:
             skipped |= self.tracker.tracked_in(ledger_id) or _NONE
+        skipped |= self._core.damaged_in(ledger_id)
         return skipped
+
+    async def _headers_at(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> EntryHeaders:
+        """Read the headers of these positions that are not put aside."""
+        are_damaged = self._core.are_damaged(ledger_ids, entry_ids)
+        if are_damaged is not None:
+            ledger_ids, entry_ids = ledger_ids[~are_damaged], entry_ids[~are_damaged]
+        return await _from_log(self._log.read_headers_at(ledger_ids, entry_ids))
 
     def _note_drained(self) -> None:
         """End a smooth resume after its last waiting message: let everything pass again."""
@@ -468,13 +486,27 @@ class Reader:
             self._intake.on_popped(popped.ledger_ids, popped.entry_ids)
             self._popped = popped
         popped = self._popped
-        headers = await _from_log(self._log.read_headers_at(popped.ledger_ids, popped.entry_ids))
+        headers = await self._headers_at(popped.ledger_ids, popped.entry_ids)
         # A reset meanwhile has forgotten them; they are found again by reading.
         if self._popped is popped:
             self._popped = None
             self._core.advance(self._now_ms())
-            self._run_actions(self._intake.on_due(headers))
+            tracker = self.tracker
+            assert tracker is not None
+            self._run_actions(self._intake.on_due(headers, popped, lead_ms=tracker.lead_ms))
+            self._tell_mistimed()
         return True
+
+    def _tell_mistimed(self) -> None:
+        """Warn of an index with other times than the log has, once."""
+        if self._core.index_mistimed_total and not self._has_told_mistimed:
+            self._has_told_mistimed = True
+            logger.warning(
+                "the delayed index of %r has other times than the log: a message that it gives too early waits for its "
+                "time, one that it gives too late is late. `postdate pipeline audit` lists them; with the service "
+                "stopped, `postdate pipeline rebuild` makes the index anew from the log",
+                self._cursor.name,
+            )
 
     async def _read_lost(self) -> bool:
         """Read again what the tracker lost with a snapshot, and track it or deliver it."""
@@ -487,7 +519,7 @@ class Reader:
         ids = np.frombuffer(lost[:entries_max].to_array(), dtype=np.uint32).astype(np.int64)
         ledger_ids = np.full(len(ids), ledger_id, dtype=np.int64)
         self._intake.on_popped(ledger_ids, ids)
-        headers = await _from_log(self._log.read_headers_at(ledger_ids, ids))
+        headers = await self._headers_at(ledger_ids, ids)
         if self._to_read_again and self._to_read_again[0][1] is lost:
             del self._to_read_again[0]
             if len(lost) > entries_max:

@@ -69,12 +69,16 @@ class SubscriptionStats:
     """Headers read from the log by scan and forward reads."""
     delayed_reread_at_recovery_total: int
     """Of these, headers of delayed messages that were in the log at the last start and in no snapshot."""
+    index_mistimed_total: int = 0
+    """Entries that the delayed index gave at another time than the log has."""
     is_reading: bool = False
     """A read of the log is under way, or waits for new entries."""
     is_reading_replay: bool = False
     """The headers of due messages are being read."""
     waits_for_entries: bool = False
     """Everything is read, and there are consumers."""
+    damaged_entries: int = 0
+    """Entries that are put aside, as the log is damaged where they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

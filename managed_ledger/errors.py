@@ -4,6 +4,16 @@ Callers branch on the class, never on the text. The texts say what was being don
 what the operator can do about it.
 """
 
+from collections.abc import Mapping
+from typing import Final
+
+from pyroaring import BitMap
+
+DAMAGE_REMEDY: Final = (
+    "Restore the folder from a copy, or keep what is whole of it: "
+    "`postdate ledger verify` says what is lost, `postdate ledger repair --yes` does it"
+)
+
 
 class LedgerError(Exception):
     """Base of every error of the log."""
@@ -31,6 +41,24 @@ class StoreUnavailableError(LedgerError):
 
 class StoreFullError(StoreUnavailableError):
     """There is no room on the disk; it goes on when there is some."""
+
+
+class EntriesDamagedError(StoreCorruptedError):
+    """Entries that are unreadable for good: the log is damaged where they are."""
+
+    def __init__(self, text: str, entries: Mapping[int, BitMap]) -> None:
+        super().__init__(text)
+        self.entries = entries
+        """All that are damaged of those that were asked for: entry ids by ledger id."""
+
+
+class EntriesUnreadableError(StoreUnavailableError):
+    """Entries that could not be read this time."""
+
+    def __init__(self, text: str, entries: Mapping[int, BitMap]) -> None:
+        super().__init__(text)
+        self.entries = entries
+        """Those of the entries that were asked for: entry ids by ledger id."""
 
 
 class LedgerWriteError(LedgerError):

@@ -147,6 +147,11 @@ class LedgerStore:
         return self.committer.watch.failed
 
     @property
+    def damage(self) -> str | None:
+        """The damage that reads and writes have met; None while all is well."""
+        return self._database.damage
+
+    @property
     def refusal(self) -> str | None:
         """Why new entries are refused, until there is room again; None while they are taken."""
         return self.committer.watch.refusal

@@ -27,7 +27,13 @@ from managed_ledger.position import Position
 from postdate.clock import now_ms
 from postdate.memory_cursor import MemoryCursor
 from scheduling.async_scheduler import AsyncScheduler
-from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, SchedulingError, ServiceUnavailableError
+from scheduling.errors import (
+    NoSubscriptionError,
+    ScheduleArgumentError,
+    ScheduleRequestError,
+    SchedulingError,
+    ServiceUnavailableError,
+)
 from scheduling.scheduler import Scheduler
 from scheduling.values import EVERYTHING, Matching, Outcome, ScheduledMessage
 from snapshot_storage.bucket_key import LedgerRange
@@ -83,6 +89,7 @@ __all__ = [
     "Matching",
     "MemoryBucketSnapshotStorage",
     "MemoryCursor",
+    "NoSubscriptionError",
     "Outcome",
     "Position",
     "ResidualSnapshots",

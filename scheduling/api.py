@@ -5,11 +5,11 @@ requests; its errors become exceptions with the field and the advice.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
@@ -66,33 +66,41 @@ class ScheduleApi:
         except ClientTlsError as error:
             raise ScheduleArgumentError(str(error)) from error
 
-    def get(self, path: str, query: Iterable[tuple[str, str]] = ()) -> Json:
+    def get(self, path: str) -> Json:
         """Send a GET; the path begins behind `/postdate/v1`.
 
         Raises:
             ScheduleRequestError: The service refuses.
             ServiceUnavailableError: It does not answer.
         """
-        text = urlencode(list(query))
-        return self._send(Request(f"{self.admin_url}{PREFIX}{path}" + (f"?{text}" if text else "")), TIMEOUT_S)
+        return self._send(Request(f"{self.admin_url}{PREFIX}{path}"), TIMEOUT_S)
 
-    def pages(self, path: str, query: Iterable[tuple[str, str]], *, limit: int | None = None) -> Iterator[Json]:
+    def pages(self, path: str, asked: Json, *, limit: int | None = None) -> Iterator[Json]:
         """Ask for a list page by page, each when it is needed, and for no more messages than the limit.
 
         Raises:
             ScheduleRequestError: The service refuses.
             ServiceUnavailableError: It does not answer.
         """
-        query, left = list(query), limit
-        after: list[tuple[str, str]] = []
+        left = limit
+        after: Json = {}
         while left is None or left > 0:
             size = PAGE_MESSAGES if left is None else min(PAGE_MESSAGES, left)
-            page = self.get(path, [*query, ("limit", str(size)), *after])
+            page = self.look(path, {**asked, "limit": size, **after})
             yield page
             if page["next"] is None:
                 return
             left = None if left is None else left - len(page["messages"])
-            after = [("after", page["next"])]
+            after = {"after": page["next"]}
+
+    def look(self, path: str, asked: Json) -> Json:
+        """Send a POST that changes nothing: a key and properties may be longer than a query can be.
+
+        Raises:
+            ScheduleRequestError: The service refuses.
+            ServiceUnavailableError: It does not answer.
+        """
+        return self._send(self._request(path, asked), TIMEOUT_S)
 
     def post(self, path: str, body: Json, *, operation_id: str | None = None) -> Json:
         """Send a POST; by `operation_id` another thread can read its progress meanwhile (`operation`).
@@ -101,11 +109,15 @@ class ScheduleApi:
             ScheduleRequestError: The service refuses, and nothing has changed.
             ServiceUnavailableError: It does not answer; whether it was done is not known.
         """
-        request = Request(f"{self.admin_url}{PREFIX}{path}", data=json.dumps(body).encode(), method="POST")
-        request.add_header("Content-Type", "application/json")
+        request = self._request(path, body)
         if operation_id is not None:
             request.add_header("Operation-Id", operation_id)
         return self._send(request, CHANGE_TIMEOUT_S)
+
+    def _request(self, path: str, body: Json) -> Request:
+        request = Request(f"{self.admin_url}{PREFIX}{path}", data=json.dumps(body).encode(), method="POST")
+        request.add_header("Content-Type", "application/json")
+        return request
 
     def operation(self, operation_id: str) -> Json:
         """Return the progress of a running change.

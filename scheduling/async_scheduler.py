@@ -66,7 +66,7 @@ class AsyncScheduler:
         at: Time | None = None,
         after: timedelta | None = None,
     ) -> str:
-        """Publish a message for later, as `Scheduler.schedule` does.
+        """Publish a message for later, as `Scheduler.schedule` does, with the same look for a subscription.
 
         >>> asyncio.run(async_scheduler.schedule(b"pay", key="order-7", after=timedelta(days=1)))
         '...:...'

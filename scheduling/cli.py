@@ -17,7 +17,7 @@ from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.options import in_order
 from command_line.output import json_option, output_width, print_json
 from command_line.progress import Steps
-from command_line.times import SIGNED_SPAN, SPAN, TIME
+from command_line.times import SIGNED_SPAN, SPAN, TIME_OF_MESSAGES
 from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi, new_operation_id, topic_path
 from scheduling.command_options import (
@@ -26,8 +26,8 @@ from scheduling.command_options import (
     filter_options,
     on_service,
     paused_subscription_option,
-    query_of,
     subscription_option,
+    time_field,
 )
 from scheduling.errors import ScheduleRequestError, SchedulingError, ServiceUnavailableError
 from scheduling.tables import (
@@ -97,12 +97,10 @@ def list_scheduled(
     **filters: Any,
 ) -> None:
     """List the messages of TOPIC that are still to come, in order of their times."""
-    query = query_of({**fields_of_filters(**filters), "subscription": subscription})
-    if has_payload:
-        query.append(("payload", "true"))
+    asked = {**fields_of_filters(**filters), "subscription": subscription, "payload": has_payload}
     found: list[Json] = []
     after: str | None = None
-    for page in api.pages(f"{topic_path(topic)}/scheduled", query, limit=limit):
+    for page in api.pages(f"{topic_path(topic)}/scheduled/list", asked, limit=limit):
         found += page["messages"]
         after = page["next"]
     if is_json:
@@ -135,8 +133,8 @@ def count(
     **filters: Any,
 ) -> None:
     """Count the messages of TOPIC that are still to come, and say when they are due."""
-    query = query_of({**fields_of_filters(**filters), "subscription": subscription, "buckets": buckets})
-    answer = api.get(f"{topic_path(topic)}/scheduled/histogram", query)
+    asked = {**fields_of_filters(**filters), "subscription": subscription, "buckets": buckets}
+    answer = api.look(f"{topic_path(topic)}/scheduled/histogram", asked)
     if is_json:
         print_json(answer)
     else:
@@ -154,14 +152,6 @@ _changing = in_order(
     subscription_option,
     confirmation_options,
     json_option("the answer of the service"),
-)
-
-
-_moving = click.option(
-    "--skip-batches-in-part",
-    "skips_batches_in_part",
-    is_flag=True,
-    help="Move all but batches of which a part is meant or left.",
 )
 
 
@@ -185,13 +175,11 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
         "postdate scheduled reschedule reminders 12:7 --at 2027-01-15T08:00:00Z",
         "postdate scheduled reschedule reminders --key anna --shift 1h",
         "postdate scheduled reschedule reminders --all --shift -5m --yes",
-        "postdate scheduled reschedule reminders --all --shift 1h --skip-batches-in-part",
         wrong=_NOTHING_MOVES,
     ),
 )
 @_changing
-@_moving
-@click.option("--at", "deliver_at_ms", type=TIME, help="The new time: ISO 8601 or milliseconds.")
+@click.option("--at", "deliver_at_ms", type=TIME_OF_MESSAGES, help="The new time: ISO 8601 or milliseconds.")
 @click.option("--delay", "delay_ms", type=SPAN, help="The new time, from now: 90s, 5m, 2h, 3d.")
 @click.option("--shift", "shift_ms", type=SIGNED_SPAN, help="How much later; with a minus, earlier.")
 @click.option(
@@ -207,7 +195,8 @@ def reschedule(
     **asked: Any,
 ) -> None:
     """Give messages of TOPIC another time. Exactly one of the old and the new message is delivered."""
-    times = {"deliverAtMs": deliver_at_ms, "delayMs": delay_ms, "shiftMs": shift_ms}
+    deliver_at = None if deliver_at_ms is None else time_field(deliver_at_ms)
+    times = {"deliverAtMs": deliver_at, "delayMs": delay_ms, "shiftMs": shift_ms}
     given = {name: value for name, value in times.items() if value is not None}
     if len(given) != 1:
         raise click.UsageError("give one of --at, --delay and --shift")
@@ -225,7 +214,6 @@ def reschedule(
     ),
 )
 @_changing
-@_moving
 @on_service
 def deliver_now(api: ScheduleApi, **asked: Any) -> None:
     """Let messages of TOPIC be due at once."""
@@ -245,7 +233,6 @@ def _change(
     is_dry_run: bool,
     is_sure: bool,
     is_json: bool,
-    skips_batches_in_part: bool = False,
     operation_id: str | None = None,
     **filters: Any,
 ) -> None:
@@ -261,8 +248,6 @@ def _change(
     if is_all:
         selection["all"] = True
     body = selection if subscription is None else selection | {"subscription": subscription}
-    if skips_batches_in_part:
-        body = body | {"skipBatchesInPart": True}
     operation_id = operation_id or new_operation_id()
     path = f"{topic_path(topic)}/scheduled"
     try:
@@ -282,7 +267,7 @@ def _change(
         if not error.finds_nothing(selection):
             raise
         if is_json:
-            print_json({"matched": 0, "alreadyDue": 0, "unknown": len(ids)})
+            print_json({"matched": 0, "alreadyDue": 0, "inHand": 0, "unknown": len(ids)})
         else:
             click.echo("Nothing that is scheduled is meant")
         sys.exit(EXIT_CODE_WRONG)
@@ -316,7 +301,7 @@ def _progress(
                         steps = shown.enter_context(Steps().shown())
                     now = "searched" if found["searching"] else verb
                     if now != stage:
-                        total = api.get(f"{path}/histogram", [("buckets", "1")])["total"] if now == "searched" else None
+                        total = api.look(f"{path}/histogram", {"buckets": 1})["total"] if now == "searched" else None
                         steps.begin(now, found["matched"] if total is None else total)
                         stage, done = now, 0
                 except SchedulingError:
@@ -379,8 +364,8 @@ def _hold(
     if is_dry_run or not is_sure:
         backlog, delayed = backlog_meant(api.get(path), subscription, what)
         if is_dry_run:
-            found = api.get(f"{path}/scheduled/histogram", query_of({"subscription": subscription, "buckets": 1}))
-            figures = {"delayed": found["delayed"], "due": found["total"] - found["delayed"], "backlog": backlog}
+            found = api.look(f"{path}/scheduled/histogram", {"subscription": subscription, "buckets": 1})
+            figures = {name: found[name] for name in ("delayed", "overdue", "inHand")} | {"backlog": backlog}
             sentence = backlog_sentence(backlog, delayed, what, rate)
             print_json(figures) if is_json else click.echo("\n".join(folded(sentence)))
             return
@@ -416,9 +401,9 @@ def explain(
     """Say where a message of TOPIC is, and why it is not delivered yet."""
     if (message_id is None) == (key is None):
         raise click.UsageError("give --id or --key")
-    query = query_of({"messageId": message_id, "key": key, "subscription": subscription})
+    named = {"key": key} if message_id is None else {"messageId": message_id}
     try:
-        answer = api.get(f"{topic_path(topic)}/explain", query)
+        answer = api.look(f"{topic_path(topic)}/explain", named | {"subscription": subscription})
     except ScheduleRequestError as error:
         if not error.finds_nothing(("messageId", "key")):
             raise

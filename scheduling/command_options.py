@@ -8,8 +8,10 @@ import click
 
 from broker.cli.common import service_options
 from command_line.endings import refusing_of
+from command_line.milliseconds import may_be_seconds
 from command_line.options import dry_run_option, in_order, yes_option
-from command_line.times import TIME
+from command_line.output import iso
+from command_line.times import TIME_OF_MESSAGES
 from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi
 from scheduling.errors import SchedulingError
@@ -52,9 +54,12 @@ confirmation_options = in_order(
 )
 time_options = in_order(
     click.option(
-        "--from", "from_ms", type=TIME, help="Only messages due at this time or later: ISO 8601 or milliseconds."
+        "--from",
+        "from_ms",
+        type=TIME_OF_MESSAGES,
+        help="Only messages due at this time or later: ISO 8601 or milliseconds.",
     ),
-    click.option("--until", "until_ms", type=TIME, help="Only messages due before this time."),
+    click.option("--until", "until_ms", type=TIME_OF_MESSAGES, help="Only messages due before this time."),
 )
 filter_options = in_order(
     click.option("--key", help="Only messages of this key."),
@@ -73,13 +78,12 @@ def fields_of_filters(key: str | None, properties: tuple[str, ...], from_ms: int
     if properties:
         found["property"] = list(properties)
     if from_ms is not None:
-        found["from"] = from_ms
+        found["from"] = time_field(from_ms)
     if until_ms is not None:
-        found["until"] = until_ms
+        found["until"] = time_field(until_ms)
     return found
 
 
-def query_of(fields: Json) -> list[tuple[str, str]]:
-    """Return such fields as the query of a URL, without those that are None."""
-    pairs = [(name, str(value)) for name, value in fields.items() if name != "property" and value is not None]
-    return pairs + [("property", one) for one in fields.get("property", ())]
+def time_field(time_ms: int) -> int | str:
+    """Return a time as a request has it: one before 1990 written out, as its number would be taken for seconds."""
+    return iso(time_ms) if may_be_seconds(time_ms) else time_ms

@@ -38,6 +38,14 @@ class ScheduleRequestError(SchedulingError):
         return self.status == 404 and self.field is not None and self.field in selection
 
 
+class NoSubscriptionError(SchedulingError):
+    """No subscription would get the message when it is due, so it was not published.
+
+    Subscribe as Shared or Key_Shared first, or name a subscription: `Scheduler(subscription=...)` makes one that is
+    missing.
+    """
+
+
 class ServiceUnavailableError(SchedulingError):
     """The service does not answer, or fails (a status of 5xx). A change may have been made or not: look again.
 

@@ -10,14 +10,20 @@ The examples are run against a real service by `tests/integration/scheduling/tes
 import base64
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from command_line.milliseconds import YEAR_1990_MS, may_be_seconds, seconds_refusal
 from managed_ledger.value_types import Json
 from scheduling.api import ScheduleApi, Token, new_operation_id, topic_path
-from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
+from scheduling.errors import (
+    NoSubscriptionError,
+    ScheduleArgumentError,
+    ScheduleRequestError,
+    ServiceUnavailableError,
+)
 from scheduling.values import (
     NOTHING,
     TIME_MS_MAX,
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
     import pulsar
 
 HANDLES_PER_REQUEST: Final = 10_000
+SUBSCRIPTION_TRUSTED_S: Final = 10.0
+"""How long `schedule` relies on a subscription that it has seen. One that is deleted within that time is missed."""
 
 
 class Scheduler:
@@ -44,14 +52,16 @@ class Scheduler:
     >>> scheduler.cancel(handle).changed
     1
 
-    Only subscriptions of type Shared and Key_Shared delay. A subscription that is made later gets what is published
-    after it was made.
+    Only subscriptions of type Shared and Key_Shared delay, and a subscription gets what is published after it was made.
+    So `schedule` looks for one that delays before it publishes, and again when `SUBSCRIPTION_TRUSTED_S` (10 s) have
+    passed. A look after the receipt would be too late, and one for each message would double the cost of publishing.
 
     Args:
         service_url: Where Pulsar clients connect, like `pulsar://127.0.0.1:6650`.
         admin_url: The service's web port, like `http://127.0.0.1:8080`.
         topic: The topic, in any form that Pulsar's clients take.
-        subscription: The subscription whose messages are looked at and changed; None for all that delay.
+        subscription: The subscription whose messages are looked at and changed; None for all that delay. If it is
+            missing, `schedule` makes it: Shared, from the end of the topic on. All other methods refuse it then.
         token: A token, or a function that gives one, where the service authenticates callers. Its role
             needs the grants to produce and to consume, or only the second one to look and to cancel.
         tls_trust_certs_file: The authorities to trust for `pulsar+ssl` and `https`; None for those of the system.
@@ -93,6 +103,8 @@ class Scheduler:
             tls_private_key_file=tls_private_key_file,
         )
         self._lock = threading.Lock()
+        self._subscription_lock = threading.Lock()
+        self._subscription_trusted_until_s = 0.0
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
 
@@ -118,7 +130,7 @@ class Scheduler:
         at: Time | None = None,
         after: timedelta | None = None,
     ) -> str:
-        """Publish a message for later; it is durable when this returns.
+        """Publish a message for later; when this returns, it is durable, and a subscription gets it.
 
         >>> scheduler.schedule(b"pay", key="order-7", properties={"kind": "retry"}, after=timedelta(days=1))
         '...:...'
@@ -136,7 +148,10 @@ class Scheduler:
         Raises:
             ValueError: Not exactly one of `at` and `after` is given, `after` is below zero, or a time has no zone.
             TypeError: The payload is not bytes, a property is no text, or a time is none.
-            ScheduleRequestError: The time is after the year 9999; nothing was published.
+            ScheduleRequestError: The time is after the year 9999, or a number before 1990, which may be seconds.
+                Nothing was published.
+            NoSubscriptionError: No subscription delays, or not the one of this scheduler. Nothing was published.
+            ServiceUnavailableError: The web port does not answer. Nothing was published.
             pulsar.PulsarException: The service cannot be reached, or refuses the message.
         """
         if (at is None) == (after is None):
@@ -148,21 +163,25 @@ class Scheduler:
                 raise TypeError(f"properties are texts by texts, not {name!r}: {value!r}")
         when: dict[str, Any]
         if at is not None:
-            # The client knows no time before 1970.
-            when = {"deliver_at": max(0, _schedulable("deliverAtMs", time_ms(at), TIME_MS_MAX))}
+            # The client knows no time before 1970, and the service takes a number before 1990 for seconds.
+            when = {"deliver_at": max(YEAR_1990_MS, _deliver_at_ms(at))}
         else:
             after_ms = _span(after)
             if after_ms < 0:
                 raise ValueError(f"after is {after}, which is below zero: give a time that is past as at")
             delay_ms = _schedulable("delayMs", after_ms, TIME_MS_MAX - time.time_ns() // 1_000_000)
             when = {"deliver_after": timedelta(milliseconds=delay_ms)}
-        message_id = self._open_producer().send(
+        producer = self._open_producer()
+        self._check_subscription()
+        message_id = producer.send(
             payload, partition_key=key, properties=dict(properties) if properties else None, **when
         )
         return f"{message_id.ledger_id()}:{message_id.entry_id()}"
 
     def cancel(self, which: Which, *, is_dry_run: bool = False) -> Outcome:
-        """Cancel messages: from then on no consumer gets them that has not got them already.
+        """Cancel messages: those that it counts as changed reach no consumer.
+
+        A message that a consumer has in hand is not cancelled; `Outcome.in_hand` counts it.
 
         >>> handle = scheduler.schedule(b"call", after=timedelta(hours=1))
         >>> scheduler.cancel(handle).changed, scheduler.cancel(handle).changed
@@ -211,8 +230,7 @@ class Scheduler:
 
         Raises:
             ValueError: Not exactly one of `at`, `after` and `shift` is given.
-            ScheduleRequestError: The service refuses, and nothing has changed: a time is past, or a part of a batch is
-                meant, of which only the whole can be moved.
+            ScheduleRequestError: The service refuses, and nothing has changed: a time is past.
             ServiceUnavailableError: It does not answer; whether it was done is not known. To repeat it is safe, a shift
                 with the error's `operation_id`.
         """
@@ -272,7 +290,7 @@ class Scheduler:
         """
         if limit is not None and limit < 0:
             raise ValueError(f"limit is {limit}, which is below zero")
-        return islice(self._listed(self._query_of(matching), limit, has_payload), limit)
+        return islice(self._listed(self._asked_by(matching), limit, has_payload), limit)
 
     def count(self, matching: Matching | None = None) -> int:
         """Return how many messages are scheduled. By key or property, the service has to look for them.
@@ -287,25 +305,23 @@ class Scheduler:
             ScheduleRequestError: The service refuses.
             ServiceUnavailableError: It does not answer.
         """
-        query = [*self._query_of(matching), ("buckets", "1")]
-        total: int = self._api.get(f"{self._path}/scheduled/histogram", query)["total"]
+        asked = {**self._asked_by(matching), "buckets": 1}
+        total: int = self._api.look(f"{self._path}/scheduled/histogram", asked)["total"]
         return total
 
-    def _query_of(self, matching: Matching | None) -> list[tuple[str, str]]:
+    def _asked_by(self, matching: Matching | None) -> Json:
         if not isinstance(matching, Matching | None):
             raise TypeError(f"{matching!r} is no Matching, which has the conditions")
-        return [*(matching or Matching()).to_query(), *self._of_subscription()]
+        return (matching or Matching()).to_json() | self._of_subscription()
 
-    def _listed(self, query: list[tuple[str, str]], limit: int | None, has_payload: bool) -> Iterator[ScheduledMessage]:
-        if has_payload:
-            query.append(("payload", "true"))
-        for page in self._api.pages(f"{self._path}/scheduled", query, limit=limit):
+    def _listed(self, asked: Json, limit: int | None, has_payload: bool) -> Iterator[ScheduledMessage]:
+        for page in self._api.pages(f"{self._path}/scheduled/list", {**asked, "payload": has_payload}, limit=limit):
             yield from (_message_of(one) for one in page["messages"])
 
     def _change(
         self, what: str, verb: str, which: Which, is_dry_run: bool, body: Json, operation_id: str | None = None
     ) -> Outcome:
-        body = body | {"dryRun": is_dry_run} | dict(self._of_subscription())
+        body = body | {"dryRun": is_dry_run} | self._of_subscription()
         outcome = NOTHING
         for selection in _selections(which):
             try:
@@ -320,20 +336,56 @@ class Scheduler:
                 answer.get(verb, 0),
                 answer["alreadyDue"],
                 answer["unknown"],
+                answer["inHand"],
+                answer.get("gone", 0),
+                answer.get("alreadyShifted", 0),
                 answer.get("ids", {}),
+                tuple(answer.get("damaged", ())),
             )
         return outcome
 
-    def _of_subscription(self) -> list[tuple[str, str]]:
-        return [] if self._subscription is None else [("subscription", self._subscription)]
+    def _of_subscription(self) -> Json:
+        return {} if self._subscription is None else {"subscription": self._subscription}
+
+    def _check_subscription(self) -> None:
+        """Make sure that a subscription gets what is published now, when it is due."""
+        with self._subscription_lock:
+            if time.monotonic() < self._subscription_trusted_until_s:
+                return
+            name = self._subscription
+            found = self._api.get(f"{self._path}/subscriptions")["subscriptions"]
+            there = [one for one in found if name in (None, one["name"])]
+            if name is not None and not there:
+                self._make_subscription(name)
+            elif not any(one["delays"] for one in there):
+                raise NoSubscriptionError(_no_subscription(self.topic, there))
+            self._subscription_trusted_until_s = time.monotonic() + SUBSCRIPTION_TRUSTED_S
+
+    def _make_subscription(self, name: str) -> None:
+        import pulsar
+
+        with self._lock:
+            consumer = self._open_client().subscribe(
+                self.topic,
+                name,
+                consumer_type=pulsar.ConsumerType.Shared,
+                initial_position=pulsar.InitialPosition.Latest,
+                # It asks for no message.
+                receiver_queue_size=0,
+            )
+        consumer.close()
 
     def _open_producer(self) -> "pulsar.Producer":
         with self._lock:
             if self._producer is None:
-                if self._client is None:
-                    self._client = self._new_client()
-                self._producer = self._client.create_producer(self.topic)
+                self._producer = self._open_client().create_producer(self.topic)
             return self._producer
+
+    def _open_client(self) -> "pulsar.Client":
+        """Return the client; the caller holds the lock."""
+        if self._client is None:
+            self._client = self._new_client()
+        return self._client
 
     def _new_client(self) -> "pulsar.Client":
         import pulsar
@@ -352,6 +404,24 @@ class Scheduler:
             # A client that is asked for a role names the method; the certificate alone stands for none.
             options["authentication"] = pulsar.AuthenticationTLS(self._tls_certificate_file, self._tls_private_key_file)
         return pulsar.Client(self._service_url, **options)
+
+
+def _no_subscription(topic: str, there: Sequence[Json]) -> str:
+    why = "; ".join(f"{one['name']} is {one['type']}, which does not delay" for one in there)
+    return (
+        f"no subscription of {topic} delays{f' ({why})' if why else ''}, so no consumer would get the message when "
+        "it is due: it was not published. Subscribe as Shared or Key_Shared first, or give "
+        "Scheduler(subscription=...), which makes one that is missing"
+    )
+
+
+def _deliver_at_ms(at: Time) -> int:
+    """Return a delivery time; refuse a number that may be seconds: the message would be due at once."""
+    deliver_at_ms = time_ms(at)
+    if isinstance(at, int) and may_be_seconds(deliver_at_ms):
+        advice = "Write milliseconds since 1970, or give a datetime; a time that is past means at once"
+        raise ScheduleRequestError(400, seconds_refusal(deliver_at_ms), field="deliverAtMs", advice=advice)
+    return _schedulable("deliverAtMs", deliver_at_ms, TIME_MS_MAX)
 
 
 def _schedulable(field: str, value_ms: int, max_ms: int) -> int:

@@ -19,6 +19,7 @@ WIDTH: Final = 80
 _BAR: Final = 28
 _NAME: Final = 16
 _KEY: Final = 15
+_DAMAGED_SHOWN_MAX: Final = 10
 
 
 def cut(text: str, width: int | None) -> str:
@@ -77,17 +78,31 @@ def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
     rows = [("topic", "", f"{'delayed':>9} {'backlog':>9}  {'next due':<20}  last due")]
     for topic in topics:
         rows.append((topic["name"], _paused_mark(topic), _topic_figures(topic)))
-        rows += [
-            (f"  {one['name']}", " (paused)" * one["paused"], _topic_figures(one)) for one in topic["subscriptions"]
-        ]
+        if without := topic.get("publishedWithoutSubscription", 0):
+            rows.append((f"  published without a subscription: {without:,}", "", ""))
+        rows += [(f"  {one['name']}", _subscription_marks(one), _topic_figures(one)) for one in topic["subscriptions"]]
     names = [cut(name, width - len(mark)) + mark for name, mark, _ in rows]
-    column = min(max(map(cell_len, names)), max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
+    widest = max(cell_len(name) for name, (_, _, figures) in zip(names, rows, strict=True) if figures)
+    column = min(widest, max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
     lines = []
     for name, (_, _, figures) in zip(names, rows, strict=True):
-        lines += (
-            [f"{padded(name, column)} {figures}"] if cell_len(name) <= column else [name, f"{'':{column}} {figures}"]
-        )
+        if not figures:
+            lines.append(name)
+        elif cell_len(name) <= column:
+            lines.append(f"{padded(name, column)} {figures}")
+        else:
+            lines += [name, f"{'':{column}} {figures}"]
     return lines
+
+
+def _subscription_marks(one: Json) -> str:
+    """Return what is unusual about a subscription.
+
+    >>> _subscription_marks({"type": "Exclusive", "delays": False, "paused": True})
+    ' (paused) (Exclusive, does not delay)'
+    """
+    marks = " (paused)" if one["paused"] else ""
+    return marks if one.get("delays", True) else f"{marks} ({one['type']}, does not delay)"
 
 
 def _paused_mark(topic: Json) -> str:
@@ -131,9 +146,13 @@ def message_lines(messages: Sequence[Json], *, is_more: bool, width: int = WIDTH
     lines = [f"{'due':<24}  {'id':<15}  {'key':<{key_width}}  {'size':>8}  properties"]
     for key, one in zip(keys, messages, strict=True):
         properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
+        if one.get("damaged"):
+            properties = "DAMAGED"
         line = f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {padded(key, key_width)}  "
         line += f"{size(one['sizeBytes']):>8}  "
         lines.append((line + cut(properties, max(1, width - cell_len(line)))).rstrip())
+    if any(one.get("damaged") for one in messages):
+        lines.append("DAMAGED: the log is damaged there, so no consumer gets it: see `postdate ledger repair --help`.")
     if is_more:
         lines.append("There are more: narrow by time, key or property, or raise --limit.")
     return lines
@@ -142,49 +161,56 @@ def message_lines(messages: Sequence[Json], *, is_more: bool, width: int = WIDTH
 def count_lines(histogram: Json) -> list[str]:
     """Return the output of `postdate scheduled count`: the number, the first and the last time, and a histogram.
 
-    >>> for line in count_lines({"total": 3, "nextDueMs": 0, "lastDueMs": 60_000, "buckets": [
+    >>> for line in count_lines({"total": 3, "delayed": 2, "overdue": 1, "inHand": 4,
+    ...     "nextDueMs": 0, "lastDueMs": 60_000, "buckets": [
     ...     {"fromMs": 0, "untilMs": 30_000, "count": 2}, {"fromMs": 30_000, "untilMs": 60_001, "count": 1}]}):
     ...     print(line)
-    3 messages are scheduled
+    3 messages are scheduled: 2 delayed, 1 overdue; 4 more in hand
     from 1970-01-01T00:00:00.000Z to 1970-01-01T00:01:00.000Z
     1970-01-01T00:00:00.000Z           2  ████████████████████████████
     1970-01-01T00:00:30.000Z           1  ██████████████
     """
-    total = histogram["total"]
+    undelayed = folded(*(one["sentence"] for one in histogram.get("undelayed", ())))
+    total, in_hand = histogram["total"], histogram["inHand"]
     if not total:
-        return ["Nothing is scheduled"]
+        return ["Nothing is scheduled" + (f"; {in_hand:,} in hand" if in_hand else ""), *undelayed]
     verb = "is" if total == 1 else "are"
     first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
     when = f"for {first}" if first == last else f"from {first} to {last}"
-    lines = [f"{counted(total, 'message')} {verb} scheduled", when]
+    states = f"{histogram['delayed']:,} delayed, {histogram['overdue']:,} overdue"
+    if in_hand:
+        states += f"; {in_hand:,} more in hand"
+    lines = [f"{counted(total, 'message')} {verb} scheduled: {states}", when]
     buckets = histogram["buckets"]
     most = max((one["count"] for one in buckets), default=0)
     if len(buckets) > 1 and most:
         for one in buckets:
             bar = "█" * -(-one["count"] * _BAR // most)
             lines.append(f"{iso(one['fromMs'])}  {one['count']:>10,}  {bar}".rstrip())
-    return lines
+    return lines + undelayed
 
 
 def changing_count(answer: Json, verb: str) -> int:
-    """Return how many messages a change will concern, from the answer of its dry run: due messages are not moved.
+    """Return how many messages a change will concern, from the answer of its dry run.
 
-    >>> changing_count({"matched": 3, "alreadyDue": 1}, "cancelled")
-    3
-    >>> changing_count({"matched": 3, "alreadyDue": 1}, "rescheduled")
+    A message that a consumer has in hand stays, and one that is due is cancelled but not moved.
+
+    >>> changing_count({"matched": 3, "alreadyDue": 1, "inHand": 1}, "cancelled")
     2
+    >>> changing_count({"matched": 3, "alreadyDue": 1, "inHand": 1}, "rescheduled")
+    1
     """
-    matched, due = int(answer["matched"]), int(answer["alreadyDue"])
-    return matched if verb == "cancelled" else matched - due - int(answer.get("skipped", 0))
+    left = int(answer["matched"]) - int(answer["inHand"])
+    return left if verb == "cancelled" else left - int(answer["alreadyDue"])
 
 
 def question_line(answer: Json, verb: str) -> str:
     """Return what a change will do, from the answer of its dry run.
 
-    >>> question_line({"matched": 15, "alreadyDue": 2}, "rescheduled")
+    >>> question_line({"matched": 15, "alreadyDue": 2, "inHand": 0}, "rescheduled")
     '13 messages will be rescheduled; 2 are due already and stay.'
-    >>> question_line({"matched": 15, "alreadyDue": 1}, "cancelled")
-    '15 messages will be cancelled; 1 of them is due already.'
+    >>> question_line({"matched": 15, "alreadyDue": 1, "inHand": 2}, "cancelled")
+    '13 messages will be cancelled; 1 of them is due already; 2 are in the hand of a consumer and stay.'
     """
     text = f"{counted(changing_count(answer, verb), 'message')} will be {verb}"
     if due := answer["alreadyDue"]:
@@ -194,30 +220,51 @@ def question_line(answer: Json, verb: str) -> str:
             if verb == "cancelled"
             else f"; {due:,} {are} due already and stay{'s' if due == 1 else ''}"
         )
+    if in_hand := answer["inHand"]:
+        are, stay = ("is", "stays") if in_hand == 1 else ("are", "stay")
+        text += f"; {in_hand:,} {are} in the hand of a consumer and {stay}"
     return f"{text}."
 
 
 def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
-    """Return a line about the outcome of a change.
+    """Return a line about the outcome of a change, with the reasons why others were not changed.
 
-    >>> outcome_line({"matched": 3, "cancelled": 2, "alreadyDue": 1, "unknown": 0}, "cancelled", is_dry_run=False)
-    '2 messages cancelled; 1 was due already'
-    >>> outcome_line({"matched": 3, "alreadyDue": 0, "unknown": 1}, "cancelled", is_dry_run=True)
+    >>> outcome_line(
+    ...     {"matched": 3, "cancelled": 2, "alreadyDue": 1, "inHand": 1, "unknown": 0}, "cancelled", is_dry_run=False
+    ... )
+    '2 messages cancelled; 1 was due already; 1 was in the hand of a consumer'
+    >>> outcome_line({"matched": 3, "alreadyDue": 0, "inHand": 0, "unknown": 1}, "cancelled", is_dry_run=True)
     '3 messages would be cancelled; 1 id is unknown'
-    >>> outcome_line({"matched": 3, "alreadyDue": 1, "unknown": 0}, "delivered", is_dry_run=True)
+    >>> outcome_line({"matched": 3, "alreadyDue": 1, "inHand": 0, "unknown": 0}, "delivered", is_dry_run=True)
     '2 messages would be delivered; 1 was due already'
+    >>> outcome_line({"matched": 3, "delivered": 2, "alreadyDue": 0, "unknown": 0, "damaged": ["3:9"],
+    ...     "damagedCount": 1}, "delivered", is_dry_run=False)
+    '2 messages delivered; 1 is damaged in the log and stays: 3:9'
     """
     text = (
         f"{counted(changing_count(answer, verb), 'message')} would be {verb}"
         if is_dry_run
         else f"{counted(answer[verb], 'message')} {verb}"
     )
-    due, unknown = answer["alreadyDue"], answer["unknown"]
-    if due:
-        text += f"; {due:,} {'was' if due == 1 else 'were'} due already"
-    if unknown:
+    for name, reason in _REASONS.items():
+        if count := answer.get(name, 0):
+            text += f"; {count:,} {'was' if count == 1 else 'were'} {reason}"
+    if unknown := answer["unknown"]:
         text += f"; {unknown:,} {'id is' if unknown == 1 else 'ids are'} unknown"
+    if damaged := answer.get("damagedCount", 0):
+        shown = ", ".join(answer["damaged"][:_DAMAGED_SHOWN_MAX]) + (", ..." if damaged > _DAMAGED_SHOWN_MAX else "")
+        text += f"; {damaged:,} {'is' if damaged == 1 else 'are'} damaged in the log and "
+        text += f"stay{'s' if damaged == 1 else ''}: {shown}"
     return text
+
+
+_REASONS: Final = {
+    "alreadyDue": "due already",
+    "inHand": "in the hand of a consumer",
+    "gone": "gone meanwhile",
+    "alreadyShifted": "shifted before",
+}
+"""By the field of the answer, in the order in which they are told."""
 
 
 def backlog_meant(topic: Json, subscription: str | None, what: str) -> tuple[int, int]:

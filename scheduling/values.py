@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
+from command_line.milliseconds import may_be_seconds
 from managed_ledger.value_types import Json
 
 Time: TypeAlias = datetime | int
@@ -37,6 +38,12 @@ def time_ms(at: Time) -> int:
     if type(at) is not int:
         raise TypeError(f"{at!r} is no time: give a datetime with a time zone, or milliseconds since 1970")
     return at
+
+
+def _field(at: Time) -> int | str:
+    """Return an instant as a request has it: one before 1990 written out, as its number would be taken for seconds."""
+    deliver_at_ms = time_ms(at)
+    return at.isoformat() if isinstance(at, datetime) and may_be_seconds(deliver_at_ms) else deliver_at_ms
 
 
 def span_ms(span: timedelta) -> int:
@@ -75,15 +82,10 @@ class Matching:
         if self.properties:
             found["property"] = dict(self.properties)
         if self.due_from is not None:
-            found["from"] = time_ms(self.due_from)
+            found["from"] = _field(self.due_from)
         if self.due_until is not None:
-            found["until"] = time_ms(self.due_until)
+            found["until"] = _field(self.due_until)
         return found
-
-    def to_query(self) -> list[tuple[str, str]]:
-        """Return the parameters of a query."""
-        pairs = [(name, str(value)) for name, value in self.to_json().items() if name != "property"]
-        return pairs + [("property", f"{name}={value}") for name, value in (self.properties or {}).items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class ScheduledMessage:
     """A scheduled message."""
 
     handle: str
-    """Names it: "ledger:entry", with ":index" behind it for a message of a batch."""
+    """Names it: "ledger:entry"."""
     deliver_at_ms: int
     publish_time_ms: int
     key: str | None
@@ -136,13 +138,21 @@ class Outcome:
     matched: int
     """Selected messages that were found."""
     changed: int
-    """Messages that were cancelled, rescheduled or delivered now."""
+    """Messages that were cancelled, which reach no consumer; or rescheduled, or delivered now."""
     already_due: int
-    """Messages whose time had come: cancelled where no consumer had them, never rescheduled."""
+    """Messages whose time had come, and that no consumer had: cancelled, never rescheduled."""
     unknown: int
     """Handles without a scheduled message: it was delivered or cancelled, or never existed."""
+    in_hand: int = 0
+    """Messages that a consumer has, or is about to be sent: changed for the other subscriptions alone."""
+    gone: int = 0
+    """Messages that were acknowledged or expired while the change was under way."""
+    already_shifted: int = 0
+    """Messages that the same shift had moved before, which was repeated by its `operation_id`."""
     handles: Mapping[str, str] = field(default_factory=dict)
     """The new handles by the old ones, where handles were given and the messages have new times."""
+    damaged: tuple[str, ...] = ()
+    """Handles of messages that were left out, as the service's log is damaged where they are; 10,000 at most."""
 
     def __add__(self, other: "Outcome") -> "Outcome":
         """Return the outcome of both."""
@@ -151,7 +161,11 @@ class Outcome:
             self.changed + other.changed,
             self.already_due + other.already_due,
             self.unknown + other.unknown,
+            self.in_hand + other.in_hand,
+            self.gone + other.gone,
+            self.already_shifted + other.already_shifted,
             {**self.handles, **other.handles},
+            (*self.damaged, *other.damaged),
         )
 
 

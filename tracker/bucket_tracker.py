@@ -19,7 +19,7 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory, Trac
 from tracker.shell.calls_in_flight import CallsInFlight
 from tracker.shell.core_tracker import CoreTracker, guarded
 from tracker.shell.outages import Outages
-from tracker.shell.timer import ClockWatch
+from tracker.shell.timer import WallClockWatch
 from tracker.shell.tracker_calls import InThreads, RunBlocking, TrackerCalls, in_thread
 from tracker.stats import BucketFigures, TrackerStats
 
@@ -50,7 +50,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         run_blocking: RunBlocking = in_thread,
         threads: InThreads | None = None,
         rng: Random | None = None,
-        watch: ClockWatch | None = None,
+        watch: WallClockWatch | None = None,
     ) -> None:
         super().__init__(context, config, now_ms=now_ms, rng=rng, watch=watch)
         self._stats = TrackerStats()
@@ -212,7 +212,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._rng = rng if rng is not None else Random()
         self._storage = storage
         self._threads = InThreads(run_blocking)
-        self._watch = ClockWatch(now_ms)
+        self._watch = WallClockWatch(now_ms)
 
     async def start(self) -> None:
         """Open the storage."""

@@ -77,6 +77,11 @@ class TrackerContext:
 class DelayedDeliveryTracker(ABC):
     """Knows which positions are delayed, and hands each out once, when it is due."""
 
+    @property
+    def lead_ms(self) -> int:
+        """How long before its time a message counts as due: the tick where times are not strict, else 0."""
+        return 0
+
     @abstractmethod
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """Track a message until `deliver_at` (ms); False means: not tracked, deliver it now.

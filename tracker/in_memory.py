@@ -15,14 +15,14 @@ from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import Call
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory, ScheduledMessages, TrackerContext
 from tracker.shell.core_tracker import CoreTracker
-from tracker.shell.timer import ClockWatch
+from tracker.shell.timer import WallClockWatch
 
 
 class InMemoryDelayedDeliveryTracker(CoreTracker):
     """Pulsar's default tracker; a message takes 24 bytes, and its bit."""
 
     def __init__(
-        self, context: TrackerContext, config: TrackerConfig, *, now_ms: Clock, watch: ClockWatch | None = None
+        self, context: TrackerContext, config: TrackerConfig, *, now_ms: Clock, watch: WallClockWatch | None = None
     ) -> None:
         never_sealed = replace(
             config,
@@ -100,7 +100,7 @@ class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
     def __init__(self, config: TrackerConfig, *, now_ms: Clock) -> None:
         self._config = config
         self._now_ms = now_ms
-        self._watch = ClockWatch(now_ms)
+        self._watch = WallClockWatch(now_ms)
 
     def new_tracker(self, context: TrackerContext) -> InMemoryDelayedDeliveryTracker:
         return InMemoryDelayedDeliveryTracker(context, self._config, now_ms=self._now_ms, watch=self._watch)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from tracker.core.actions import Call, DeleteSnapshot, LoadSegments, MergeSnapshots, StoreSnapshot
+from tracker.core.actions import Call, CreateSnapshot, DeleteSnapshot, LoadSegments, MergeSnapshots
 
 LATENCY_BOUNDS_MS: Final = (50, 100, 500, 1_000, 5_000, 30_000, 60_000)
 """The `quantile` label: an operation counts in the first bound it does not exceed; beyond all, in `overflow`."""
@@ -34,7 +34,7 @@ class BucketOperation(StrEnum):
 def operation_of(call: Call) -> BucketOperation | None:
     """Return as what a call is counted, None if it is not."""
     match call:
-        case StoreSnapshot():
+        case CreateSnapshot():
             return BucketOperation.CREATE
         case LoadSegments():
             return BucketOperation.LOAD
@@ -158,7 +158,7 @@ class BucketFigures:
     first_ledger_id: int
     last_ledger_id: int
     state: str
-    """What its next call is for: a `Phase`."""
+    """A `Phase`, by the purpose of its next call."""
     segments: int
     loaded_segments: int
     rows: int

@@ -38,6 +38,7 @@ def admin_paths() -> Json:
             "parameters": [in_path("file", "A module, a style, the icon, or a file of the charting library")],
             "get": _get("pageFile", "A file of the page", {"200": {"description": "The file"}}),
         },
+        "/livez": {"get": _get("livez", "Whether the process answers", {"200": _text("ok", _PLAIN)})},
         "/health": {"get": _get("health", "Whether the service works", health)},
         "/admin/v2/brokers/health": {"get": _get("brokerHealth", "The same, as Pulsar's own", broker_health)},
         "/metrics": metrics,

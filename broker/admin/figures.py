@@ -34,6 +34,8 @@ class StoreSnapshot:
     """Of the file system that the data folder is on; None where that cannot be told."""
     disk_free_bytes: int | None = None
     """The bytes that are free for the service's user."""
+    clock_steps: int = 0
+    """How often the wall clock was set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,12 @@ TOPIC_FIGURES: Final[tuple[Metric[TopicSnapshot], ...]] = (
     Metric("pulsar_storage_size", "Bytes of the log.", lambda topic: topic.storage_size_bytes),
     Metric("pulsar_in_messages_total", "Messages published.", lambda topic: topic.messages_in_total),
     Metric("pulsar_in_bytes_total", "Bytes published.", lambda topic: topic.bytes_in_total),
+    Metric(
+        "postdate_messages_due_before_1990_total",
+        "Messages published with a delivery time before 1990, so that they were due at once: it may be seconds, where "
+        "milliseconds are meant.",
+        lambda topic: topic.due_before_1990_total,
+    ),
     Metric("pulsar_storage_logical_size", "Bytes of the log, of one copy.", lambda topic: topic.storage_size_bytes),
     Metric(
         "pulsar_storage_backlog_size",
@@ -210,6 +218,12 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
         "topics without clients it is a lower bound, until the last one is due.",
         lambda one: one.overdue,
     ),
+    Metric(
+        "postdate_damaged_entries",
+        "Entries that no consumer gets, as the log is damaged where they are: those that were read. `/health` names "
+        "them, `postdate ledger repair` gives them up.",
+        lambda one: one.damaged,
+    ),
 )
 
 SUBSCRIPTION_COUNTERS: Final[tuple[Metric[SubscriptionCounters], ...]] = (
@@ -235,6 +249,11 @@ SUBSCRIPTION_COUNTERS: Final[tuple[Metric[SubscriptionCounters], ...]] = (
         "postdate_delayed_reread_at_recovery_total",
         "Delayed messages that a dispatcher had to read again when it began, because no snapshot held them.",
         lambda one: one.delayed_reread,
+    ),
+    Metric(
+        "postdate_index_mistimed_total",
+        "Messages that the delayed index gave at another time than the log has; `postdate pipeline audit` says which.",
+        lambda one: one.index_mistimed,
     ),
     Metric(
         "postdate_entries_read_total",

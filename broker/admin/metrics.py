@@ -323,6 +323,11 @@ def _store_lines(store: StoreSnapshot, labels: Labels) -> Iterator[bytes]:
     ):
         if value is not None:
             yield from family(name, documentation, [(label_text(labels), value)])
+    yield from family(
+        "postdate_clock_steps_total",
+        "How often the wall clock was set, or the machine slept; periodic work began anew from then.",
+        [(label_text(labels), store.clock_steps)],
+    )
 
 
 def _turn_lines(turns: LoopTurns, labels: Labels) -> Iterator[bytes]:

@@ -7,7 +7,11 @@ from managed_ledger.value_types import Json
 TIME: Final[Json] = {
     "description": "Milliseconds since 1970, or ISO 8601 with a time zone",
     "oneOf": [
-        {"type": "integer", "minimum": 0, "description": "Milliseconds since 1970"},
+        {
+            "type": "integer",
+            "minimum": 631_152_000_000,
+            "description": "Milliseconds since 1970; a number before 1990 is refused, as it may be seconds",
+        },
         {
             "type": "string",
             "description": "ISO 8601 with a time zone (Z or an offset), without which it is refused; or milliseconds; "

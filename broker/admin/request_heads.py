@@ -10,10 +10,43 @@ complete in time; if not, the caller gets a 408 and the connection ends. Bodies 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
+logger = logging.getLogger(__name__)
+
+_TOO_LONG: Final = {
+    "error": "The head of the request is too long: aiohttp reads 8190 bytes of its line, and of each header",
+    "field": None,
+    "advice": "Send what is asked for as a JSON body: POST .../scheduled/list, .../scheduled/histogram, .../explain or "
+    ".../keys",
+}
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class RequestHandler(web.RequestHandler):
+    """Reads requests, and says what to do instead where one is too long."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if not isinstance(exc, LineTooLong):
+            return super().handle_error(request, status, exc, message)
+        logger.info("a request of %s is too long", request.remote)
+        answer = web.json_response(_TOO_LONG, status=web.HTTPRequestURITooLong.status_code)
+        answer.force_close()
+        return answer
 
 
 class HeadLimit(asyncio.Protocol):

@@ -44,6 +44,14 @@ def scheduled_paths() -> Json:
             "get": operation("getOperation", "How far a cancel, reschedule or deliver-now is", ref("Operation")),
         },
         _TOPIC: {"parameters": topic_parts(), "get": operation("getTopic", "One topic", ref("Topic"))},
+        f"{_TOPIC}/subscriptions": {
+            "parameters": topic_parts(),
+            "get": operation(
+                "listSubscriptions",
+                "The subscriptions of a topic and whether they delay; nothing is counted for it",
+                ref("Subscriptions"),
+            ),
+        },
         f"{_TOPIC}/scheduled": {
             "parameters": topic_parts(),
             "get": operation(
@@ -63,8 +71,9 @@ def scheduled_paths() -> Json:
                 ],
             ),
         },
+        f"{_TOPIC}/scheduled/list": _look("listScheduledByBody", "The same list, asked for by a body", "List", "Page"),
         f"{_TOPIC}/scheduled/histogram": {
-            "parameters": topic_parts(),
+            **_look("histogramByBody", "The same count, asked for by a body", "Count", "Histogram"),
             "get": operation(
                 "histogram",
                 "How much is due when; without from and until, of all that is selected. 413 where a key or "
@@ -94,7 +103,7 @@ def scheduled_paths() -> Json:
             "Rescheduled",
         ),
         f"{_TOPIC}/scheduled/deliver-now": _change(
-            "deliverNow", "Let messages be due at once, as copies with new ids", "MoveSelection", "Delivered"
+            "deliverNow", "Let messages be due at once, as copies with new ids", "Selection", "Delivered"
         ),
         f"{_TOPIC}/pause": _change(
             "pause",
@@ -109,15 +118,18 @@ def scheduled_paths() -> Json:
             "Resume",
             "Pauses",
         ),
+        f"{_TOPIC}/keys": _look(
+            "keys", "The consumer of a key of a Key_Shared subscription, and what it waits for", "Key", "KeyStatus"
+        ),
         f"{_TOPIC}/explain": {
-            "parameters": topic_parts(),
+            **_look("explainByBody", "The same explanation, asked for by a body", "Explain", "Explanation"),
             "get": operation(
                 "explain",
                 "Where a message is, or the unacknowledged messages of a key are, and why",
                 ref("Explanation"),
                 [
                     _SUBSCRIPTION,
-                    in_query("messageId", TEXT, "ledger:entry, or ledger:entry:index; either this or a key"),
+                    in_query("messageId", TEXT, "ledger:entry; either this or a key"),
                     in_query(
                         "key",
                         TEXT,
@@ -135,6 +147,14 @@ def scheduled_schemas() -> Json:
     """Return the schemas."""
     subscription_pause = {"paused": BOOL, "pausedSinceMs": MS, "pausedSince": TEXT_TIME, "ratePerSecond": _NUMBER}
     dues = {"nextDueMs": MS, "nextDue": TEXT_TIME, "lastDueMs": MS, "lastDue": TEXT_TIME}
+    states: Json = {
+        "delayed": {**COUNT, "description": "Messages whose time has not come"},
+        "overdue": {**COUNT, "description": "Messages that are due and in no hand"},
+        "inHand": {
+            **COUNT,
+            "description": "Messages that a consumer has, or is about to be sent, and no subscription waits for",
+        },
+    }
     message = {
         "messageId": TEXT,
         "deliverAtMs": MS,
@@ -146,6 +166,10 @@ def scheduled_schemas() -> Json:
         "properties": {"type": "object", "additionalProperties": TEXT},
         "sizeBytes": COUNT,
         "producerName": TEXT,
+        "damaged": {
+            **BOOL,
+            "description": "Whether the log is damaged where it is: its header alone is known, and no consumer gets it",
+        },
     }
     payload = {
         "payload": {"type": "string", "contentEncoding": "base64"},
@@ -153,7 +177,7 @@ def scheduled_schemas() -> Json:
     }
     state = {
         "subscription": TEXT,
-        "state": {"enum": ["delayed", "held", "waiting", "pending", "acknowledged", "expired"]},
+        "state": {"enum": ["delayed", "held", "waiting", "pending", "damaged", "acknowledged", "expired"]},
         "sentence": TEXT,
         "consumer": {**TEXT_OR_NULL, "description": "The consumer that has it, or that it waits for"},
         "sinceMs": {
@@ -188,11 +212,17 @@ def scheduled_schemas() -> Json:
         "subscription": {"type": "string", "description": "None: all that delay"},
         "dryRun": {**BOOL, "description": "Only count"},
     }
-    skipping = {
-        "skipBatchesInPart": {
-            **BOOL,
-            "description": "Move all but batches of which a part is meant or left: a copy is whole. Without it: 409",
-        }
+    conditions = {name: selection[name] for name in ("subscription", "from", "until", "key", "keyBase64", "property")}
+    looks: Json = {
+        "List": conditions
+        | {
+            "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+            "after": {**TEXT, "description": "The next of the page before"},
+            "payload": {**BOOL, "default": False, "description": "Whether to give payloads, in base64"},
+        },
+        "Count": conditions | {"buckets": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 60}},
+        "Explain": {"subscription": TEXT, "messageId": TEXT, "key": TEXT, "keyBase64": TEXT},
+        "Key": {"subscription": TEXT, "key": TEXT, "keyBase64": TEXT},
     }
     rule = "Either messageIds alone, or all alone, or any of key, property, from and until together"
     new_time = {
@@ -201,33 +231,53 @@ def scheduled_schemas() -> Json:
         "shiftMs": {"type": "integer", "description": "From each one's own time"},
     }
     matched: Json = {
-        "matched": {**COUNT, "description": f"Scheduled messages that are meant. {_OF_MESSAGES}"},
-        "alreadyDue": {**COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
+        "matched": {**COUNT, "description": "Messages that are meant: scheduled, or in the hand of a consumer"},
+        "alreadyDue": {**COUNT, "description": "Of that, what is due and in no hand: cancelled, but not moved"},
+        "inHand": {
+            **COUNT,
+            "description": "Of that, what a consumer of a subscription concerned has in hand, or is about to be sent: "
+            "changed for the other subscriptions alone, and not counted as changed",
+        },
         "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},
     }
-    skipped = {
-        "skipped": {**COUNT, "description": "Of what is meant, the messages of batches that skipBatchesInPart skips"}
+    damaged = {
+        "damaged": {
+            "type": "array",
+            "items": TEXT,
+            "maxItems": 10_000,
+            "description": "Entries that were left out, as the log is damaged where they are; `postdate ledger repair` "
+            "gives them up. Of those that a key or a property selects it is not known whether they are meant",
+        },
+        "damagedCount": {**COUNT, "description": "How many these are; no field where there are none"},
     }
+    gone = {"gone": {**COUNT, "description": "Of that, what was acknowledged, expired or trimmed while it was changed"}}
+    cancelled = {**COUNT, "description": "Messages that no consumer has got, nor gets"}
+    shifted = {**COUNT, "description": "Of that, copies that the same shift has made before (Operation-Id)"}
     ids = {"ids": {"type": "object", "additionalProperties": TEXT, "description": "Old to new, where ids were given"}}
     topic_subscription = {
         "name": TEXT,
-        "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start"},
+        "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start, if it delays"},
+        "delays": {**BOOL, "description": "Whether it heeds delivery times: Shared and Key_Shared do"},
         "consumers": COUNT,
         "backlog": {**COUNT, "description": "Entries of the log that are not acknowledged; a batch is one"},
-        "delayed": {**COUNT, "description": f"Messages that still wait for their time. {_OF_MESSAGES}"},
+        **states,
         **dues,
         **subscription_pause,
     }
     topic = {
         "name": TEXT,
         "subscriptions": list_of(object_of(topic_subscription)),
-        "delayed": {**COUNT, "description": f"Messages that still wait for their time. {_OF_MESSAGES}"},
+        **states,
         **dues,
         "backlog": {
             **COUNT,
             "description": "Entries of the log that are not acknowledged, of all subscriptions; a batch is one",
         },
         "paused": {**BOOL, "description": "Whether one of the subscriptions is"},
+        "publishedWithoutSubscription": {
+            **COUNT,
+            "description": "Messages that were published while there was no subscription, since the service's start",
+        },
     }
     under_way = {
         "id": TEXT,
@@ -242,9 +292,9 @@ def scheduled_schemas() -> Json:
         "searched": {**COUNT, "description": "How many entries of the log it has looked at to find what is meant"},
         "matched": {
             **COUNT,
-            "description": f"Messages that are meant; while it searches, those found so far. {_OF_MESSAGES}",
+            "description": "Messages that are meant; while it searches, those found so far.",
         },
-        "done": {**COUNT, "description": f"Messages changed or passed over so far. {_OF_MESSAGES}"},
+        "done": {**COUNT, "description": "Messages changed or passed over so far."},
         "finished": BOOL,
         "error": {**TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
     }
@@ -254,6 +304,13 @@ def scheduled_schemas() -> Json:
     return {
         "Error": object_of({"error": TEXT, "field": TEXT_OR_NULL, "advice": TEXT}),
         "Topic": object_of(topic),
+        "Subscriptions": object_of(
+            {
+                "subscriptions": list_of(
+                    object_of({name: topic_subscription[name] for name in ("name", "type", "delays")})
+                )
+            }
+        ),
         "Topics": object_of(
             {
                 "topics": list_of(ref("Topic")),
@@ -268,27 +325,30 @@ def scheduled_schemas() -> Json:
             {
                 "total": {
                     **COUNT,
-                    "description": f"All that is scheduled, what is due and waits included. {_OF_MESSAGES}",
+                    "description": "All that is scheduled: delayed and overdue",
                 },
-                "delayed": {**COUNT, "description": f"Of that, what still waits for its time. {_OF_MESSAGES}"},
+                **states,
                 **dues,
                 "buckets": list_of(object_of(bucket)),
+                "undelayed": {
+                    **list_of(object_of({"subscription": TEXT, "type": TEXT, "sentence": TEXT})),
+                    "description": "The subscriptions meant that do not delay, Exclusive and Failover: none of their "
+                    "messages counts",
+                },
             }
         ),
+        **{name: {**object_of(fields, required=[]), "additionalProperties": False} for name, fields in looks.items()},
         "Selection": {**object_of(selection, required=[]), "description": rule, "additionalProperties": False},
-        "MoveSelection": {
-            **object_of(selection | skipping, required=[]),
-            "description": rule,
-            "additionalProperties": False,
-        },
         "NewTime": {
-            **object_of(selection | skipping | new_time, required=[]),
+            **object_of(selection | new_time, required=[]),
             "description": f"{rule}; and one of deliverAtMs, delayMs and shiftMs",
             "additionalProperties": False,
         },
-        "Cancelled": object_of(matched | {"cancelled": COUNT}, required=list(matched)),
-        "Rescheduled": object_of(matched | skipped | {"rescheduled": COUNT} | ids, required=list(matched)),
-        "Delivered": object_of(matched | skipped | {"delivered": COUNT} | ids, required=list(matched)),
+        "Cancelled": object_of(matched | damaged | gone | {"cancelled": cancelled}, required=list(matched)),
+        "Rescheduled": object_of(
+            matched | damaged | gone | {"alreadyShifted": shifted, "rescheduled": COUNT} | ids, required=list(matched)
+        ),
+        "Delivered": object_of(matched | damaged | gone | {"delivered": COUNT} | ids, required=list(matched)),
         "Pause": {
             **object_of({"subscription": {**TEXT, "description": "None: all"}}, required=[]),
             "additionalProperties": False,
@@ -309,7 +369,6 @@ def scheduled_schemas() -> Json:
     }
 
 
-_OF_MESSAGES: Final = "Messages, as the list shows them: a batch counts as those that are left of it"
 _NUMBER: Final[Json] = {"type": ["number", "null"], "description": "While a resume is smooth"}
 _SUBSCRIPTION: Final = in_query("subscription", TEXT, "For which subscription; none: for all that delay")
 _FILTERS: Final = (
@@ -323,8 +382,19 @@ _RANGE: Final = (
 )
 
 
+def _look(name: str, summary: str, body: str, answer: str) -> Json:
+    """Return a path whose POST only looks: a key and properties may be longer than a query can be."""
+    return {
+        "parameters": topic_parts(),
+        "post": {
+            **operation(name, summary, ref(answer)),
+            "requestBody": {"required": True, "content": {"application/json": {"schema": ref(body)}}},
+        },
+    }
+
+
 def _change(name: str, summary: str, body: str, answer: str) -> Json:
-    is_selection = body in ("Selection", "MoveSelection", "NewTime")
+    is_selection = body in ("Selection", "NewTime")
     operation_id = {
         "name": "Operation-Id",
         "in": "header",

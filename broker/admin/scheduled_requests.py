@@ -14,9 +14,9 @@ from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
 from broker.scheduled.selection import TIME_MS_LAST
+from command_line.milliseconds import may_be_seconds, seconds_refusal
 from command_line.times import may_be_date, parse_time_ms
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array, Json
@@ -32,10 +32,9 @@ TIME_MS_MAX: Final = 253_402_300_799_999
 
 SELECTORS: Final = ("messageIds", "key", "keyBase64", "property", "from", "until", "all")
 SELECTION_FIELDS: Final = frozenset({*SELECTORS, "subscription", "dryRun"})
-MOVE_FIELDS: Final = frozenset({*SELECTION_FIELDS, "skipBatchesInPart"})
-RESCHEDULE_FIELDS: Final = frozenset({*MOVE_FIELDS, "deliverAtMs", "delayMs", "shiftMs"})
+RESCHEDULE_FIELDS: Final = frozenset({*SELECTION_FIELDS, "deliverAtMs", "delayMs", "shiftMs"})
 
-_MESSAGE_ID: Final = re.compile(r"(\d{1,19}):(\d{1,10})(?::(\d{1,9}))?")
+_MESSAGE_ID: Final = re.compile(r"(\d{1,19}):(\d{1,10})")
 _DIGITS: Final = re.compile(r"-?\d+")
 _DIGITS_MAX: Final = 4_000
 """Python makes a number of no more than 4,300."""
@@ -111,7 +110,7 @@ def check_fields(given: Collection[str], known: Collection[str], what: str) -> N
             raise _bad(name, f"{name!r} is no {what} of this request", advice)
 
 
-def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int:
+def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST, takes_any_number: bool = False) -> int:
     """Return a time in milliseconds; a text is read as commands read it (`command_line.times`), so it needs a zone.
 
     A number is milliseconds, and so is a text of digits, unless these are rather a date without its signs.
@@ -119,11 +118,18 @@ def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int
     >>> parse_time("from", "2027-01-15T09:00:00+01:00"), parse_time("from", 1_800_000_000_000)
     (1800000000000, 1800000000000)
 
+    Args:
+        field: The field of the request.
+        value: Its value.
+        last_ms: The latest time that is taken.
+        takes_any_number: Whether a number before 1990 is taken, which may be seconds.
+
     Raises:
-        RequestError: The text is no time.
+        RequestError: The text is no time, or the number may be seconds.
     """
     if not (isinstance(value, str) and may_be_date(value)):
         value = _number_or_text(value)
+    is_number = not isinstance(value, str)
     if isinstance(value, str):
         try:
             # A plus that was not quoted in a URL is a space.
@@ -132,6 +138,8 @@ def parse_time(field: str, value: object, *, last_ms: int = TIME_MS_LAST) -> int
             raise _bad(field, f"{field}: {error}", _TIME_ADVICE) from error
     if type(value) is not int:
         raise _bad(field, f"{field} must be a time, not {_kind(value)}", _TIME_ADVICE)
+    if is_number and not takes_any_number and value >= 0 and may_be_seconds(value):
+        raise _bad(field, f"{field}: {seconds_refusal(value)}", _TIME_ADVICE)
     if not 0 <= value <= last_ms:
         raise _bad(field, f"{_shown(value)} is outside of what can be scheduled", f"Write 0 to {last_ms} milliseconds")
     return value
@@ -170,23 +178,22 @@ def _shown(value: int) -> str:
     return str(value) if abs(value) < _SHOWN_MAX else "a number of 20 or more digits"
 
 
-def parse_message_id(field: str, value: object) -> MessageId:
+def parse_message_id(field: str, value: object) -> Position:
     """Return a message id.
 
-    >>> str(parse_message_id("messageId", "3:9")), str(parse_message_id("messageId", "3:9:0"))
-    ('3:9', '3:9:0')
+    >>> str(parse_message_id("messageId", "3:9"))
+    '3:9'
 
     Raises:
         RequestError: The text is no message id.
     """
     found = _MESSAGE_ID.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        advice = 'Write "ledger:entry", with ":index" behind it for a message of a batch'
-        raise _bad(field, f"{value!r} is no message id", advice)
-    ledger_id, entry_id, index = found.groups()
+        raise _bad(field, f"{value!r} is no message id", 'Write "ledger:entry"')
+    ledger_id, entry_id = found.groups()
     if int(ledger_id) >= 2**63 or int(entry_id) >= 2**32:
         raise _bad(field, f"{value!r} is no message id: its numbers are too large", "Take ids from a listing")
-    return MessageId(Position(int(ledger_id), int(entry_id)), None if index is None else int(index))
+    return Position(int(ledger_id), int(entry_id))
 
 
 def parse_key(given: Mapping[str, Any]) -> bytes | None:
@@ -336,9 +343,13 @@ def parse_new_time(body: Mapping[str, Any], now_ms: int) -> NewTime:
         return NewTime(field, shift_ms=parse_whole(field, body[field], -TIME_MS_MAX, TIME_MS_MAX))
     if field == "delayMs":
         return NewTime(field, now_ms + parse_whole(field, body[field], 0, TIME_MS_MAX - now_ms))
-    deliver_at_ms = parse_time(field, body[field], last_ms=TIME_MS_MAX)
+    # A time that may be seconds is past, which says more.
+    deliver_at_ms = parse_time(field, body[field], last_ms=TIME_MS_MAX, takes_any_number=True)
     if deliver_at_ms < now_ms:
-        raise _bad(field, "deliverAtMs is past", "Deliver what is to come at once with deliver-now")
+        advice = "Deliver what is to come at once with deliver-now"
+        if may_be_seconds(deliver_at_ms):
+            advice = f"{seconds_refusal(deliver_at_ms)}. {_TIME_ADVICE}"
+        raise _bad(field, "deliverAtMs is past", advice)
     return NewTime(field, deliver_at_ms)
 
 
@@ -369,7 +380,7 @@ def parse_subscription(given: Mapping[str, Any]) -> str | None:
     return _text("subscription", given["subscription"])
 
 
-def _message_ids(value: object) -> list[MessageId]:
+def _message_ids(value: object) -> list[Position]:
     if not isinstance(value, list) or not value:
         raise _bad("messageIds", "messageIds must be a list with at least one id", 'Write ["ledger:entry", ...]')
     if len(value) > MESSAGE_IDS_MAX:

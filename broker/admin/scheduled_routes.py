@@ -2,29 +2,33 @@
 
     GET  /topics
     GET  /topics/{tenant}/{namespace}/{topic}                       one of them
+    GET  /topics/{tenant}/{namespace}/{topic}/subscriptions         which it has, and whether they delay
     GET  /topics/{tenant}/{namespace}/{topic}/scheduled             scheduled messages, in order of time
     GET  /topics/{tenant}/{namespace}/{topic}/scheduled/histogram
+    POST /topics/{tenant}/{namespace}/{topic}/scheduled/list        the same two, with what is asked for as a JSON body
+    POST /topics/{tenant}/{namespace}/{topic}/scheduled/histogram
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/cancel
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/reschedule
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/deliver-now
     POST /topics/{tenant}/{namespace}/{topic}/pause, .../resume
-    GET  /topics/{tenant}/{namespace}/{topic}/explain
+    GET, POST /topics/{tenant}/{namespace}/{topic}/explain
+    POST /topics/{tenant}/{namespace}/{topic}/keys                  the consumer of a key, and what the key waits for
     GET  /operations/{operation}                                    how far one is, by its own `Operation-Id`
 
-Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in `scheduled_requests` and carried out in
-`broker.scheduled`. Each needs its permission (`broker.admin.web_access`).
+A key and properties may be longer than aiohttp lets a query be (8,190 bytes), so a look has a body form, with the same
+fields. Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in `scheduled_requests` and
+carried out in `broker.scheduled`. Each needs its permission (`broker.admin.web_access`).
 """
 
-import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
 import numpy as np
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from broker.admin import scheduled_requests as requests
@@ -32,44 +36,52 @@ from broker.admin.openapi import document
 from broker.admin.request_bodies import end_behind, read_body
 from broker.admin.scheduled_requests import RequestError
 from broker.admin.streaming import stream_text
+from broker.admin.topic_stats import key_status
 from broker.configuration.config import BrokerConfig
 from broker.errors import BrokerError
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.filtered_counts import histogram_of
-from broker.scheduled.listing import list_messages, topic_summary
-from broker.scheduled.matched import Matched
+from broker.scheduled.listing import list_messages, subscriptions_of, topic_summary, undelayed
 from broker.scheduled.messages import both
-from broker.scheduled.operations import Operations, Progress, early_ms_of
+from broker.scheduled.operations import MOVED_TOLD_MAX, ChangeOutcome, Operations, Progress, early_ms_of
 from broker.scheduled.page_token import PageToken
+from broker.scheduled.selection import Rows
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
 from broker.slices import in_slices
+from broker.topics.change_order import ChangeUnderWayError
 from broker.topics.pause import NOT_PAUSED, PauseState
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.errors import AppendRefusedError, LedgerError
 from managed_ledger.position import Position
+from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Json
 
 PREFIX: Final = "/postdate/v1"
 _TOPIC: Final = PREFIX + "/topics/{tenant}/{namespace}/{topic}"
 _TOPICS: Final = PREFIX + "/topics"
+_SUBSCRIPTIONS: Final = f"{_TOPIC}/subscriptions"
 _SCHEDULED: Final = f"{_TOPIC}/scheduled"
+_LIST: Final = f"{_SCHEDULED}/list"
 _HISTOGRAM: Final = f"{_SCHEDULED}/histogram"
 _CANCEL: Final = f"{_SCHEDULED}/cancel"
 _RESCHEDULE: Final = f"{_SCHEDULED}/reschedule"
 _DELIVER_NOW: Final = f"{_SCHEDULED}/deliver-now"
 _EXPLAIN: Final = f"{_TOPIC}/explain"
+_KEYS: Final = f"{_TOPIC}/keys"
 _OPERATION: Final = f"{PREFIX}/operations/{{operation}}"
 _OPENAPI: Final = f"{PREFIX}/openapi.json"
 
-SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _HISTOGRAM})
+SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _SUBSCRIPTIONS, _HISTOGRAM})
 """Endpoints for callers that may produce to the topic or consume from it: counts and times."""
-SCHEDULED_CONTENT_FILTERS: Final = frozenset({"key", "keyBase64", "property"})
-"""Parameters by which a count, too, tells keys and properties: for callers that may consume from the topic."""
+SCHEDULED_READ_BODY_PATHS: Final = frozenset({_HISTOGRAM, _KEYS})
+"""The same for POSTs, which change nothing."""
 SCHEDULED_CONTENT_PATHS: Final = frozenset({_SCHEDULED, _EXPLAIN})
 """Endpoints for callers that may consume from the topic: they give keys, properties and payloads."""
+SCHEDULED_CONTENT_BODY_PATHS: Final = frozenset({_LIST, _EXPLAIN})
+"""The same for POSTs, which change nothing."""
 SCHEDULED_CANCEL_PATHS: Final = frozenset({_CANCEL})
 """Changes for callers that may consume from the topic: a cancelled message is an acknowledged one."""
 SCHEDULED_MOVE_PATHS: Final = frozenset({_RESCHEDULE, _DELIVER_NOW})
@@ -80,17 +92,27 @@ SCHEDULED_KNOWN_PATHS: Final = frozenset({_TOPICS, _OPENAPI, _OPERATION})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request: the topics that it may see."""
+    """The caller of a request."""
 
     may_see: Callable[[TopicName], bool]
+    """Whether it may see that there is a topic, and how much is scheduled."""
+    may_read: Callable[[TopicName], bool]
+    """Whether it may also see keys, properties and payloads."""
 
 
 CALLER: Final = web.RequestKey("caller", Caller)
-"""Set by the access middleware; without it the caller may see every topic."""
+"""Set by the access middleware; without it the caller may see everything."""
+
+_CONTENT_FILTERS: Final = frozenset({"key", "keyBase64", "property"})
+"""Fields by which a count, too, tells keys and properties."""
+_SELECTION: Final = ("subscription", "from", "until", "key", "keyBase64", "property")
+_LIST_FIELDS: Final = (*_SELECTION, "limit", "after", "payload")
+_HISTOGRAM_FIELDS: Final = (*_SELECTION, "buckets")
+_EXPLAIN_FIELDS: Final = ("subscription", "messageId", "key", "keyBase64")
+_KEYS_FIELDS: Final = ("subscription", "key", "keyBase64")
 
 _OPERATION_ID: Final = "Operation-Id"
 _OPERATIONS_MAX: Final = 100
-_BATCHES_SHOWN_MAX: Final = 10
 _NO_KEY_ADVICE: Final = (
     "Acknowledged, cancelled and expired messages are not found by key, and those of a batch by the batch's key alone: "
     "explain them by messageId (--id)"
@@ -153,16 +175,21 @@ class _Operation:
 def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
     """Return the routes, to be given to `start_web`."""
     routes = _Routes(service)
-    post = {
+    post: dict[str, Callable[[web.Request], Awaitable[Json | web.StreamResponse]]] = {
         _CANCEL: routes.cancel,
         _RESCHEDULE: routes.reschedule,
         _DELIVER_NOW: routes.deliver_now,
         f"{_TOPIC}/pause": routes.pause,
         f"{_TOPIC}/resume": routes.resume,
+        _LIST: routes.scheduled,
+        _HISTOGRAM: routes.histogram,
+        _EXPLAIN: routes.explain,
+        _KEYS: routes.keys,
     }
     get: dict[str, Callable[[web.Request], Awaitable[Json | web.StreamResponse]]] = {
         _TOPICS: routes.topics,
         _TOPIC: routes.topic,
+        _SUBSCRIPTIONS: routes.subscriptions,
         _SCHEDULED: routes.scheduled,
         _HISTOGRAM: routes.histogram,
         _EXPLAIN: routes.explain,
@@ -195,6 +222,10 @@ def _answering(handler: Callable[[web.Request], Awaitable[Json | web.StreamRespo
             advice = "Narrow from and until and repeat, or use the jobs on Spark with the service stopped"
             refused = RequestError(413, str(error), field=None, advice=advice)
             return web.json_response(refused.to_json(), status=413)
+        except ChangeUnderWayError as error:
+            advice = "Repeat it when that one has ended, or name messages by ids that it does not mean"
+            refused = RequestError(409, f"Nothing has changed: {error}", field=None, advice=advice)
+            return web.json_response(refused.to_json(), status=409)
         except AppendRefusedError as error:
             refused = RequestError(507, str(error), field=None, advice="Give the log more room, and repeat")
             return web.json_response(refused.to_json(), status=507)
@@ -255,10 +286,14 @@ class _Routes:
         requests.check_fields(request.query, (), "parameter")
         return await topic_summary(await self._topic(request), self._service.catalog, self._service.now_ms)
 
+    async def subscriptions(self, request: web.Request) -> Json:
+        """The subscriptions of a topic; cheap, as nothing is counted."""
+        requests.check_fields(request.query, (), "parameter")
+        return {"subscriptions": subscriptions_of(await self._topic(request))}
+
     async def scheduled(self, request: web.Request) -> Json:
         """A page of scheduled messages."""
-        known = ("subscription", "from", "until", "key", "keyBase64", "property", "limit", "after", "payload")
-        query = _query(request, known)
+        query = await _asked(request, _LIST_FIELDS)
         selector = requests.parse_conditions(query)
         limit = requests.parse_whole("limit", query.get("limit", requests.LIMIT_DEFAULT), 1, requests.LIMIT_MAX)
         after = _after(query["after"]) if "after" in query else None
@@ -269,26 +304,34 @@ class _Routes:
 
     async def histogram(self, request: web.Request) -> Json:
         """The number of scheduled messages per span of time."""
-        query = _query(request, ("subscription", "from", "until", "key", "keyBase64", "property", "buckets"))
+        query = await _asked(request, _HISTOGRAM_FIELDS)
+        caller = request.get(CALLER)
+        if caller is not None and not _CONTENT_FILTERS.isdisjoint(query) and not caller.may_read(_topic_name(request)):
+            raise web.HTTPForbidden(reason="The role is not allowed to count by key or property")
         selector = requests.parse_conditions(query)
         buckets = requests.parse_whole(
             "buckets", query.get("buckets", requests.BUCKETS_DEFAULT), 1, requests.BUCKETS_MAX
         )
-        schedule = self._schedule(await self._topic(request), requests.parse_subscription(query))
-        if selector.filter.is_trivial:
+        topic, name = await self._topic(request), requests.parse_subscription(query)
+        is_of_all = selector.filter.is_trivial
+        schedule = self._schedule(topic, name, has_in_hand=not is_of_all)
+        if is_of_all:
             found = await schedule.histogram(selector.from_ms, selector.until_ms, buckets)
         else:
             found = await histogram_of(schedule, selector, buckets, self._service.now_ms())
         counts = found.counts.tolist()
         return {
             "total": found.totals.count,
-            "delayed": found.totals.future_count,
+            "delayed": found.totals.delayed,
+            "overdue": found.totals.overdue,
+            "inHand": found.totals.in_hand,
             **both("nextDue", found.totals.next_deliver_at_ms),
             **both("lastDue", found.totals.last_deliver_at_ms),
             "buckets": [
                 {"fromMs": begin, "untilMs": end, "count": count}
                 for begin, end, count in zip(found.edges[:-1], found.edges[1:], counts, strict=True)
             ],
+            "undelayed": undelayed(_named(topic, name)),
         }
 
     async def cancel(self, request: web.Request) -> Json:
@@ -298,17 +341,8 @@ class _Routes:
         topic = await self._topic(request)
         with self._begun(request, "cancel", topic) as progress:
             operations = self._operations_on(topic, body, progress)
-            matched = await operations.find(selector)
-            if not progress.matched:
-                raise _matches_nothing(body)
-            answer = {
-                "matched": progress.matched,
-                "alreadyDue": operations.due_count(matched),
-                "unknown": matched.unknown,
-            }
-            if not is_dry_run:
-                answer["cancelled"] = await operations.cancel(matched)
-            return answer
+            outcome = await (operations.look_at_cancel if is_dry_run else operations.cancel)(selector)
+            return _outcome(outcome, body, None if is_dry_run else "cancelled")
 
     async def reschedule(self, request: web.Request) -> Json:
         """Give messages another delivery time."""
@@ -318,7 +352,7 @@ class _Routes:
 
     async def deliver_now(self, request: web.Request) -> Json:
         """Make messages due at once."""
-        body = await _body(request, requests.MOVE_FIELDS)
+        body = await _body(request, requests.SELECTION_FIELDS)
         return await self._move(request, body, "deliver-now", "delivered", None)
 
     async def pause(self, request: web.Request) -> Json:
@@ -348,13 +382,13 @@ class _Routes:
 
     async def explain(self, request: web.Request) -> Json:
         """The state of a message, or of the messages of a key."""
-        query = _query(request, ("subscription", "messageId", "key", "keyBase64"))
+        query = await _asked(request, _EXPLAIN_FIELDS)
         key = requests.parse_key(query)
         if ("messageId" in query) == (key is not None):
             advice = "Give messageId for one message, or key for the messages of a key"
             raise RequestError(400, "either messageId or key must be given", field="messageId", advice=advice)
         topic = await self._topic(request)
-        schedule = self._schedule(topic, requests.parse_subscription(query), has_all_types=True)
+        schedule = self._schedule(topic, requests.parse_subscription(query), has_all_types=True, has_in_hand=True)
         ttl_ms = self._service.config.ttl_ms
         if key is None:
             message_id = requests.parse_message_id("messageId", query["messageId"])
@@ -377,6 +411,23 @@ class _Routes:
                 )
             raise RequestError(404, error, field="key", advice=_NO_KEY_ADVICE)
         return of_key.answer
+
+    async def keys(self, request: web.Request) -> Json:
+        """The consumer of a key of a Key_Shared subscription, and what the key waits for."""
+        asked = await _body(request, _KEYS_FIELDS)
+        key, name = requests.parse_key(asked), requests.parse_subscription(asked)
+        for field, value in (("key", key), ("subscription", name)):
+            if value is None:
+                advice = "Give the subscription, and key or keyBase64"
+                raise RequestError(400, f"{field} must be given", field=field, advice=advice)
+        assert key is not None
+        (subscription,) = _named(await self._topic(request), name)
+        status = None if subscription.dispatcher is None else subscription.dispatcher.key_status(key)
+        if status is None:
+            advice = "Ask once a Key_Shared consumer is connected"
+            error = f"Subscription {name} has no Key_Shared consumers, so keys have no owners"
+            raise RequestError(409, error, field="subscription", advice=advice)
+        return key_status(key, status)
 
     async def operation(self, request: web.Request) -> Json:
         """The progress of an operation."""
@@ -403,48 +454,34 @@ class _Routes:
         topic = await self._topic(request)
         with self._begun(request, kind, topic) as progress:
             operations = self._operations_on(topic, body, progress)
-            matched = await operations.find(selector)
-            if not progress.matched:
-                raise _matches_nothing(body)
-            if selector.message_ids is not None:
-                _refuse_parts_by_id(matched)
-            in_part = operations.batches_in_part(matched)
-            is_skipping = requests.parse_bool("skipBatchesInPart", body.get("skipBatchesInPart", False))
-            if is_skipping:
-                matched = await asyncio.to_thread(matched.without, in_part)
-            else:
-                _refuse_batches_in_part(in_part, body)
-            movable = await operations.movable(matched)
-            if new_time is not None:
-                self._check_new_times(topic, movable, new_time)
-            answer: Json = {
-                "matched": progress.matched,
-                "alreadyDue": matched.message_count - movable.message_count,
-                "unknown": matched.unknown,
-            }
-            if is_skipping:
-                answer["skipped"] = progress.matched - matched.message_count
+
+            def check(movable: Rows) -> None:
+                if new_time is not None:
+                    self._check_new_times(topic, movable, new_time)
+
             if is_dry_run:
-                return answer
+                return _outcome(await operations.look_at_move(selector, check), body, None)
             now_ms = self._service.now_ms()
-            count, moved = await operations.move(
-                movable,
+            outcome = await operations.move(
+                selector,
                 new_time.all_of if new_time is not None else lambda deliver_at_ms: np.full_like(deliver_at_ms, now_ms),
+                kind=kind,
+                check=check,
                 shifted_by=_shifted_by(request, new_time),
             )
-            answer |= {verb: count, "alreadyDue": matched.message_count - count}
+            answer = _outcome(outcome, body, verb)
             if selector.message_ids is not None:
                 # Each as it was named, and the other chunks of its message.
-                asked = {str(one): one.position for one in selector.message_ids if one.position in moved}
-                others = {str(old): old for old in moved.keys() - set(asked.values())}
-                answer["ids"] = {given: str(moved[old]) for given, old in (asked | others).items()}
+                moved = outcome.moved
+                asked = [one for one in dict.fromkeys(selector.message_ids) if one in moved]
+                answer["ids"] = {str(old): str(moved[old]) for old in [*asked, *(moved.keys() - set(asked))]}
             return answer
 
-    def _check_new_times(self, topic: Topic, movable: Matched, new_time: requests.NewTime) -> None:
-        if not len(movable.rows):
+    def _check_new_times(self, topic: Topic, movable: Rows, new_time: requests.NewTime) -> None:
+        if not len(movable):
             return
         now_ms = self._service.now_ms()
-        first, last = (new_time.of(int(movable.rows.deliver_at_ms[row])) for row in (0, -1))
+        first, last = (new_time.of(int(movable.deliver_at_ms[row])) for row in (0, -1))
         if new_time.deliver_at_ms is None and first < now_ms:
             advice = "Shift by less, or narrow from and until; deliver what is to come at once with deliver-now"
             raise RequestError(400, "some of them would be due in the past", field=new_time.field, advice=advice)
@@ -469,16 +506,18 @@ class _Routes:
         return operation
 
     def _operations_on(self, topic: Topic, body: Json, progress: Progress) -> Operations:
-        schedule = self._schedule(topic, requests.parse_subscription(body), is_to_change=True)
+        name = requests.parse_subscription(body)
+
+        def new_schedule() -> TopicSchedule:
+            return self._schedule(topic, name, is_to_change=True, has_in_hand=True)
+
+        # An unknown subscription is refused before the change has its turn.
+        new_schedule()
         early_ms = early_ms_of(topic, is_strict=self._service.config.tracker.is_deliver_at_time_strict)
-        return Operations(schedule, now_ms=self._service.now_ms, early_ms=early_ms, progress=progress)
+        return Operations(topic, new_schedule, now_ms=self._service.now_ms, early_ms=early_ms, progress=progress)
 
     async def _topic(self, request: web.Request) -> Topic:
-        parts = request.match_info
-        try:
-            name = TopicName.of_parts(parts["tenant"], parts["namespace"], parts["topic"])
-        except BrokerError as error:
-            raise RequestError(404, str(error), field="topic", advice="Write tenant/namespace/topic") from error
+        name = _topic_name(request)
         topic = await self._service.existing_topic(name)
         if topic is None:
             advice = f"GET {_TOPICS} (postdate topics) lists those that there are"
@@ -486,7 +525,13 @@ class _Routes:
         return topic
 
     def _schedule(
-        self, topic: Topic, name: str | None, *, is_to_change: bool = False, has_all_types: bool = False
+        self,
+        topic: Topic,
+        name: str | None,
+        *,
+        is_to_change: bool = False,
+        has_all_types: bool = False,
+        has_in_hand: bool = False,
     ) -> TopicSchedule:
         """Return the schedule for a subscription, or for all that delay."""
         chosen = _named(topic, name)
@@ -494,7 +539,7 @@ class _Routes:
         if is_to_change and name is not None and not delaying:
             advice = "Only Shared and Key_Shared subscriptions delay; this one gets everything at once"
             raise RequestError(409, f"Subscription {name} delays nothing", field="subscription", advice=advice)
-        return TopicSchedule(topic, self._service.catalog, delaying, self._service.now_ms)
+        return TopicSchedule(topic, self._service.catalog, delaying, self._service.now_ms, has_in_hand=has_in_hand)
 
 
 def _shifted_by(request: web.Request, new_time: requests.NewTime | None) -> str | None:
@@ -508,32 +553,33 @@ def _shifted_by(request: web.Request, new_time: requests.NewTime | None) -> str 
     return f"{operation_id} {new_time.shift_ms}"
 
 
+def _outcome(outcome: ChangeOutcome, body: Json, verb: str | None) -> Json:
+    """Return an outcome as JSON; refuse one of nothing."""
+    if not outcome.matched and not outcome.damaged:
+        raise _matches_nothing(body)
+    answer: Json = {
+        "matched": outcome.matched,
+        "alreadyDue": outcome.already_due,
+        "inHand": outcome.in_hand,
+        "unknown": outcome.unknown,
+    }
+    if outcome.damaged:
+        answer |= {"damaged": _positions(outcome.damaged)[:MOVED_TOLD_MAX], "damagedCount": outcome.damaged_count}
+    if verb is not None:
+        answer |= {"gone": outcome.gone, verb: outcome.changed}
+    if verb == "rescheduled":
+        answer["alreadyShifted"] = outcome.already_shifted
+    return answer
+
+
+def _positions(entries: Entries) -> list[str]:
+    return [str(Position(ledger_id, at)) for ledger_id, ids in sorted(entries.items()) for at in ids]
+
+
 def _matches_nothing(body: Json) -> RequestError:
     given = next(name for name in requests.SELECTORS if name in body)
     error = "none of these ids is scheduled" if given == "messageIds" else "nothing that is scheduled is meant"
     return RequestError(404, error, field=given, advice=_NOTHING_ADVICE)
-
-
-def _refuse_parts_by_id(matched: Matched) -> None:
-    for one in matched.parts:
-        advice = f"Name the whole batch, {one.position}; a single message of it can only be cancelled"
-        raise RequestError(400, f"{one} is a message of a batch", field="messageIds", advice=advice)
-
-
-def _refuse_batches_in_part(batches: Sequence[Position], body: Json) -> None:
-    """Refuse to move a part of a batch: a copy is whole, and would bring cancelled and acknowledged messages back."""
-    if batches:
-        given = next(name for name in requests.SELECTORS if name in body)
-        shown = ", ".join(map(str, batches[:_BATCHES_SHOWN_MAX])) + (
-            ", ..." if len(batches) > _BATCHES_SHOWN_MAX else ""
-        )
-        raise RequestError(
-            409,
-            f"A batch is moved whole, and of {shown} only some messages are meant or left",
-            field=given,
-            advice="Move all others with skipBatchesInPart: true; cancel the messages of these one by one, and publish "
-            "anew what is to come later",
-        )
 
 
 def _named(topic: Topic, name: str | None) -> list[Subscription]:
@@ -566,9 +612,17 @@ def _pauses(topic: Topic, name: str | None) -> Json:
     }
 
 
-def _after(text: str) -> PageToken:
+def _topic_name(request: web.Request) -> TopicName:
+    parts = request.match_info
     try:
-        return PageToken.parse(text)
+        return TopicName.of_parts(parts["tenant"], parts["namespace"], parts["topic"])
+    except BrokerError as error:
+        raise RequestError(404, str(error), field="topic", advice="Write tenant/namespace/topic") from error
+
+
+def _after(text: object) -> PageToken:
+    try:
+        return PageToken.parse(str(text))
     except ValueError as error:
         advice = "Give what next gave, or leave it out to begin anew"
         raise RequestError(400, f"after cannot be used: {error}", field="after", advice=advice) from error
@@ -590,6 +644,11 @@ def _query(request: web.Request, known: tuple[str, ...]) -> Json:
         else:
             found[name] = requests.number_of_query(values[0]) if name in _NUMBERS else values[0]
     return found
+
+
+async def _asked(request: web.Request, known: tuple[str, ...]) -> Json:
+    """Return what a look asks for: the fields of a POST's body, or the parameters of a query."""
+    return await _body(request, known) if request.method == hdrs.METH_POST else _query(request, known)
 
 
 async def _body(request: web.Request, known: tuple[str, ...] | frozenset[str], *, is_optional: bool = False) -> Json:

@@ -1,5 +1,6 @@
 """The web port: health for supervisors, metrics for Prometheus.
 
+    GET /livez                      "ok": the process answers, also while its disk or a storage fails
     GET /health                     JSON with "status": "ok"; answered as soon as clients can connect
     GET /admin/v2/brokers/health    "ok", as Pulsar's own health check
                                     both 503 with "problems" while the log, a snapshot storage or a dispatcher fails
@@ -22,7 +23,7 @@ from aiohttp.typedefs import Middleware
 
 from broker.admin.refused_connections import RefusedConnection
 from broker.admin.request_bodies import BODIES_BYTES_MAX, BODY_TIMEOUT_S, body_limits
-from broker.admin.request_heads import HeadLimit, head_limit_of
+from broker.admin.request_heads import HeadLimit, RequestHandler, head_limit_of
 from broker.admin.scheduled_routes import PREFIX
 from broker.admin.scrapes import Scrapes
 from broker.admin.streaming import READ_TIMEOUT_S
@@ -123,6 +124,9 @@ async def start_web(
         answer = {"status": "failing" if found else "ok", "version": version("postdate")} | health()
         return web.json_response(answer | {"problems": found} if found else answer, status=503 if found else 200)
 
+    async def get_livez(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
     async def get_broker_health(_: web.Request) -> web.Response:
         found = await problems()
         health()
@@ -135,6 +139,7 @@ async def start_web(
     if access is not None:
         middlewares.append(access)
     app = web.Application(middlewares=middlewares)
+    app.router.add_get("/livez", get_livez)
     app.router.add_get("/health", get_health)
     app.router.add_get("/admin/v2/brokers/health", get_broker_health)
     app.router.add_get("/metrics", scrapes.answer)
@@ -146,10 +151,14 @@ async def start_web(
     handlers = runner.server
     assert handlers is not None
 
+    # The signature wants a logger, and the class takes None, as `AppRunner` gives it.
+    no_access_log: Any = None
+
     def protocol_of(accepted: Accepted) -> asyncio.Protocol:
         if accepted.refusal is not None:
             return RefusedConnection(accepted.refusal)
-        return HeadLimit(handlers(), connect_timeout_s, accepted.leave)
+        handler = RequestHandler(handlers, loop=asyncio.get_running_loop(), access_log=no_access_log)
+        return HeadLimit(handler, connect_timeout_s, accepted.leave)
 
     server = WebServer(runner, listeners := [])
     try:

@@ -1,11 +1,12 @@
 """Access to the endpoints of the web port.
 
-    /health                            every caller
+    /livez, /health                    every caller
     / and /page/..., the page's files  every caller; the files hold no data
     /metrics                           every caller; with authenticateMetricsEndpoint every authenticated caller
     endpoints of one topic             callers that may produce to it or consume from it
     scheduled messages, explain        callers that may consume from the topic, since keys and properties are shown; so
-                                       for counts of a key or of properties
+                                       for counts of a key or of properties (`scheduled_routes` looks at the body)
+    a look as a POST                   those of the same look as a GET
     cancel                             callers that may consume from the topic
     reschedule, deliver-now            callers that may both consume from the topic and produce to it
     the list of topics for schedules   every authenticated caller; it has only the topics that the caller may see
@@ -27,10 +28,11 @@ from aiohttp.typedefs import Middleware
 from broker.admin.scheduled_routes import (
     CALLER,
     SCHEDULED_CANCEL_PATHS,
-    SCHEDULED_CONTENT_FILTERS,
+    SCHEDULED_CONTENT_BODY_PATHS,
     SCHEDULED_CONTENT_PATHS,
     SCHEDULED_KNOWN_PATHS,
     SCHEDULED_MOVE_PATHS,
+    SCHEDULED_READ_BODY_PATHS,
     SCHEDULED_READ_PATHS,
     Caller,
 )
@@ -44,12 +46,17 @@ from broker.page.routes import PAGE_PATHS
 from broker.topics.topic_name import TopicName
 from managed_ledger.value_types import Clock
 
-_OPEN: Final = frozenset({"/health"}) | PAGE_PATHS
+_OPEN: Final = frozenset({"/livez", "/health"}) | PAGE_PATHS
 _METRICS: Final = frozenset({"/metrics", "/metrics/"})
-_READ_PATHS: Final = READ_PATHS | SCHEDULED_READ_PATHS
 _READING: Final = frozenset({"GET", "HEAD"})
+_READS: Final = {
+    *product(READ_PATHS | SCHEDULED_READ_PATHS, _READING),
+    *product(SCHEDULED_READ_BODY_PATHS, ["POST"]),
+}
+"""Endpoints of one topic, by path and method, for callers that may produce to it or consume from it."""
 _ACTIONS: Final = {
     **dict.fromkeys(product(SCHEDULED_CONTENT_PATHS, sorted(_READING)), (Action.CONSUME,)),
+    **dict.fromkeys(product(SCHEDULED_CONTENT_BODY_PATHS, ["POST"]), (Action.CONSUME,)),
     **dict.fromkeys(product(SCHEDULED_CANCEL_PATHS, ["POST"]), (Action.CONSUME,)),
     **dict.fromkeys(product(SCHEDULED_MOVE_PATHS, ["POST"]), (Action.CONSUME, Action.PRODUCE)),
 }
@@ -101,12 +108,13 @@ def _authenticated(request: web.Request, authenticator: Authenticator, now_ms: i
 def _authorize(request: web.Request, path: str, role: str, authorizer: Authorizer) -> None:
     if request.headers.get(_PROXIED):
         raise web.HTTPForbidden(reason=f"{_PROXIED} needs a proxy role, and there are none here")
+    request[CALLER] = Caller(
+        may_see=lambda topic: authorizer.may_look_up(role, topic),
+        may_read=lambda topic: authorizer.may(role, Action.CONSUME, topic),
+    )
     if path in SCHEDULED_KNOWN_PATHS and request.method in _READING:
-        request[CALLER] = Caller(lambda topic: authorizer.may_look_up(role, topic))
         return
-    if path in SCHEDULED_READ_PATHS and not SCHEDULED_CONTENT_FILTERS.isdisjoint(request.query):
-        is_allowed = authorizer.may(role, Action.CONSUME, _topic(request))
-    elif path in _READ_PATHS and request.method in _READING:
+    if (path, request.method) in _READS:
         is_allowed = authorizer.may_look_up(role, _topic(request))
     elif (actions := _ACTIONS.get((path, request.method))) is not None:
         topic = _topic(request)

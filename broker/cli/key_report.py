@@ -5,7 +5,7 @@ from http.client import HTTPException
 from textwrap import fill
 from typing import Any, Final
 from urllib.error import HTTPError
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from broker.errors import AdminRequestError
@@ -33,7 +33,7 @@ def key_status(
     client_cert: str | None,
     client_key: str | None,
 ) -> dict[str, Any]:
-    """Return where a key stands, as the service's `keyStatus` says it.
+    """Return where a key stands, as the service's `POST .../keys` says it: a key may be longer than a query can be.
 
     Args:
         topic: The topic, in any of the forms that clients use.
@@ -53,14 +53,17 @@ def key_status(
     """
     tenant, namespace, local_name = TopicName.parse(topic)
     path = "/".join(quote(part, safe="") for part in (tenant, namespace, local_name))
-    query = urlencode({"keyBase64" if is_base64 else "key": key})
-    address = f"{url.rstrip('/')}/admin/v2/persistent/{path}/subscription/{quote(subscription, safe='')}/keyStatus"
+    body = {"subscription": subscription, "keyBase64" if is_base64 else "key": key}
+    address = f"{url.rstrip('/')}/postdate/v1/topics/{path}/keys"
     if not address.startswith(("http://", "https://")):
         raise AdminRequestError(f"--url {url} is no address: write http://host:port")
     try:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers = {"Content-Type": "application/json"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
         tls = client_context(trust_certs, client_cert, client_key)
-        with urlopen(Request(f"{address}?{query}", headers=headers), timeout=TIMEOUT_S, context=tls) as answer:
+        request = Request(address, data=json.dumps(body).encode(), headers=headers, method="POST")
+        with urlopen(request, timeout=TIMEOUT_S, context=tls) as answer:
             status: dict[str, Any] = json.load(answer)
     except HTTPError as error:
         raise AdminRequestError(_reason(error)) from error
@@ -76,7 +79,7 @@ def key_status(
 def _reason(error: HTTPError) -> str:
     with error:
         try:
-            return str(json.load(error)["reason"])
+            return str(json.load(error)["error"])
         except (ValueError, KeyError):
             return f"the service answered {error.code} {error.reason}"
 

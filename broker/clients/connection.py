@@ -122,6 +122,8 @@ class Connection(asyncio.BufferedProtocol):
         self._pings_unanswered = 0
         self._has_answered_or_left = asyncio.Event()
         self._dismissed_producers: set[int] = set()
+        self.refusals: dict[int, str] = {}
+        """By id of a producer that was closed for a refused message: the answer to its client's next request for it."""
         self._pauses: set[str] = set()
         self._unsent: list[bytes] = []
         """Written in this turn of the event loop; sent at its end."""
@@ -354,10 +356,17 @@ class Connection(asyncio.BufferedProtocol):
                 self.close(f"no sign of life within {timeout_ms} ms, and another consumer wants its key ranges")
         return not self.is_closed
 
-    def close_producer(self, producer_id: int) -> None:
-        """Accept nothing more from a producer, and tell its client after its receipts: it makes it again by itself."""
+    def close_producer(self, producer_id: int, *, refusal: str | None = None) -> None:
+        """Accept nothing more from a producer, and tell its client after its receipts: it makes it again by itself.
+
+        Args:
+            producer_id: The client's number for it.
+            refusal: Why a message of it was refused: the client's next request for the producer is answered so.
+        """
         found = self.producers.pop(producer_id, None)
         if found is not None:
+            if refusal is not None:
+                self.refusals[producer_id] = refusal
             producer, topic = found
             self._dismissed_producers.add(producer_id)
             topic.remove_producer(producer)
@@ -403,7 +412,11 @@ class Connection(asyncio.BufferedProtocol):
                 raise ProtocolError(f"SEND of producer {send.producer_id}, which does not exist")
             # The producer is closed: its client knows, and sends again after it has reconnected.
             return
-        self._publisher.append(found[1], send)
+        producer, topic = found
+        if self._publisher.append(topic, send):
+            metadata = send.metadata
+            deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None
+            topic.on_published(producer, send.num_messages, deliver_at_ms)
 
     def _on_command(self, command: BaseCommand) -> None:
         immediate = _IMMEDIATE.get(command.type)

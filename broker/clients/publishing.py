@@ -7,7 +7,8 @@ bound: that is the back-pressure.
 
 When an entry cannot be stored, its producer is closed, as in Pulsar. The client asks for the producer again with
 growing pauses, and sends the messages without a receipt again. An error answer would make most clients end the whole
-connection with its consumers. Subscriptions are left out here.
+connection with its consumers. A message with too long a delay would be sent again for ever: it is refused in the way at
+which its client ends it and keeps its producer, or has it closed. Subscriptions are left out here.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from managed_ledger.managed_ledger import ManagedLedger
 logger = logging.getLogger(__name__)
 
 _CPP_CLIENT: Final = "Pulsar-CPP"
+_GO_CLIENTS: Final = ("Pulsar-Go", "Pulsar Go")
 
 RECEIPTS_WAIT_S: Final = 10.0
 """How long the news that a producer is closed waits for a commit, which mostly takes some ms. Clients give a message up
@@ -59,14 +61,18 @@ class Publisher:
         self._pending_bytes = 0
         self._refusal_log = refusal_log
 
-    def append(self, topic: Topic, send: frames.Send) -> None:
-        """Append one SEND; its receipt is written once `flush` has been called and the entry is durable."""
+    def append(self, topic: Topic, send: frames.Send) -> bool:
+        """Append one SEND; its receipt is written once `flush` has been called and the entry is durable.
+
+        Returns:
+            Whether it was appended; if not, its client is told.
+        """
         metadata = send.metadata
         deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else NOT_DELAYED
         # As Pulsar: the delay that the client asked for, independent of its clock.
         if topic.delay_ms_max and deliver_at_ms - metadata.publish_time > topic.delay_ms_max:
             self._refuse_delay(topic, send)
-            return
+            return False
         ledger = topic.ledger
         payload = send.entry
         try:
@@ -81,7 +87,7 @@ class Publisher:
             )
         except AppendRefusedError:
             self._link.close_producer(send.producer_id)
-            return
+            return False
         topic.entries_in_total += 1
         topic.messages_in_total += send.num_messages
         topic.bytes_in_total += len(payload)
@@ -91,6 +97,7 @@ class Publisher:
             self._bytes[ledger] = 0
         receipts.append((send.producer_id, send.sequence_id, *position))
         self._bytes[ledger] += len(payload)
+        return True
 
     def flush(self) -> None:
         """Answer everything appended since the last call, as soon as it is durable."""
@@ -145,6 +152,12 @@ class Publisher:
     def _refuse_delay(self, topic: Topic, send: frames.Send) -> None:
         reason = f"Exceeds max allowed delivery delay of {topic.delay_ms_max} milliseconds"
         self._log_refusal(topic, send, reason)
+        if self._link.client_version.startswith(_GO_CLIENTS):
+            # At this error a Go client hears nothing more of its producer, receipts included, and any other has it end
+            # the connection. So the producer is closed; of the answers to its return, one alone has the client fail the
+            # messages without a receipt, with the reason, and come again.
+            self._link.close_producer(send.producer_id, refusal=reason)
+            return
         # Of all errors this is the only one that a C++ client, and so the Python and the Node one, takes for the end of
         # the message: after any other it connects again and sends it again, ten times a second, for ever.
         name = "ChecksumError" if self._link.client_version.startswith(_CPP_CLIENT) else "NotAllowedError"

@@ -16,6 +16,7 @@ from broker.clients.connection import CommandHandler, Connection
 from broker.errors import (
     AuthorizationError,
     BrokerError,
+    MessageRefusedError,
     MetadataError,
     NoRoomError,
     NotAllowedError,
@@ -152,6 +153,9 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         producer.request_id = request.request_id
         _accept_producer(connection, producer)
         return
+    refusal = connection.refusals.pop(request.producer_id, None)
+    if refusal is not None:
+        raise MessageRefusedError(refusal)
     topic_name = TopicName.parse(request.topic)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
     if connection.service.refusal is not None:
@@ -193,6 +197,7 @@ def _accept_producer(connection: Connection, producer: Producer) -> None:
 async def on_close_producer(connection: Connection, command: BaseCommand) -> None:
     """Remove a producer."""
     request = command.close_producer
+    connection.refusals.pop(request.producer_id, None)
     found = connection.producers.pop(request.producer_id, None)
     if found is not None:
         producer, topic = found
@@ -230,6 +235,7 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
         key_shared_policy=_key_shared_policy(request.keySharedMeta),
         epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
         connected_ms=connection.service.now_ms(),
+        steady_ms=connection.service.steady_ms(),
     )
     await topic.subscribe(
         consumer,

@@ -2,8 +2,8 @@
 
 - `ledger_schedule`, `catalog`: the delivery times of a topic, as columns by ledger; a bounded cache over the log.
 - `selection`: the rows that a request selects, a page of them, a histogram. Pure.
-- `messages`: the messages of an entry of the log.
-- `matched`: the messages that a request means: whole entries, messages of batches, all chunks of a message.
+- `messages`: the messages behind entries of the log; an entry is whole, also a batch.
+- `matched`: the messages that a request means, with all chunks of a message.
 - `chunks`, `portions`: which entries belong to one message, and which are moved in one synced write.
 - `operations`: cancel, reschedule, deliver now; whole topics at a time.
 - `explanation`: the state of one message, and the reason.

@@ -80,14 +80,14 @@ class ScheduleCatalog:
             self._drop((name, ledger_id))
 
     async def schedules(
-        self, log: ReadableLog, first_ledger_id: int, from_ms: int | None, until_ms: int | None
+        self, log: ReadableLog, ledgers: Sequence[LedgerInfo], from_ms: int | None, until_ms: int | None
     ) -> AsyncIterator[LedgerSchedule]:
-        """Yield the schedules of a topic's ledgers that may have something in this time, in order of ledgers."""
-        ledgers = log.ledgers()
-        self._forget_before(log.name, ledgers[0].ledger_id if ledgers else 0)
+        """Yield the schedules of those of some ledgers that may have something in this time."""
+        first = next(iter(log.ledgers()), None)
+        self._forget_before(log.name, 0 if first is None else first.ledger_id)
         turns = Turns()
         for ledger in ledgers:
-            if ledger.ledger_id >= first_ledger_id and self.may_have(log, ledger, from_ms, until_ms):
+            if self.may_have(log, ledger, from_ms, until_ms):
                 yield await self.schedule(log, ledger)
                 await turns.give_way()
 

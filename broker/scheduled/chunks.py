@@ -39,7 +39,7 @@ def chunk_of(entry: bytes | None) -> Chunk | None:
 
 
 async def chunked_messages(log: ReadableLog, headers: EntryHeaders) -> list[ChunkedMessage | None]:
-    """Return the message that each entry is a chunk of, None for whole messages.
+    """Return the message that each entry is a chunk of, None for whole messages and for damaged ones.
 
     Raises:
         LedgerError: The log cannot be read.
@@ -48,6 +48,7 @@ async def chunked_messages(log: ReadableLog, headers: EntryHeaders) -> list[Chun
     while len(found) < len(headers):
         rest = headers.take(slice(len(found), len(headers)))
         part = rest.take(slice(0, fitting(rest, PAGE_BYTES_MAX)))
-        chunks = map(chunk_of, await log.read_payloads(part.ledger_ids, part.entry_ids))
+        entries, _ = await log.read_intact_payloads(part.ledger_ids, part.entry_ids)
+        chunks = map(chunk_of, entries)
         found += [None if chunk is None else chunk.message for chunk in chunks]
     return found

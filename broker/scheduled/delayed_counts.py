@@ -15,7 +15,7 @@ from typing import Final
 
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.due_times import EXACT_ENTRIES_MAX, may_have_delayed, next_in_index
-from broker.scheduled.topic_schedule import totals_of_each
+from broker.scheduled.topic_schedule import schedules_of_each, totals_of_each
 from broker.slices import Turns
 from broker.topics.subscription import DelayedInLog, Subscription
 from broker.topics.topic import Topic
@@ -44,8 +44,8 @@ async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) 
         return {}
     delaying = [one for one in topic.subscriptions.values() if one.has_delays]
     try:
-        totals = await totals_of_each(topic, catalog, delaying, now_ms)
-        return {one.name: counted.future_entries for one, counted in zip(delaying, totals, strict=True)}
+        totals = await totals_of_each(catalog, await schedules_of_each(topic, catalog, delaying, now_ms))
+        return {one.name: counted.delayed for one, counted in zip(delaying, totals, strict=True)}
     except LedgerError as error:
         logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
         return {}
@@ -92,13 +92,13 @@ async def note_delayed(
     share = COUNTING_SHARE_WHILE_SENT if all(one.knows_all_delayed for one in counted) else COUNTING_SHARE
     through = topic.ledger.last_confirmed_position
     try:
-        totals = await totals_of_each(topic, columns, counted, now_ms)
+        totals = await totals_of_each(columns, await schedules_of_each(topic, columns, counted, now_ms))
     except LedgerError as error:
         logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
         return delaying
     end_s = monotonic_s()
     for subscription, of_one, backlog in zip(counted, totals, backlogs, strict=True):
         subscription.delayed_in_log = DelayedInLog(
-            of_one.future_entries, end_s + (end_s - begin_s) / share, through, backlog, of_one.some_deliver_at_ms
+            of_one.delayed, end_s + (end_s - begin_s) / share, through, backlog, of_one.some_deliver_at_ms
         )
     return delaying

@@ -4,6 +4,7 @@ delayed        its time has not come
 held           it is due, and a pause holds it
 waiting        it is due, and its consumer cannot take it yet
 pending        a consumer has it and has not acknowledged it
+damaged        the log is damaged where it is, so no consumer gets it
 acknowledged   delivered and acknowledged, or cancelled, or replaced by a copy with another time
 expired        its time to live ended before it was acknowledged
 
@@ -21,15 +22,15 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap
 
-from broker.scheduled.messages import READ_ENTRIES, MessageId, both, described
+from broker.scheduled.messages import READ_ENTRIES, both, described, described_without_entry
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.delayed_range import delays_through
 from broker.topics.subscription import Subscription
-from broker.topics.topic import Topic
 from command_line.output import iso
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.errors import DAMAGE_REMEDY
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Json
 from tracker.columns.row_order import key_of
@@ -52,25 +53,22 @@ class KeyExplanation:
     """Whether that was the whole backlog."""
 
 
-async def explain_message(schedule: TopicSchedule, message_id: MessageId, *, now_ms: int, ttl_ms: int) -> Json | None:
+async def explain_message(schedule: TopicSchedule, message_id: Position, *, now_ms: int, ttl_ms: int) -> Json | None:
     """Return the state of a message, None where the log has none of this id.
 
     Raises:
         LedgerError: The log cannot be read.
     """
     log = schedule.topic.ledger
-    ledger_id, entry_id = message_id.position
+    ledger_id, entry_id = message_id
     headers = await log.read_headers_at([ledger_id], [entry_id])
-    entries = await log.read_payloads([ledger_id], [entry_id]) if len(headers) else []
-    if not entries or entries[0] is None:
+    if not len(headers):
         return None
-    found = [
-        _explained(schedule, one, json, headers, 0, now_ms, ttl_ms)
-        for one, json in described(entries[0], 0, headers, has_payload=False)
-        # Of what is no batch, changes take the index 0 as well.
-        if message_id.batch_index in (None, one.batch_index or 0)
-    ]
-    return {"sentence": found[0]["sentence"], "messages": found} if found else None
+    (entry,), damaged = await log.read_intact_payloads([ledger_id], [entry_id])
+    if entry is None and not damaged:
+        return None
+    found = _explained(schedule, entry, headers, 0, now_ms, ttl_ms)
+    return {"sentence": found["sentence"], "messages": [found]}
 
 
 async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_ms: int) -> KeyExplanation:
@@ -86,21 +84,16 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
     found: list[tuple[int, Json]] = []
 
     async def take(headers: EntryHeaders) -> None:
-        entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        entries, damaged = await schedule.topic.ledger.read_intact_payloads(headers.ledger_ids, headers.entry_ids)
         for row, entry in enumerate(entries):
-            chosen = entry is not None and selector.filter.chosen(entry)
-            if entry is None or not chosen:
+            # A damaged one was found by the hash of its key, which is in its header.
+            is_damaged = int(headers.entry_ids[row]) in damaged.get(int(headers.ledger_ids[row]), ())
+            if not is_damaged and (entry is None or not selector.filter.matches(entry)):
                 continue
-            time_ms = int(headers.deliver_at_ms[row])
-            if time_ms == NOT_DELAYED:
-                time_ms = int(headers.publish_time_ms[row])
-            for one, json in described(entry, row, headers, has_payload=False):
-                if chosen is not True and one.batch_index not in chosen:
-                    continue
-                explained = _explained(schedule, one, json, headers, row, now_ms, ttl_ms)
-                # Of a batch, some messages may be acknowledged.
-                if any(state["state"] not in _ENDS for state in explained["subscriptions"]):
-                    found.append((time_ms, explained))
+            explained = _explained(schedule, entry, headers, row, now_ms, ttl_ms)
+            # It may have been acknowledged meanwhile.
+            if any(state["state"] not in _ENDS for state in explained["subscriptions"]):
+                found.append((_time_ms(headers, row), explained))
 
     while len(found) <= MESSAGES_MAX:
         rows = await schedule.page(wanted, MESSAGES_MAX)
@@ -169,24 +162,30 @@ class _BacklogSearch:
         return headers.where(np.array(is_other, np.bool_))
 
 
+def _time_ms(headers: EntryHeaders, row: int) -> int:
+    """Return when an entry is due: at its delivery time, or since it was published."""
+    deliver_at_ms = int(headers.deliver_at_ms[row])
+    return int(headers.publish_time_ms[row]) if deliver_at_ms == NOT_DELAYED else deliver_at_ms
+
+
 def _explained(
-    schedule: TopicSchedule,
-    message_id: MessageId,
-    json: Json,
-    headers: EntryHeaders,
-    row: int,
-    now_ms: int,
-    ttl_ms: int,
+    schedule: TopicSchedule, entry: bytes | None, headers: EntryHeaders, row: int, now_ms: int, ttl_ms: int
 ) -> Json:
+    """Explain one message; `entry` is None where the log is damaged."""
+    json = described_without_entry(row, headers) if entry is None else described(entry, row, headers, has_payload=False)
     deliver_at_ms = int(headers.deliver_at_ms[row])
     states = [
-        _of_subscription(schedule.topic, one, message_id, headers, row, now_ms, ttl_ms)
+        _with_ignored_delay(
+            _of_subscription(schedule, one, headers, row, now_ms, ttl_ms, is_damaged=entry is None),
+            one,
+            is_ahead=deliver_at_ms > now_ms,
+        )
         for one in schedule.subscriptions
     ]
     if deliver_at_ms == NOT_DELAYED:
         json = json | both("deliverAt", None)
     if not states:
-        sentence = f"{message_id} is in the log, and the topic has no subscription that would get it."
+        sentence = f"{json['messageId']} is in the log, and the topic has no subscription that would get it."
     else:
         # A state before the acknowledgement says more than one after it.
         first = min(states, key=lambda one: _ENDS.get(one["state"], 0))
@@ -197,13 +196,14 @@ def _explained(
 
 
 def _of_subscription(
-    topic: Topic,
+    schedule: TopicSchedule,
     subscription: Subscription,
-    message_id: MessageId,
     headers: EntryHeaders,
     row: int,
     now_ms: int,
     ttl_ms: int,
+    *,
+    is_damaged: bool,
 ) -> Json:
     position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
     state: Json = {
@@ -220,23 +220,27 @@ def _of_subscription(
     is_delayed = (
         deliver_at_ms != NOT_DELAYED
         and subscription.has_delays
-        and position <= delays_through(subscription.cursor, topic.delayed_delivery)
+        and position <= delays_through(subscription.cursor, schedule.topic.delayed_delivery)
     )
-    is_over = subscription.cursor.is_acknowledged(*position)
-    if message_id.batch_index is not None and not is_over:
-        is_over = not subscription.has_part(position, message_id.batch_index)
-    if is_over:
+    if schedule.moment.is_acknowledged(subscription, position):
         lives_from_ms = max(deliver_at_ms, int(headers.publish_time_ms[row]))
         if subscription.has_expired(position):
-            return state | _expired(message_id, lives_from_ms, now_ms, ttl_ms)
-        return state | _ended(message_id, lives_from_ms, now_ms, ttl_ms)
+            return state | _expired(position, lives_from_ms, now_ms, ttl_ms)
+        return state | _ended(position, lives_from_ms, now_ms, ttl_ms)
+    if is_damaged:
+        return state | {
+            "state": "damaged",
+            "sentence": f"{position} cannot be read, as the log is damaged where it is, so no consumer gets it. "
+            f"{DAMAGE_REMEDY}.",
+            "reason": "the log is damaged where it is",
+        }
     dispatcher = subscription.dispatcher
     status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
     if status is not None and status.consumer is not None:
         given = "" if status.given_ms is None else f" at {iso(status.given_ms)}"
         return state | {
             "state": "pending",
-            "sentence": f"{message_id} was given to consumer {status.consumer}{given}, which has not acknowledged it.",
+            "sentence": f"{position} was given to consumer {status.consumer}{given}, which has not acknowledged it.",
             "consumer": status.consumer,
             **both("since", status.given_ms),
             "slot": status.slot,
@@ -246,14 +250,14 @@ def _of_subscription(
         held = f"; then the pause since {iso(pause.paused_since_ms)} holds it" if pause.paused_since_ms else ""
         return state | {
             "state": "delayed",
-            "sentence": f"{message_id} is delayed until {iso(deliver_at_ms)}{held}.",
+            "sentence": f"{position} is delayed until {iso(deliver_at_ms)}{held}.",
             **both("since", int(headers.publish_time_ms[row])),
         }
     due = f"has been due since {iso(deliver_at_ms)}" if is_delayed else "is due"
     if pause.paused_since_ms is not None:
         return state | {
             "state": "held",
-            "sentence": f"{message_id} {due}, and the pause since {iso(pause.paused_since_ms)} holds it.",
+            "sentence": f"{position} {due}, and the pause since {iso(pause.paused_since_ms)} holds it.",
             **both("since", pause.paused_since_ms),
         }
     if status is None:
@@ -264,7 +268,7 @@ def _of_subscription(
     behind = "" if owner is None else f" behind consumer {owner}"
     return state | {
         "state": "waiting",
-        "sentence": f"{message_id} {due} and waits{behind}: {reason}.",
+        "sentence": f"{position} {due} and waits{behind}: {reason}.",
         "consumer": owner,
         **both("since", deliver_at_ms if is_delayed else int(headers.publish_time_ms[row])),
         "slot": slot,
@@ -272,24 +276,39 @@ def _of_subscription(
     }
 
 
-def _expired(message_id: MessageId, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
+def _with_ignored_delay(state: Json, subscription: Subscription, *, is_ahead: bool) -> Json:
+    """Say in the sentence why a message whose time is to come is not delayed."""
+    kind = subscription.type_without_delays
+    if not is_ahead or state["state"] not in ("held", "waiting", "pending"):
+        return state
+    if kind is not None:
+        reason = f"its subscription is {kind.value}, which does not delay"
+    elif state["state"] != "pending":
+        reason = "delayed delivery is switched off for its topic"
+    else:
+        # It may have come a tick early.
+        return state
+    return state | {"sentence": f"{state['sentence'].removesuffix('.')}; {reason}."}
+
+
+def _expired(position: Position, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
     # The configuration may have another time to live by now.
     is_known = 0 < ttl_ms <= now_ms - lives_from_ms
     ended = f" {iso(lives_from_ms + ttl_ms)}" if is_known else ""
     return {
         "state": "expired",
-        "sentence": f"{message_id} expired: its time to live ended{ended} before it was acknowledged.",
+        "sentence": f"{position} expired: its time to live ended{ended} before it was acknowledged.",
         "mayHaveExpired": True,
     }
 
 
-def _ended(message_id: MessageId, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
+def _ended(position: Position, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
     ends = "delivered, cancelled, or replaced by a copy with another time"
     may_have_expired = 0 < ttl_ms <= now_ms - lives_from_ms
     if may_have_expired:
         ends += f", or it expired: its time to live ended {iso(lives_from_ms + ttl_ms)}"
     return {
         "state": "acknowledged",
-        "sentence": f"{message_id} is acknowledged: it was {ends}.",
+        "sentence": f"{position} is acknowledged: it was {ends}.",
         "mayHaveExpired": may_have_expired,
     }

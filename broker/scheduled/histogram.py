@@ -1,4 +1,14 @@
-"""Counts of scheduled messages: in total, and per equal part of a span of time. Pure."""
+"""Counts of scheduled messages: in total, and per equal part of a span of time. Pure.
+
+Each unacknowledged message with a delivery time is one of these, for a subscription and for the topic:
+
+    delayed   its time has not come
+    overdue   it is due, and in no hand
+    in hand   a consumer has it, or is about to be sent it
+
+For the topic, a message is delayed or overdue while one of its subscriptions waits for it, and in hand when each that
+has not acknowledged it has it in hand. So `count` is delayed + overdue, which a list shows.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from broker.scheduled.ledger_schedule import Batches
-from broker.scheduled.selection import TIME_MS_LAST, bucket_edges, counts_between, messages_between, open_span
+from broker.scheduled.selection import TIME_MS_LAST, bucket_edges, counts_between, open_span
 from managed_ledger.value_types import Int64Array
 
 TIMES_OF_A_LEDGER: Final = 32
@@ -18,18 +27,23 @@ TIMES_OF_A_LEDGER: Final = 32
 class ScheduleTotals:
     """The number of scheduled messages, and their first and last times."""
 
-    count: int
-    """All messages that are not acknowledged, due ones included; a batch counts as those that are left of it."""
-    future_count: int
-    """The messages among them whose time has not come."""
-    future_entries: int
-    """The entries of the log with these messages, which Pulsar's `msgDelayed` counts."""
+    delayed: int
+    """Messages whose time has not come."""
+    overdue: int
+    """Messages that are due and in no hand."""
+    in_hand: int
+    """Messages that a consumer has, or is about to be sent."""
     next_deliver_at_ms: int | None
     """The earliest time of these."""
     last_deliver_at_ms: int | None
     """The latest time of these."""
     some_deliver_at_ms: Sequence[int]
     """Some of these times, ascending, with the first and the last of each ledger."""
+
+    @property
+    def count(self) -> int:
+        """The messages that a list shows."""
+        return self.delayed + self.overdue
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,17 +64,16 @@ class TotalsCounter:
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
-        self._count = self._future_count = self._future_entries = 0
+        self._delayed = self._overdue = self._in_hand = 0
         self._some_ms: set[int] = set()
 
-    def add(self, times: Int64Array, batches: Batches) -> None:
-        """Count entries by their times, ascending, and the messages of the batches among them."""
-        more = batches.message_counts - 1
-        self._count += len(times) + int(more.sum())
+    def add(self, times: Int64Array, in_hand: int = 0) -> None:
+        """Count messages by their times, ascending, and those that are in hand."""
+        self._in_hand += in_hand
         begin = int(np.searchsorted(times, self._now_ms, side="right"))
+        self._overdue += begin
         if begin < len(times):
-            self._future_entries += len(times) - begin
-            self._future_count += len(times) - begin + int(more[batches.deliver_at_ms > self._now_ms].sum())
+            self._delayed += len(times) - begin
             step = -(-(len(times) - begin) // TIMES_OF_A_LEDGER)
             self._some_ms.update(times[begin::step].tolist(), times[-1:].tolist())
 
@@ -68,7 +81,7 @@ class TotalsCounter:
         """Return the counts."""
         some_ms = sorted(self._some_ms)
         first_ms, last_ms = (some_ms[0], some_ms[-1]) if some_ms else (None, None)
-        return ScheduleTotals(self._count, self._future_count, self._future_entries, first_ms, last_ms, some_ms)
+        return ScheduleTotals(self._delayed, self._overdue, self._in_hand, first_ms, last_ms, some_ms)
 
 
 class HistogramCounter:
@@ -96,10 +109,10 @@ class HistogramCounter:
         self._counts = np.zeros(len(self.edges) - 1, np.int64)
         self._totals = TotalsCounter(now_ms)
 
-    def add(self, times: Int64Array, batches: Batches) -> None:
-        """Count entries by their times, ascending, and the messages of the batches among them, all in the span."""
-        self._counts += counts_between(times, self.edges) + messages_between(batches, self.edges)
-        self._totals.add(times, batches)
+    def add(self, times: Int64Array, in_hand: int = 0) -> None:
+        """Count messages by their times, ascending and all in the span, and those of the span that are in hand."""
+        self._counts += counts_between(times, self.edges)
+        self._totals.add(times, in_hand)
 
     def result(self) -> Histogram:
         """Return the counts."""

@@ -14,27 +14,7 @@ from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.value_types import Int64Array, Mask
 
 ROW_BYTES = 16
-_BATCH_BYTES = 16
 _OVERHEAD_BYTES = 800
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """Entries of several messages, ordered by time and then entry. Pulsar's clients send no batch with a delay."""
-
-    deliver_at_ms: Int64Array
-    entry_ids: NDArray[np.uint32]
-    message_counts: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.deliver_at_ms)
-
-    def take(self, rows: NDArray[np.intp] | Mask | slice) -> "Batches":
-        """Return some of them, in this order."""
-        return Batches(self.deliver_at_ms[rows], self.entry_ids[rows], self.message_counts[rows])
-
-
-NO_BATCHES = Batches(np.empty(0, np.int64), np.empty(0, np.uint32), np.empty(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +27,6 @@ class LedgerSchedule:
     deliver_at_ms: Int64Array
     entry_ids: NDArray[np.uint32]
     sticky_hashes: NDArray[np.int32]
-    batches: Batches = NO_BATCHES
-    """The entries among them that hold several messages."""
 
     def __len__(self) -> int:
         return len(self.deliver_at_ms)
@@ -56,7 +34,7 @@ class LedgerSchedule:
     @property
     def cost_bytes(self) -> int:
         """About how much memory it takes."""
-        return ROW_BYTES * len(self) + _BATCH_BYTES * len(self.batches) + _OVERHEAD_BYTES
+        return ROW_BYTES * len(self) + _OVERHEAD_BYTES
 
     def rows_between(self, from_ms: int | None, until_ms: int | None) -> tuple[int, int]:
         """Return the first row at or behind `from_ms`, and the first one at or behind `until_ms`."""
@@ -91,7 +69,6 @@ def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: 
         entries: How many entries were looked at then.
         parts: The headers in between, in order.
     """
-    batches = _batches(NO_BATCHES if known is None else known.batches, parts)
     delayed = [_delayed(part) for part in parts]
     times = [part.deliver_at_ms for part in delayed]
     ids = [part.entry_ids.astype(np.uint32) for part in delayed]
@@ -99,26 +76,14 @@ def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: 
     if known is not None:
         times, ids, hashes = [known.deliver_at_ms, *times], [known.entry_ids, *ids], [known.sticky_hashes, *hashes]
     if not times:
-        return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES, batches)
+        return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES)
     all_times, all_ids, all_hashes = np.concatenate(times), np.concatenate(ids), np.concatenate(hashes)
     order = order_of_times(all_times)
-    return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order], batches)
+    return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order])
 
 
 def _delayed(part: EntryHeaders) -> EntryHeaders:
     return part.where(part.deliver_at_ms != NOT_DELAYED)
-
-
-def _batches(known: Batches, parts: list[EntryHeaders]) -> Batches:
-    new = [part.where((part.message_counts > 1) & (part.deliver_at_ms != NOT_DELAYED)) for part in parts]
-    if not any(map(len, new)):
-        return known
-    found = Batches(
-        np.concatenate([known.deliver_at_ms, *(one.deliver_at_ms for one in new)]),
-        np.concatenate([known.entry_ids, *(one.entry_ids.astype(np.uint32) for one in new)]),
-        np.concatenate([known.message_counts, *(one.message_counts for one in new)]),
-    )
-    return found.take(order_of_times(found.deliver_at_ms))
 
 
 def order_of_times(times_ms: Int64Array) -> NDArray[np.intp]:

@@ -1,14 +1,17 @@
 """Lists: a page of a topic's scheduled messages, and a summary of each topic."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, fitting
+from broker.scheduled.messages import PAGE_BYTES_MAX, both, described, described_without_entry, fitting
+from broker.scheduled.moment import Moment
 from broker.scheduled.operations import Selector
-from broker.scheduled.page_token import WHOLE, PageToken
+from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
 from broker.slices import Turns
+from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from managed_ledger.value_types import Clock, Json
 from tracker.columns.row_order import RowKey, key_of
@@ -27,7 +30,7 @@ async def list_messages(
     Raises:
         LedgerError: The log cannot be read.
     """
-    wanted = replace(selector.wanted, after=None if after is None else _before(after))
+    wanted = replace(selector.wanted, after=None if after is None else after.place)
     messages: list[Json] = []
     candidates = bytes_read = 0
     turns = Turns()
@@ -41,24 +44,20 @@ async def list_messages(
             wanted = replace(wanted, after=key_of(rows, -1))
             continue
         headers = headers.take(slice(0, fitting(headers, max(1, PAGE_BYTES_MAX - bytes_read))))
-        entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        entries, damaged = await schedule.topic.ledger.read_intact_payloads(headers.ledger_ids, headers.entry_ids)
         for row, entry in enumerate(entries):
             place = RowKey(int(headers.deliver_at_ms[row]), int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
             wanted = replace(wanted, after=place)
             bytes_read += int(headers.sizes[row])
-            chosen = entry is not None and (selector.filter.is_trivial or selector.filter.chosen(entry))
-            if entry is None or not chosen:
+            if entry is None:
+                # Its header has the hash of its key, which decided already.
+                if place.entry_id not in damaged.get(place.ledger_id, ()) or selector.filter.properties:
+                    continue
+                messages.append(described_without_entry(row, headers))
+            elif selector.filter.is_trivial or selector.filter.matches(entry):
+                messages.append(described(entry, row, headers, has_payload=has_payload))
+            else:
                 continue
-            left = schedule.parts_left((place.ledger_id, place.entry_id))
-            found = described(entry, row, headers, has_payload=has_payload, left=left)
-            if chosen is not True:
-                found = [one for one in found if one[0].batch_index in chosen]
-            if after is not None and place == after.place and after.batch_index != WHOLE:
-                found = [one for one in found if (one[0].batch_index or 0) > after.batch_index]
-            room = limit - len(messages)
-            messages += [json for _, json in found[:room]]
-            if len(found) > room:
-                return messages, PageToken(place, found[room - 1][0].batch_index or 0)
             if len(messages) == limit:
                 return messages, await _if_more(schedule, selector, wanted.after)
             await turns.give_way()
@@ -69,16 +68,24 @@ async def list_messages(
             return messages, await _if_more(schedule, selector, wanted.after)
 
 
-def _before(after: PageToken) -> RowKey:
-    """Return the place behind which rows are read; a batch that was listed in part is read again."""
-    place = after.place
-    return place if after.batch_index == WHOLE else place._replace(entry_id=place.entry_id - 1)
-
-
 async def _if_more(schedule: TopicSchedule, selector: Selector, place: RowKey | None) -> PageToken | None:
     assert place is not None
     rows = await schedule.page(replace(selector.wanted, after=place), 1)
     return PageToken(place) if len(rows) else None
+
+
+def undelayed(subscriptions: Sequence[Subscription]) -> list[Json]:
+    """Return those that do not delay, with a sentence about each; a reader's is left out, as it lasts no longer."""
+    kinds = [(one.name, one.type_without_delays) for one in subscriptions if one.cursor.is_durable]
+    return [
+        {
+            "subscription": name,
+            "type": kind.value,
+            "sentence": f"Nothing is scheduled for {name}: its subscription is {kind.value}, which does not delay",
+        }
+        for name, kind in kinds
+        if kind is not None
+    ]
 
 
 async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> Json:
@@ -89,22 +96,22 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -
     """
     subscriptions = list(topic.subscriptions.values())
     delaying = [one for one in subscriptions if one.has_delays]
-    of_each = dict(zip(delaying, await totals_of_each(topic, catalog, delaying, now_ms), strict=True))
-    if len(delaying) == 1:
-        of_all = of_each[delaying[0]]
-    else:
-        of_all = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
+    moment = Moment(topic, delaying)
+    groups = [delaying, *([one] for one in delaying)]
+    schedules = [TopicSchedule(topic, catalog, group, now_ms, moment=moment) for group in groups]
+    of_all, *of_each_in_order = await totals_of_each(catalog, schedules)
+    of_each = dict(zip(delaying, of_each_in_order, strict=True))
     shown = []
     for one in subscriptions:
         totals = of_each.get(one)
-        kind = one.subscription_type
         shown.append(
             {
-                "name": one.name,
-                "type": None if kind is None else kind.value,
+                **_kind_of(one),
                 "consumers": len(one.consumers),
                 "backlog": one.cursor.backlog,
-                "delayed": 0 if totals is None else totals.future_count,
+                "delayed": 0 if totals is None else totals.delayed,
+                "overdue": 0 if totals is None else totals.overdue,
+                "inHand": 0 if totals is None else totals.in_hand,
                 **both("nextDue", None if totals is None else totals.next_deliver_at_ms),
                 **both("lastDue", None if totals is None else totals.last_deliver_at_ms),
                 "paused": one.pause.is_paused,
@@ -115,9 +122,26 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -
     return {
         "name": f"{topic.name.namespace_name}/{topic.name.local_name}",
         "subscriptions": shown,
-        "delayed": of_all.future_count,
+        "delayed": of_all.delayed,
+        "overdue": of_all.overdue,
+        "inHand": of_all.in_hand,
         **both("nextDue", of_all.next_deliver_at_ms),
         **both("lastDue", of_all.last_deliver_at_ms),
         "backlog": sum(one.cursor.backlog for one in subscriptions),
         "paused": any(one.pause.is_paused for one in subscriptions),
+        "publishedWithoutSubscription": topic.published_without_subscription_total,
+    }
+
+
+def subscriptions_of(topic: Topic) -> list[Json]:
+    """Return the subscriptions of a topic and whether they delay, without a look at the log."""
+    return [_kind_of(one) for one in topic.subscriptions.values()]
+
+
+def _kind_of(subscription: Subscription) -> Json:
+    kind = subscription.subscription_type or subscription.type_without_delays
+    return {
+        "name": subscription.name,
+        "type": None if kind is None else kind.value,
+        "delays": subscription.has_delays,
     }

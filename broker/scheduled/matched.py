@@ -1,25 +1,26 @@
-"""Find the messages that a request selects, as whole entries and as messages of batches.
+"""Find the messages that a request selects.
 
 An id of one chunk of a chunked message means all of its chunks: the client knows the last one alone, and a consumer
 drops a message without all of them. The chunks of a message share time and key, so conditions mean all of them already.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import compress, islice
 from typing import Final
 
 import numpy as np
 
 from broker.scheduled.chunks import chunked_messages
-from broker.scheduled.messages import MessageId, columns_of
+from broker.scheduled.messages import columns_of
 from broker.scheduled.selection import Rows, Wanted, ordered, rows_of_times
-from broker.scheduled.topic_schedule import BatchLeft, RowsFound, TopicSchedule
+from broker.scheduled.topic_schedule import TopicSchedule
 from broker.slices import Turns
-from managed_ledger.entries.headers import NO_CHUNK, EntryHeader, EntryHeaders
+from managed_ledger.entries.headers import NO_CHUNK, EntryHeaders
 from managed_ledger.entries.message_metadata import ChunkedMessage
 from managed_ledger.position import Position
-from managed_ledger.replacing import by_ledger
+from managed_ledger.replacing import Entries
+from managed_ledger.value_types import Int64Array, Mask
 from tracker.columns.positions import is_in_bitmap, ledger_groups
 
 _IDS_PER_LOOK: Final = 64
@@ -34,120 +35,72 @@ class Matched:
     """The messages that a selector has found."""
 
     entries: TimesByPosition | Rows
-    """Whole entries: as they were named, or in order of delivery where conditions found them."""
-    batches: Mapping[Position, BatchLeft] = field(default_factory=dict)
-    """Those of them that hold several messages."""
-    parts: dict[MessageId, int] = field(default_factory=dict)
-    """Messages of batches, with their delivery times."""
+    """As they were named, or in order of delivery where conditions found them."""
     unknown: int = 0
     """Ids that belong to no scheduled message."""
 
-    @property
-    def message_count(self) -> int:
-        """How many messages they are: as many as a list would show."""
-        count = len(self.entries) + len(self.parts)
-        for one in self.batches.values():
-            count += one.message_count - 1
-        return count
+    def __len__(self) -> int:
+        return len(self.entries)
 
     @property
     def rows(self) -> Rows:
-        """The whole entries as columns, in order of delivery."""
+        """The messages as columns, in order of delivery."""
         return self.entries if isinstance(self.entries, Rows) else ordered([rows_of_times(self.entries)])
 
-    def without(self, batches: Collection[Position]) -> "Matched":
-        """Return the messages without some batches and all that are meant of batches in part."""
-        gone = by_ledger(batches)
-        rows = self.rows
-        is_kept = np.ones(len(rows), np.bool_)
-        for ledger_id, group in ledger_groups(rows.ledger_ids):
-            is_kept[group] = ~is_in_bitmap(rows.entry_ids[group], gone.get(ledger_id))
-        kept = {at: left for at, left in self.batches.items() if at.entry_id not in gone.get(at.ledger_id, ())}
-        return Matched(rows.take(is_kept), kept, unknown=self.unknown)
-
     def positions(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the positions of some of the whole entries."""
+        """Return the positions of some of the messages."""
         if isinstance(self.entries, Rows):
             rows = self.entries.take(slice(begin, end))
             return list(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True))
         return list(islice(self.entries, begin, end))
 
-    def due_count(self, now_ms: int) -> int:
-        """Return how many of the messages are due."""
+    @property
+    def deliver_at_ms(self) -> Int64Array:
+        """The delivery times, in this order."""
         if isinstance(self.entries, Rows):
-            count = int(np.count_nonzero(self.entries.deliver_at_ms <= now_ms))
-        else:
-            count = _past(self.entries.values(), now_ms)
-        for one in self.batches.values():
-            count += one.message_count - 1 if one.deliver_at_ms <= now_ms else 0
-        return count + _past(self.parts.values(), now_ms)
+            return self.entries.deliver_at_ms
+        return np.array(list(self.entries.values()), np.int64)
 
-    def messages_of(self, entries: Collection[tuple[int, int]]) -> int:
-        """Return how many messages some of the entries hold."""
-        if not self.batches:
-            return len(entries)
-        return len(entries) + sum(self.batches[Position(*at)].message_count - 1 for at in entries if at in self.batches)
+    def where(self, is_meant: Mask) -> "Matched":
+        """Return some of the messages."""
+        if isinstance(self.entries, Rows):
+            return Matched(self.entries.take(is_meant))
+        return Matched(dict(compress(self.entries.items(), is_meant.tolist())))
+
+    def count_in(self, entries: Entries) -> int:
+        """Return how many of the messages are among some entries."""
+        rows = self.rows
+        return sum(
+            int(np.count_nonzero(is_in_bitmap(rows.entry_ids[group], entries.get(ledger_id))))
+            for ledger_id, group in ledger_groups(rows.ledger_ids)
+        )
 
 
-async def match_ids(schedule: TopicSchedule, ids: Sequence[MessageId]) -> Matched:
+async def match_ids(schedule: TopicSchedule, ids: Sequence[Position]) -> Matched:
     """Find the messages of these ids, and with a chunk the other chunks of its message.
 
     Raises:
         LedgerError: The log cannot be read.
     """
-    headers = await schedule.topic.ledger.read_each_header([one.position for one in ids])
-    whole: TimesByPosition = {}
-    batches: dict[Position, BatchLeft] = {}
+    headers = await schedule.topic.ledger.read_each_header(ids)
+    found: TimesByPosition = {}
     may_be_chunks: list[Position] = []
-    parts: dict[MessageId, int] = {}
     unknown = 0
     turns = Turns()
-    for number, one in enumerate(dict.fromkeys(ids), 1):
-        at, index = one
+    for number, at in enumerate(dict.fromkeys(ids), 1):
         header = headers.get(at)
-        if header is None or not _is_meant(schedule, one, header):
+        if header is None or not schedule.is_scheduled(at, header.deliver_at_ms):
             unknown += 1
-        elif index is not None and header.message_count > 1:
-            parts[one] = header.deliver_at_ms
         else:
-            whole[at] = header.deliver_at_ms
-            if header.message_count > 1:
-                batches[at] = BatchLeft(header.deliver_at_ms, schedule.left_of(at, header.message_count))
-            elif not header.flags & NO_CHUNK:
-                # Headers of older versions leave open what is a chunk. A batch is never divided into chunks.
+            found[at] = header.deliver_at_ms
+            # Headers of older versions leave open what is a chunk. A batch is never divided into chunks.
+            if header.message_count == 1 and not header.flags & NO_CHUNK:
                 may_be_chunks.append(at)
         if number % _IDS_PER_LOOK == 0:
             await turns.give_way()
     if may_be_chunks:
-        whole |= await _other_chunks(schedule, may_be_chunks)
-    if parts:
-        parts = {one: deliver_at_ms for one, deliver_at_ms in parts.items() if one.position not in whole}
-    return Matched(whole, batches, parts, unknown)
-
-
-def match_rows(schedule: TopicSchedule, found: RowsFound) -> Matched:
-    """Return the messages found by conditions: whole entries, and the chosen messages of other batches."""
-    parts = {
-        MessageId(at, index): chosen.deliver_at_ms
-        for at, chosen in found.chosen.items()
-        for index in sorted(chosen.indexes)
-        if _is_left(schedule, at, index)
-    }
-    return Matched(found.rows, found.batches, parts)
-
-
-def batches_in_part(schedule: TopicSchedule, matched: Matched) -> list[Position]:
-    """Return the batches that are meant or left in part alone, which no copy can stand for.
-
-    A copy is whole: it would bring back the messages that were acknowledged or cancelled out of the batch.
-    """
-    found = {one.position for one in matched.parts}
-    gone = {Position(*at) for subscription in schedule.subscriptions for at in subscription.batches_in_part()}
-    return sorted(found | gone.intersection(matched.batches))
-
-
-def _past(times_ms: Iterable[int], now_ms: int) -> int:
-    return len([deliver_at_ms for deliver_at_ms in times_ms if deliver_at_ms <= now_ms])
+        found |= await _other_chunks(schedule, may_be_chunks)
+    return Matched(found, unknown)
 
 
 async def _other_chunks(schedule: TopicSchedule, asked: Collection[Position]) -> TimesByPosition:
@@ -161,7 +114,7 @@ async def _other_chunks(schedule: TopicSchedule, asked: Collection[Position]) ->
             wanted.setdefault(column, set()).add(message)
     found: TimesByPosition = {}
     for (deliver_at_ms, sticky_hash), messages in wanted.items():
-        rows = (await schedule.rows(Wanted(deliver_at_ms, deliver_at_ms + 1, sticky_hash))).rows
+        rows = await schedule.rows(Wanted(deliver_at_ms, deliver_at_ms + 1, sticky_hash))
         neighbours = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
         of_each = await chunked_messages(log, neighbours)
         found |= {
@@ -170,18 +123,6 @@ async def _other_chunks(schedule: TopicSchedule, asked: Collection[Position]) ->
             if message in messages
         }
     return found
-
-
-def _is_meant(schedule: TopicSchedule, message_id: MessageId, header: EntryHeader) -> bool:
-    at, index = message_id
-    return schedule.is_scheduled(at, header.deliver_at_ms) and (
-        index is None or (index < header.message_count and _is_left(schedule, at, index))
-    )
-
-
-def _is_left(schedule: TopicSchedule, at: Position, index: int) -> bool:
-    """Whether a subscription that has not acknowledged the batch still lacks one of its messages."""
-    return any(not one.cursor.is_acknowledged(*at) and one.has_part(at, index) for one in schedule.subscriptions)
 
 
 def _positions(rows: EntryHeaders) -> list[Position]:

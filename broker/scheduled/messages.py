@@ -5,40 +5,28 @@ Metadata stands before the payload in each entry, so both are read together, a f
 
 import asyncio
 import base64
-from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from broker.scheduled.selection import Rows
 from broker.slices import Turns
-from broker.topics.cancelled_parts import has_index
 from command_line.output import iso_or_none
-from dispatcher.core.acknowledgements.ack_sets import AckSet
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.entries.message_metadata import MessageMetadataError
-from managed_ledger.entries.messages import MessageFilter, StoredMessage, messages_of
+from managed_ledger.entries.messages import MessageFilter, StoredMessage, message_of
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.value_types import Json, Mask
-from tracker.columns.row_order import key_of
 
 READ_ENTRIES: Final = 1_024
 """Entries whose metadata is read in one slice."""
 _SORT_IN_THREAD_ROWS: Final = 8_192
 PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The most bytes of entries behind one page, since an answer is written at once; a larger page ends early."""
-
-
-class MessageId(NamedTuple):
-    """A message: an entry, or one of a batch."""
-
-    position: Position
-    batch_index: int | None = None
-
-    def __str__(self) -> str:
-        return str(self.position) if self.batch_index is None else f"{self.position}:{self.batch_index}"
 
 
 def both(name: str, time_ms: int | None) -> Json:
@@ -50,42 +38,47 @@ def both(name: str, time_ms: int | None) -> Json:
     return {f"{name}Ms": time_ms, name: iso_or_none(time_ms)}
 
 
-def described(
-    entry: bytes, row: int, headers: EntryHeaders, *, has_payload: bool, left: AckSet | None = None
-) -> list[tuple[MessageId, Json]]:
-    """Return the messages of an entry as JSON.
+def described(entry: bytes, row: int, headers: EntryHeaders, *, has_payload: bool) -> Json:
+    """Return a message as JSON.
 
     Args:
-        entry: The entry.
+        entry: Its entry.
         row: Its row in `headers`.
         headers: Headers of some entries.
         has_payload: Whether the payload is wanted, in base64.
-        left: The messages of a batch that are not acknowledged; None for all.
     """
-    position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
     try:
-        messages = messages_of(entry)
+        message = message_of(entry)
     except MessageMetadataError:
-        messages = [StoredMessage(None, None, {}, "", entry, "UNREADABLE", len(entry))]
-    found = []
-    for message in messages:
-        if left is not None and message.batch_index is not None and not has_index(left, message.batch_index):
-            continue
-        message_id = MessageId(position, message.batch_index)
-        json: Json = {
-            "messageId": str(message_id),
-            **both("deliverAt", int(headers.deliver_at_ms[row])),
-            **both("publishTime", int(headers.publish_time_ms[row])),
-            **key_json(message.key),
-            "properties": dict(message.properties),
-            "sizeBytes": message.size,
-            "producerName": message.producer_name,
-        }
-        if has_payload:
-            json["payload"] = base64.b64encode(message.payload).decode()
-            json["payloadCompression"] = message.payload_compression
-        found.append((message_id, json))
-    return found
+        message = StoredMessage(None, {}, "", entry, "UNREADABLE", len(entry))
+    json = _of_header(row, headers) | {
+        **key_json(message.key),
+        "properties": dict(message.properties),
+        "sizeBytes": message.size,
+        "producerName": message.producer_name,
+    }
+    if has_payload:
+        json["payload"] = base64.b64encode(message.payload).decode()
+        json["payloadCompression"] = message.payload_compression
+    return json
+
+
+def described_without_entry(row: int, headers: EntryHeaders) -> Json:
+    """Return as JSON what the header tells of an entry that is damaged: not its key, nor its properties."""
+    return _of_header(row, headers) | {"damaged": True}
+
+
+def _of_header(row: int, headers: EntryHeaders) -> Json:
+    return {
+        "messageId": str(Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))),
+        **both("deliverAt", int(headers.deliver_at_ms[row])),
+        **both("publishTime", int(headers.publish_time_ms[row])),
+        **key_json(None),
+        "properties": {},
+        "sizeBytes": int(headers.sizes[row]),
+        "producerName": "",
+        "damaged": False,
+    }
 
 
 def key_json(key: bytes | None) -> Json:
@@ -98,45 +91,36 @@ def key_json(key: bytes | None) -> Json:
         return {"key": None, "keyBase64": base64.b64encode(key).decode()}
 
 
-class ChosenOfBatch(NamedTuple):
-    """The messages that are chosen of a batch, others of which are not."""
-
-    deliver_at_ms: int
-    indexes: frozenset[int]
-
-
-Chosen = dict[Position, ChosenOfBatch]
-
-
 OnSearched = Callable[[int, int], None]
 """Receives the number of entries that were looked at since the last call, and how many of them match."""
+OnDamaged = Callable[[Mapping[int, BitMap]], None]
+"""Receives damaged entries, by ledger."""
 
 
-async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searched: OnSearched) -> tuple[Mask, Chosen]:
-    """Return a mask of the rows that match whole, and the batches that match in part; computed in slices.
+async def matching(
+    log: ReadableLog, rows: Rows, wanted: MessageFilter, on_searched: OnSearched, on_damaged: OnDamaged
+) -> Mask:
+    """Return a mask of the rows that match; computed in slices.
 
-    Entries are looked at in the order of the log, where neighbours share a block.
+    Damaged entries match nothing: it is not known whether they would. Entries are looked at in the order of the log,
+    where neighbours share a block.
     """
     is_meant = np.zeros(len(rows), np.bool_)
-    chosen: Chosen = {}
     is_small = len(rows) < _SORT_IN_THREAD_ROWS
     order = rows.by_position() if is_small else await asyncio.to_thread(rows.by_position)
     turns = Turns()
     for begin in range(0, len(rows), READ_ENTRIES):
         portion = order[begin : begin + READ_ENTRIES]
-        entries = await log.read_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
+        entries, damaged = await log.read_intact_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
+        if damaged:
+            on_damaged(damaged)
         matched = 0
         for row, entry in zip(portion.tolist(), entries, strict=True):
-            found = entry is not None and wanted.chosen(entry)
-            if found is True:
-                is_meant[row] = True
-            elif found:
-                deliver_at_ms, *position = key_of(rows, row)
-                chosen[Position(*position)] = ChosenOfBatch(deliver_at_ms, found)
-            matched += bool(found)
+            is_meant[row] = entry is not None and wanted.matches(entry)
+            matched += int(is_meant[row])
             await turns.give_way()
         on_searched(len(portion), matched)
-    return is_meant, chosen
+    return is_meant
 
 
 def fitting(headers: EntryHeaders, bytes_max: int) -> int:

@@ -11,27 +11,29 @@ a pause has held since before its time: no consumer can have got it.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pyroaring import BitMap
+
 from broker.protocol.entries import with_delivery_time
-from broker.scheduled.matched import Matched, batches_in_part, match_ids, match_rows
-from broker.scheduled.messages import MessageId
+from broker.scheduled.matched import Matched, match_ids
 from broker.scheduled.portions import Portion, portions
 from broker.scheduled.selection import Rows, Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.slices import Turns
+from broker.topics.change_order import CANCEL, ScheduledChange
 from broker.topics.figures import SubscriptionCounters
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from dispatcher.core.acknowledgements.ack_sets import unacknowledged
 from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.entries.headers import NO_CHUNK
 from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.position import Position
+from managed_ledger.reading.unread_entries import united
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.value_types import Clock, Int64Array
 
@@ -55,7 +57,7 @@ _LOG_INTERVAL_S: Final = 5.0
 class Selector(NamedTuple):
     """Selects messages: by their ids, or by conditions that all must hold."""
 
-    message_ids: Sequence[MessageId] | None = None
+    message_ids: Sequence[Position] | None = None
     key: bytes | None = None
     properties: Mapping[str, str] | None = None
     from_ms: int | None = None
@@ -66,6 +68,11 @@ class Selector(NamedTuple):
         """The conditions that the columns can decide."""
         hashed = None if self.key is None else sticky_hash(self.key)
         return Wanted(self.from_ms, self.until_ms, hashed)
+
+    @property
+    def ids(self) -> frozenset[Position] | None:
+        """The ids, None where conditions select."""
+        return None if self.message_ids is None else frozenset(self.message_ids)
 
     @property
     def filter(self) -> MessageFilter:
@@ -92,6 +99,12 @@ class Progress:
     """How many messages are meant, as far as the search is."""
     done: int = 0
 
+    def sentence(self) -> str:
+        """Say how far it is."""
+        if self.searching:
+            return f"it has looked at {self.searched} entries to find what it means"
+        return f"it has done {self.done} of {self.matched} messages"
+
     def note_search(self, searched: int, matched: int) -> None:
         """Count entries that were looked at, and those of them that match."""
         self.searched += searched
@@ -103,137 +116,255 @@ def early_ms_of(topic: Topic, *, is_strict: bool) -> int:
     return 0 if is_strict else topic.delayed_delivery.tick_time_ms
 
 
+def _nothing(_: Rows) -> None:
+    """No caller checks what it moves."""
+
+
+@dataclass(slots=True)
+class ChangeOutcome:
+    """The outcome of a change, or of a look at it: how many messages were meant, and what became of them."""
+
+    matched: int = 0
+    changed: int = 0
+    """Messages that were cancelled, which no consumer has got nor gets; or that were moved."""
+    already_due: int = 0
+    """Due, and in no hand. They are cancelled, but not moved, as a consumer may have had them."""
+    in_hand: int = 0
+    """In the hand of a consumer, or on the way to it; changed for the other subscriptions alone."""
+    gone: int = 0
+    """Acknowledged, expired or trimmed while the change was under way."""
+    already_shifted: int = 0
+    """Copies that the same shift has made before."""
+    unknown: int = 0
+    """Ids of nothing that is scheduled."""
+    moved: Moved = field(default_factory=dict)
+    """The first copies."""
+    damaged: dict[int, BitMap] = field(default_factory=dict)
+    """Entries that were left out, as the log is damaged where they are, by ledger."""
+
+    @property
+    def damaged_count(self) -> int:
+        """How many entries were left out."""
+        return sum(map(len, self.damaged.values()))
+
+
 class Operations:
     """The operations on scheduled messages of one topic; made for one request.
 
     Args:
-        schedule: The topic's schedule for the subscriptions that are concerned.
+        topic: The topic.
+        new_schedule: Makes the topic's schedule for the subscriptions that are concerned, with what is in hand.
         now_ms: The clock.
         early_ms: How early a message may be delivered.
         progress: Receives the progress.
     """
 
-    def __init__(self, schedule: TopicSchedule, *, now_ms: Clock, early_ms: int, progress: Progress) -> None:
-        self._schedule = schedule
-        self._topic = schedule.topic
-        self._subscriptions = schedule.subscriptions
+    def __init__(
+        self,
+        topic: Topic,
+        new_schedule: Callable[[], TopicSchedule],
+        *,
+        now_ms: Clock,
+        early_ms: int,
+        progress: Progress,
+    ) -> None:
+        self._topic = topic
+        self._new_schedule = new_schedule
+        self._subscriptions: Sequence[Subscription] = ()
         self._now_ms = now_ms
         self._early_ms = early_ms
         self._progress = progress
+        self._damaged: dict[int, BitMap] = {}
         self._logged_s = asyncio.get_running_loop().time()
 
-    async def find(self, selector: Selector) -> Matched:
-        """Find the selected messages.
+    async def look_at_cancel(self, selector: Selector) -> ChangeOutcome:
+        """Return what a cancel would do now; it waits for no change that is under way.
 
         Raises:
             TooManyRowsError: The messages are too many for one operation.
             LedgerError: The log cannot be read.
         """
-        if selector.message_ids is not None:
-            matched = await match_ids(self._schedule, selector.message_ids)
-        else:
-            takes = None if selector.filter.is_trivial else selector.filter
-            found = await self._schedule.rows(selector.wanted, takes, self._progress.note_search)
-            matched = match_rows(self._schedule, found)
-        self._progress.matched, self._progress.searching = matched.message_count, False
-        return matched
+        schedule, matched = await self._found(selector)
+        in_hand = self._in_hand_of(schedule, matched)
+        due = matched.where(matched.deliver_at_ms <= self._now_ms())
+        already_due = len(due) - self._in_hand_of(schedule, due)
+        return self._outcome(matched, already_due=already_due, in_hand=in_hand)
 
-    def batches_in_part(self, matched: Matched) -> list[Position]:
-        """Return the batches that cannot be moved: they are meant or left in part alone."""
-        return batches_in_part(self._schedule, matched)
-
-    def due_count(self, matched: Matched) -> int:
-        """Return how many of the messages are due already."""
-        return matched.due_count(self._now_ms())
-
-    async def movable(self, matched: Matched) -> Matched:
-        """Leave out messages that a consumer may have got: those that are due and were not held before their time."""
-        rows = matched.rows
-        got_through_ms = min((self._got_through_ms(one) for one in self._subscriptions), default=0)
-        batches = {at: left for at, left in matched.batches.items() if left.deliver_at_ms > got_through_ms}
-        rows = await asyncio.to_thread(rows.take, rows.deliver_at_ms > got_through_ms)
-        return Matched(rows, batches, unknown=matched.unknown)
-
-    async def cancel(self, matched: Matched) -> int:
-        """Acknowledge the found messages for all subscriptions concerned; durable on return.
+    async def look_at_move(self, selector: Selector, check: Callable[[Rows], None]) -> ChangeOutcome:
+        """Return what a move would do now; it waits for no change that is under way.
 
         Raises:
-            LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
+            TooManyRowsError: The messages are too many for one operation.
+            LedgerError: The log cannot be read.
         """
-        count = len(matched.entries)
-        if count > _CANCEL_ENTRIES_MIN or matched.parts:
-            return await self._cancel_many(matched)
-        # Tasks would cost as much as the acknowledgement: nothing is left to do but to wait for the disk. Most topics
-        # have one subscription.
-        done = self._cancel_entries(matched, 0, count)
-        if len(self._subscriptions) == 1:
-            await self._subscriptions[0].cursor.flush()
-        else:
-            await self._flush()
-        return done
+        schedule, matched = await self._found(selector)
+        movable, outcome = await self._movable(schedule, matched)
+        check(movable.rows)
+        outcome.in_hand += self._in_hand_of(schedule, movable)
+        return outcome
+
+    async def cancel(self, selector: Selector) -> ChangeOutcome:
+        """Acknowledge the selected messages for all subscriptions concerned; durable on return.
+
+        Raises:
+            ChangeUnderWayError: Another change has been under way for long; nothing has changed.
+            TooManyRowsError: The messages are too many for one operation.
+            LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
+            LedgerError: The log cannot be read.
+        """
+        # A task would cost as much as the acknowledgement of a single message.
+        if selector.message_ids is not None and len(selector.message_ids) <= _CANCEL_ENTRIES_MIN:
+            return await self._cancel(selector)
+        return await self._cancel_to_the_end(selector)
 
     @completed
-    async def _cancel_many(self, matched: Matched) -> int:
-        done, turns, portion = 0, Turns(), self._cancel_portion
-        for begin in range(0, len(matched.entries), portion):
-            done += self._cancel_entries(matched, begin, begin + portion)
-            await turns.give_way()
-        parts = await self._with_batch_sizes(matched.parts)
-        is_new: set[tuple[Position, int]] = set()
-        for subscription in self._subscriptions:
-            is_new |= await subscription.cancel_parts(parts)
-        self._note(len(matched.parts))
-        await self._flush()
-        return done + len(is_new)
+    async def _cancel_to_the_end(self, selector: Selector) -> ChangeOutcome:
+        return await self._cancel(selector)
 
-    def _cancel_entries(self, matched: Matched, begin: int, end: int) -> int:
-        """Acknowledge entries in memory; return how many messages they held that were not acknowledged."""
-        positions = matched.positions(begin, end)
-        is_new: set[tuple[int, int]] = set()
+    async def _cancel(self, selector: Selector) -> ChangeOutcome:
+        async with self._topic.changes.turn(ScheduledChange(CANCEL, selector.ids, self._progress.sentence)):
+            _, matched = await self._found(selector)
+            outcome = self._outcome(matched)
+            turns, portion, times_ms = Turns(), self._cancel_portion, matched.deliver_at_ms
+            for begin in range(0, len(matched), portion):
+                self._cancel_entries(
+                    matched.positions(begin, begin + portion), times_ms[begin : begin + portion], outcome
+                )
+                await turns.give_way()
+            if len(self._subscriptions) == 1:
+                await self._subscriptions[0].cursor.flush()
+            else:
+                await self._flush()
+        return outcome
+
+    def _cancel_entries(
+        self, positions: Sequence[tuple[int, int]], times_ms: Int64Array, outcome: ChangeOutcome
+    ) -> None:
+        """Acknowledge messages in memory, but for subscriptions that have them in hand."""
+        in_hand: set[tuple[int, int]] = set()
+        cancelled: set[tuple[int, int]] = set()
         for subscription in self._subscriptions:
-            new = [at for at in positions if not subscription.cursor.is_acknowledged(*at)]
-            subscription.cancel(new, _messages_left(subscription, new, matched))
-            is_new.update(new)
-        self._note(matched.messages_of(positions))
-        return matched.messages_of(is_new)
+            left = [at for at in positions if not subscription.cursor.is_acknowledged(*at)]
+            in_hand_here = subscription.in_hand(left)
+            new = [at for at in left if at not in in_hand_here] if in_hand_here else left
+            subscription.cancel(new)
+            in_hand |= in_hand_here
+            cancelled.update(new)
+        cancelled -= in_hand
+        now_ms = self._now_ms()
+        outcome.changed += len(cancelled)
+        outcome.in_hand += len(in_hand)
+        outcome.gone += len(positions) - len(cancelled) - len(in_hand)
+        outcome.already_due += sum(
+            deliver_at_ms <= now_ms and at in cancelled
+            for at, deliver_at_ms in zip(positions, times_ms.tolist(), strict=True)
+        )
+        self._note(len(positions))
+
+    async def _found(self, selector: Selector) -> tuple[TopicSchedule, Matched]:
+        """Find the selected messages, those in a hand as well."""
+        schedule = self._new_schedule()
+        self._subscriptions = schedule.subscriptions
+        if selector.message_ids is not None:
+            matched = await match_ids(schedule, selector.message_ids)
+        else:
+            takes = None if selector.filter.is_trivial else selector.filter
+            rows = await schedule.rows(selector.wanted, takes, self._progress.note_search, self._leave_out)
+            matched = Matched(rows)
+        self._progress.matched, self._progress.searching = len(matched), False
+        return schedule, matched
+
+    def _outcome(self, matched: Matched, *, already_due: int = 0, in_hand: int = 0) -> ChangeOutcome:
+        return ChangeOutcome(
+            len(matched), already_due=already_due, in_hand=in_hand, unknown=matched.unknown, damaged=self._damaged
+        )
+
+    def _leave_out(self, damaged: Mapping[int, BitMap]) -> None:
+        self._damaged |= united(self._damaged, damaged)
+
+    def _in_hand_of(self, schedule: TopicSchedule, matched: Matched) -> int:
+        """Return how many of some messages are in the hand of a consumer of a subscription concerned."""
+        if isinstance(matched.entries, Rows):
+            return matched.count_in(schedule.moment.in_any_hand())
+        return len({at for one in self._subscriptions for at in one.in_hand(matched.entries.keys())})
+
+    async def _movable(self, schedule: TopicSchedule, matched: Matched) -> tuple[Matched, ChangeOutcome]:
+        """Leave out messages that a consumer may have had: those that are due and were not held before their time."""
+        got_through_ms = min((self._got_through_ms(one) for one in self._subscriptions), default=0)
+        is_movable = matched.deliver_at_ms > got_through_ms
+        due = await asyncio.to_thread(matched.where, ~is_movable)
+        in_hand = self._in_hand_of(schedule, due)
+        outcome = self._outcome(matched, already_due=len(due) - in_hand, in_hand=in_hand)
+        return await asyncio.to_thread(matched.where, is_movable), outcome
 
     async def _flush(self) -> None:
         await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
 
     @completed
     async def move(
-        self, matched: Matched, new_time: Callable[[Int64Array], Int64Array], *, shifted_by: str | None = None
-    ) -> tuple[int, Moved]:
-        """Replace the found messages by copies with another time; durable on return, portion by portion.
+        self,
+        selector: Selector,
+        new_time: Callable[[Int64Array], Int64Array],
+        *,
+        kind: str = "reschedule",
+        check: Callable[[Rows], None] = _nothing,
+        shifted_by: str | None = None,
+    ) -> ChangeOutcome:
+        """Replace the selected messages by copies with another time; durable on return, portion by portion.
 
         Args:
-            matched: The result of `movable`.
+            selector: Selects the messages.
             new_time: Gives the new times from the old ones.
+            kind: The name of the change, for the refusal of others.
+            check: Refuses the messages that it would move, in order of delivery, by an exception of its own.
             shifted_by: The operation, if it is not to move what it has moved before: it is repeated, as its outcome was
                 not known.
 
-        Returns:
-            The number of messages moved, and for the first copies their positions by the old positions. Messages that
-            were delivered or cancelled meanwhile do not count.
-
         Raises:
+            ChangeUnderWayError: Another change has been under way for long; nothing has changed.
+            TooManyRowsError: The messages are too many for one operation.
             LedgerError: The log cannot be read or written; portions before that are moved, the others are unchanged.
         """
-        rows = await asyncio.to_thread(_in_order_of_appending, matched.rows, new_time(matched.rows.deliver_at_ms))
-        moved: Moved = {}
-        count = 0
-        under_way: deque[asyncio.Task[_MovedPortion]] = deque()
+        async with self._topic.changes.turn(ScheduledChange(kind, selector.ids, self._progress.sentence)):
+            schedule, matched = await self._found(selector)
+            movable, outcome = await self._movable(schedule, matched)
+            check(movable.rows)
+            self._note(len(matched) - len(movable))
+            await self._move(movable, new_time, shifted_by, outcome)
+        return outcome
+
+    async def _move(
+        self,
+        movable: Matched,
+        new_time: Callable[[Int64Array], Int64Array],
+        shifted_by: str | None,
+        outcome: ChangeOutcome,
+    ) -> None:
+        rows = await asyncio.to_thread(_in_order_of_appending, movable.rows, new_time(movable.rows.deliver_at_ms))
+        under_way: deque[asyncio.Task[ChangeOutcome]] = deque()
+        seen, damaged_before = 0, outcome.damaged_count
 
         async def take_one() -> None:
-            nonlocal count, moved
+            nonlocal seen
             done = await under_way.popleft()
-            count += done.messages_moved
-            if len(moved) < MOVED_TOLD_MAX:
-                moved |= done.moved
-            self._note(done.messages)
+            seen += done.matched
+            outcome.changed += done.changed
+            outcome.already_due += done.already_due
+            outcome.in_hand += done.in_hand
+            outcome.gone += done.gone
+            outcome.already_shifted += done.already_shifted
+            if len(outcome.moved) < MOVED_TOLD_MAX:
+                outcome.moved |= done.moved
+            self._note(done.matched)
 
         try:
-            async for portion in portions(self._topic.ledger, rows, entries_max=_MOVE_ENTRIES, bytes_max=_MOVE_BYTES):
+            async for portion in portions(
+                self._topic.ledger,
+                rows,
+                entries_max=_MOVE_ENTRIES,
+                bytes_max=_MOVE_BYTES,
+                on_damaged=self._leave_out,
+            ):
                 under_way.append(await self._move_portion(portion, new_time, shifted_by))
                 # Cached rows and finished portions are taken without suspending.
                 await asyncio.sleep(0)
@@ -244,30 +375,35 @@ class Operations:
                 await take_one()
         finally:
             await asyncio.gather(*under_way, return_exceptions=True)
-        return count, moved
+        # Those that were trimmed before their portion was read, without the damaged ones, which portions count as gone.
+        outcome.gone += len(rows) - seen - (outcome.damaged_count - damaged_before)
 
     async def _move_portion(
         self, portion: Portion, new_time: Callable[[Int64Array], Int64Array], shifted_by: str | None
-    ) -> "asyncio.Task[_MovedPortion]":
+    ) -> "asyncio.Task[ChangeOutcome]":
         """Begin to move a portion: from the return on no consumer gets the old entries, and the copies are pending."""
         headers = portion.headers
         positions = list(map(Position, headers.ledger_ids.tolist(), headers.entry_ids.tolist()))
         new_ms = new_time(headers.deliver_at_ms).tolist()
-        messages = int(headers.message_counts.sum())
         await asyncio.sleep(0)
         copies: dict[Position, NewEntry] = {}
+        outcome = ChangeOutcome(len(positions))
         turns = Turns()
         now_ms = self._now_ms()
         for row, entry in enumerate(portion.entries):
             copy = None if entry is None else _copy(entry, portion, row, new_ms[row], now_ms, shifted_by)
             if copy is not None:
                 copies[positions[row]] = copy
+            elif entry is None:
+                outcome.gone += 1
+            else:
+                outcome.already_shifted += 1
             await turns.give_way()
         # From here to the call of `replace` there is no await, so no consumer can get an entry in between.
         deliver_at_ms = dict(zip(positions, headers.deliver_at_ms.tolist(), strict=True))
-        gone, hidden, kept = self._who_gives_up(copies, deliver_at_ms)
+        gone, hidden, kept = self._who_gives_up(copies, deliver_at_ms, outcome)
         if not kept:
-            return asyncio.ensure_future(_nothing_moved(messages))
+            return asyncio.ensure_future(_nothing_moved(outcome))
         replacement = self._topic.ledger.replace(
             [copies[position] for position in kept],
             acknowledged={cursor: by_ledger(given_up) for cursor, given_up in gone.items()},
@@ -277,19 +413,14 @@ class Operations:
         for subscription in self._subscriptions:
             given_up = gone.get(subscription.cursor)
             if given_up:
-                count = sum(copies[position].message_count for position in given_up)
-                withdrawn.append(_Withdrawn(subscription, by_ledger(given_up), count))
+                withdrawn.append(_Withdrawn(subscription, by_ledger(given_up), len(given_up)))
                 subscription.withdraw(withdrawn[-1].entries)
-        moved = _MovedPortion(
-            messages,
-            sum(copies[position].message_count for position in kept),
-            dict(zip(kept, replacement.positions, strict=True)),
-        )
-        return asyncio.ensure_future(self._settle(replacement, withdrawn, moved))
+        outcome.moved = dict(zip(kept, replacement.positions, strict=True))
+        return asyncio.ensure_future(self._settle(replacement, withdrawn, outcome))
 
     async def _settle(
-        self, replacement: Replacement, withdrawn: list["_Withdrawn"], moved: "_MovedPortion"
-    ) -> "_MovedPortion":
+        self, replacement: Replacement, withdrawn: list["_Withdrawn"], outcome: ChangeOutcome
+    ) -> ChangeOutcome:
         try:
             await asyncio.shield(replacement.durable)
         except BaseException:
@@ -297,28 +428,36 @@ class Operations:
                 one.subscription.give_back(one.entries)
             raise
         for one in withdrawn:
-            one.subscription.count(SubscriptionCounters(rescheduled=one.message_count))
-        return moved
+            one.subscription.count(SubscriptionCounters(rescheduled=one.messages))
+        return outcome
 
     def _who_gives_up(
-        self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int]
+        self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int], outcome: ChangeOutcome
     ) -> tuple[dict[Cursor, list[Position]], dict[Cursor, list[int]], list[Position]]:
-        """Return by subscription the entries given up and the copies withheld, and all positions that are copied."""
+        """Return by subscription the entries given up and the copies withheld, and all positions that are copied.
+
+        The outcome is told the reasons why others are not.
+        """
         gone: dict[Cursor, list[Position]] = {}
+        in_hand: set[tuple[int, int]] = set()
+        due: set[Position] = set()
         for subscription in self._subscriptions:
             through_ms = self._got_through_ms(subscription)
             cursor = subscription.cursor
-            given = subscription.in_hand(copies.keys()) | subscription.batches_in_part()
+            left = [position for position in copies if not cursor.is_acknowledged(*position)]
+            given = subscription.in_hand(left)
+            in_hand |= given
+            due.update(position for position in left if deliver_at_ms[position] <= through_ms)
             gone[cursor] = [
-                position
-                for position in copies
-                if deliver_at_ms[position] > through_ms
-                and position not in given
-                and not cursor.is_acknowledged(*position)
+                position for position in left if deliver_at_ms[position] > through_ms and position not in given
             ]
         given_up = {cursor: set(positions) for cursor, positions in gone.items()}
         in_any = set().union(*given_up.values())
         kept = [position for position in copies if position in in_any]
+        outcome.changed = len(in_any - in_hand)
+        outcome.in_hand = len(in_hand)
+        outcome.already_due = len(due - in_any - in_hand)
+        outcome.gone += len(copies) - len(in_any | in_hand | due)
         hidden = {
             one.cursor: [place for place, at in enumerate(kept) if at not in given_up.get(one.cursor, ())]
             for one in self._topic.subscriptions.values()
@@ -333,13 +472,6 @@ class Operations:
         """Return the time up to which messages may have been delivered."""
         paused_since_ms = subscription.pause.paused_since_ms
         return (self._now_ms() if paused_since_ms is None else paused_since_ms) + self._early_ms
-
-    async def _with_batch_sizes(self, parts: Collection[MessageId]) -> list[tuple[Position, int, int]]:
-        """Return the position, the place in the batch and the size of the batch of messages of batches."""
-        if not parts:
-            return []
-        headers = await self._topic.ledger.read_each_header({one.position for one in parts})
-        return [(at, index or 0, headers[at].message_count if at in headers else 1) for at, index in parts]
 
     @property
     def _cancel_portion(self) -> int:
@@ -357,37 +489,16 @@ class Operations:
             )
 
 
-def _messages_left(subscription: Subscription, entries: Collection[tuple[int, int]], matched: Matched) -> int:
-    """Return how many messages of some found entries a subscription has not acknowledged, of batches those left."""
-    if not matched.batches:
-        return len(entries)
-    count = 0
-    for at in entries:
-        batch = matched.batches.get(Position(*at))
-        left = None if batch is None else subscription.parts_left(at)
-        # Where this subscription lacks no message of a batch, all of them are left for one of the subscriptions.
-        count += unacknowledged(left) if left is not None else 1 if batch is None else batch.message_count
-    return count
-
-
 class _Withdrawn(NamedTuple):
     """Entries that a subscription has given up, until it is known that their copies are durable."""
 
     subscription: Subscription
     entries: Entries
-    message_count: int
-
-
-class _MovedPortion(NamedTuple):
-    """The outcome of a portion: its messages, and those of them that were moved."""
-
     messages: int
-    messages_moved: int
-    moved: Moved
 
 
-async def _nothing_moved(messages: int) -> _MovedPortion:
-    return _MovedPortion(messages, 0, {})
+async def _nothing_moved(outcome: ChangeOutcome) -> ChangeOutcome:
+    return outcome
 
 
 def _in_order_of_appending(rows: Rows, new_ms: Int64Array) -> Rows:

@@ -8,36 +8,33 @@ from typing import Final, NamedTuple
 
 from tracker.columns.row_order import RowKey
 
-_TOKEN: Final = Struct(">Bqqqi")
-_VERSION: Final = 1
-WHOLE: Final = -1
+_TOKEN: Final = Struct(">Bqqq")
+_VERSION: Final = 2
 
 
 class PageToken(NamedTuple):
     """The last message of a page."""
 
     place: RowKey
-    batch_index: int = WHOLE
-    """Its place in a batch of which the rest follows; `WHOLE` where nothing more of the entry follows."""
 
     def __str__(self) -> str:
-        return base64.urlsafe_b64encode(_TOKEN.pack(_VERSION, *self.place, self.batch_index)).decode().rstrip("=")
+        return base64.urlsafe_b64encode(_TOKEN.pack(_VERSION, *self.place)).decode().rstrip("=")
 
     @classmethod
     def parse(cls, text: str) -> "PageToken":
         """Parse a token.
 
-        >>> PageToken.parse(str(PageToken(RowKey(5, 3, 9), 2)))
-        PageToken(place=RowKey(deliver_at_ms=5, ledger_id=3, entry_id=9), batch_index=2)
+        >>> PageToken.parse(str(PageToken(RowKey(5, 3, 9))))
+        PageToken(place=RowKey(deliver_at_ms=5, ledger_id=3, entry_id=9))
 
         Raises:
             ValueError: The text is not a token of a listing.
         """
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            version, deliver_at_ms, ledger_id, entry_id, batch_index = _TOKEN.unpack(data)
+            version, deliver_at_ms, ledger_id, entry_id = _TOKEN.unpack(data)
         except (binascii.Error, StructError, ValueError) as error:
             raise ValueError("it is not what next gave") from error
-        if version != _VERSION or batch_index < WHOLE:
+        if version != _VERSION:
             raise ValueError("it is not what next gave")
-        return cls(RowKey(deliver_at_ms, ledger_id, entry_id), batch_index)
+        return cls(RowKey(deliver_at_ms, ledger_id, entry_id))

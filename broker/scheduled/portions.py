@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.scheduled.chunks import chunk_of
-from broker.scheduled.messages import columns_of, fitting
+from broker.scheduled.messages import OnDamaged, columns_of, fitting
 from broker.scheduled.selection import Rows
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.entries.message_metadata import Chunk, ChunkedMessage
@@ -25,7 +25,7 @@ class Portion:
 
     headers: EntryHeaders
     entries: Sequence[bytes | None]
-    """By row; None for an entry that was trimmed meanwhile."""
+    """By row; None for an entry that was trimmed meanwhile, or is damaged."""
     may_have_chunks: bool
 
 
@@ -37,7 +37,9 @@ class _Unit:
     size_bytes: int
 
 
-async def portions(log: ReadableLog, rows: Rows, *, entries_max: int, bytes_max: int) -> AsyncIterator[Portion]:
+async def portions(
+    log: ReadableLog, rows: Rows, *, entries_max: int, bytes_max: int, on_damaged: OnDamaged
+) -> AsyncIterator[Portion]:
     """Yield the entries of these rows in portions, in the order of the rows; a message of chunks is where its last is.
 
     Args:
@@ -45,6 +47,7 @@ async def portions(log: ReadableLog, rows: Rows, *, entries_max: int, bytes_max:
         rows: The rows.
         entries_max: The most entries of a portion, unless one message has more.
         bytes_max: The most bytes of a portion, unless one message has more.
+        on_damaged: Told of damaged entries.
 
     Raises:
         LedgerError: The log cannot be read.
@@ -56,7 +59,9 @@ async def portions(log: ReadableLog, rows: Rows, *, entries_max: int, bytes_max:
         while len(headers):
             count = fitting(headers, bytes_max)
             read, headers = headers.take(slice(0, count)), headers.take(slice(count, len(headers)))
-            entries = await log.read_payloads(read.ledger_ids, read.entry_ids)
+            entries, damaged = await log.read_intact_payloads(read.ledger_ids, read.entry_ids)
+            if damaged:
+                on_damaged(damaged)
             chunks = list(map(chunk_of, entries))
             if not any(chunks):
                 yield Portion(read, entries, may_have_chunks=False)
@@ -105,5 +110,6 @@ def _packed(units: Iterator[_Unit], entries_max: int, bytes_max: int) -> Iterato
 
 async def _read(log: ReadableLog, units: Sequence[_Unit]) -> Portion:
     headers = await log.read_headers_at(*columns_of([at for unit in units for at in unit.positions]))
-    entries = await log.read_payloads(headers.ledger_ids, headers.entry_ids)
+    # The first read of them has told of damage.
+    entries, _ = await log.read_intact_payloads(headers.ledger_ids, headers.entry_ids)
     return Portion(headers, entries, may_have_chunks=True)

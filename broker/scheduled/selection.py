@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
+from broker.scheduled.ledger_schedule import LedgerSchedule
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array, Mask
 from tracker.columns.row_order import RowKey
@@ -177,12 +177,6 @@ def times_of(
     is_alive = schedule.unacknowledged(begin, end, acknowledged)
     times = schedule.deliver_at_ms[begin:end]
     return times if is_alive is None else times[is_alive]
-
-
-def messages_between(batches: Batches, edges: Sequence[int]) -> Int64Array:
-    """Return how many messages the batches of each bucket hold beyond one each; edges as in `counts_between`."""
-    before = np.concatenate([[0], np.cumsum(batches.message_counts - 1, dtype=np.int64)])
-    return np.diff(before[_rows_at_edges(batches.deliver_at_ms, edges)])
 
 
 def counts_between(deliver_at_ms: Int64Array, edges: Sequence[int]) -> Int64Array:

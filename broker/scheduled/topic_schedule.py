@@ -1,21 +1,22 @@
 """The scheduled messages of a topic for some of its subscriptions: pages, counts and all rows.
 
-An entry is scheduled while one of the subscriptions has not acknowledged it. The source is the catalog with the
-cursors; the delayed index is left out.
+An entry is scheduled while one of the subscriptions has not acknowledged it and no consumer of that subscription has it
+in hand. The source is the catalog with the state of the cursors and consumers at one moment; the delayed index is left
+out.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from pyroaring import BitMap
 
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.histogram import Histogram, HistogramCounter, ScheduleTotals, TotalsCounter
-from broker.scheduled.ledger_schedule import Batches, LedgerSchedule
-from broker.scheduled.messages import Chosen, OnSearched, matching
+from broker.scheduled.ledger_schedule import LedgerSchedule
+from broker.scheduled.messages import OnDamaged, OnSearched, matching
+from broker.scheduled.moment import Moment
 from broker.scheduled.selection import (
     PageBuilder,
     Rows,
@@ -28,41 +29,22 @@ from broker.slices import Turns
 from broker.topics.delayed_range import delays_through
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from dispatcher.core.acknowledgements.ack_sets import AckSet, unacknowledged
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Clock, Int64Array
+from managed_ledger.value_types import Clock, Int64Array, Mask
+from tracker.columns.positions import is_in_bitmap, ledger_groups
 
 ROWS_MAX: Final = 5_000_000
 """The most messages of one operation, 24 bytes each while it runs. Larger ones need the jobs on Spark."""
 
 
-def _nothing(_searched: int, _matched: int) -> None:
+def _nothing(*_: object) -> None:
     """No caller asks for the progress."""
 
 
 class TooManyRowsError(Exception):
     """A selector matches more messages than one operation can change."""
-
-
-class BatchLeft(NamedTuple):
-    """The messages of a scheduled batch that are left."""
-
-    deliver_at_ms: int
-    message_count: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowsFound:
-    """The scheduled messages that match some conditions."""
-
-    rows: Rows
-    """Whole entries."""
-    batches: dict[Position, BatchLeft]
-    """Those of them that hold several messages."""
-    chosen: Chosen
-    """The messages that match of batches of which others do not."""
 
 
 class TopicSchedule:
@@ -73,6 +55,8 @@ class TopicSchedule:
         catalog: The columns.
         subscriptions: The subscriptions that count.
         now_ms: The clock.
+        moment: The moment of which it is, for these subscriptions at least; None for the present one.
+        has_in_hand: Whether messages in the hand of a consumer count as well: to say of each that it is.
     """
 
     def __init__(
@@ -81,70 +65,65 @@ class TopicSchedule:
         catalog: ScheduleCatalog,
         subscriptions: Sequence[Subscription],
         now_ms: Clock,
+        *,
+        moment: Moment | None = None,
+        has_in_hand: bool = False,
     ) -> None:
         self.topic = topic
         self.subscriptions = subscriptions
         self._catalog = catalog
-        self._now_ms = now_ms
-        self._known_in_part: set[tuple[int, int]] | None = None
+        self.now_ms = now_ms()
+        """The time of the moment."""
+        self._moment = moment
+        self._has_in_hand = has_in_hand
 
-    def acknowledged_in(self, ledger_id: int, entries: int) -> BitMap | None:
-        """Return the entries of a ledger that every subscription has acknowledged or does not delay; None for none."""
+    @property
+    def moment(self) -> Moment:
+        """The moment of which it is, from its first use on; a change of single messages needs none."""
+        if self._moment is None:
+            self._moment = Moment(self.topic, self.subscriptions)
+        return self._moment
+
+    def left_out_of(self, schedule: LedgerSchedule) -> BitMap | None:
+        """Return the entries of a ledger that count for no subscription, or that came later; None for none."""
+        return self._left_out_of(schedule, has_in_hand=self._has_in_hand)
+
+    def in_hand_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> int:
+        """Return how many messages of a ledger in a span of time are in hand, and no subscription waits for them."""
+        if not any(self.moment.in_hand_in(one, schedule.ledger_id) for one in self.subscriptions):
+            return 0
+        unacknowledged, waiting = (
+            times_of(schedule, self._left_out_of(schedule, has_in_hand=has_in_hand), from_ms, until_ms)
+            for has_in_hand in (True, False)
+        )
+        return len(unacknowledged) - len(waiting)
+
+    def is_waited_for(self, rows: Rows) -> Mask:
+        """Return which of some unacknowledged messages a subscription waits for; the others are in hand."""
+        is_waited_for = np.ones(len(rows), np.bool_)
+        for ledger_id, group in ledger_groups(rows.ledger_ids):
+            if any(self.moment.in_hand_in(one, ledger_id) for one in self.subscriptions):
+                is_waited_for[group] = ~is_in_bitmap(
+                    rows.entry_ids[group], self._left_out(ledger_id, has_in_hand=False)
+                )
+        return is_waited_for
+
+    def _left_out_of(self, schedule: LedgerSchedule, *, has_in_hand: bool) -> BitMap | None:
+        found = self._left_out(schedule.ledger_id, has_in_hand=has_in_hand)
+        entries = self.moment.entries_of(schedule.ledger_id)
+        if schedule.entries > entries:
+            later = BitMap(range(entries, schedule.entries))
+            found = later if found is None else found | later
+        return found or None
+
+    def _left_out(self, ledger_id: int, *, has_in_hand: bool) -> BitMap | None:
         found: BitMap | None = None
         for subscription in self.subscriptions:
-            acknowledged = subscription.cursor.acknowledged_in(ledger_id)
-            through = delays_through(subscription.cursor, self.topic.delayed_delivery)
-            if through != AFTER_EVERYTHING and ledger_id >= through.ledger_id:
-                begin = max(0, through.entry_id + 1) if ledger_id == through.ledger_id else 0
-                acknowledged.add_range(begin, max(begin, entries))
-            if not acknowledged:
-                return None
-            found = acknowledged if found is None else found & acknowledged
+            left_out = self.moment.done_in(subscription, ledger_id)
+            if not has_in_hand:
+                left_out = left_out | self.moment.in_hand_in(subscription, ledger_id)
+            found = left_out if found is None else found & left_out
         return found
-
-    def parts_left(self, position: tuple[int, int]) -> AckSet | None:
-        """Return which messages of a batch one of the subscriptions still lacks; None for all."""
-        left: AckSet = ()
-        for subscription in self.subscriptions:
-            if subscription.cursor.is_acknowledged(*position):
-                continue
-            of_one = subscription.parts_left(position)
-            if of_one is None:
-                return None
-            longer, shorter = sorted((left, of_one), key=len, reverse=True)
-            left = tuple(word | (shorter[at] if at < len(shorter) else 0) for at, word in enumerate(longer))
-        return left
-
-    def left_of(self, position: tuple[int, int], message_count: int) -> int:
-        """Return how many messages of a batch one of the subscriptions still lacks."""
-        left = self.parts_left(position)
-        return message_count if left is None else unacknowledged(left)
-
-    def batches_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Batches:
-        """Return the scheduled batches of a ledger in a span of time, each with the messages that are left of it."""
-        batches = schedule.batches
-        if not len(batches):
-            return batches
-        is_meant = np.ones(len(batches), np.bool_)
-        if from_ms is not None:
-            is_meant &= batches.deliver_at_ms >= from_ms
-        if until_ms is not None:
-            is_meant &= batches.deliver_at_ms < until_ms
-        acknowledged = self.acknowledged_in(schedule.ledger_id, schedule.entries)
-        if acknowledged:
-            is_meant &= ~np.isin(batches.entry_ids, np.frombuffer(acknowledged.to_array(), dtype=np.uint32))
-        batches = batches.take(is_meant)
-        in_part = [entry_id for ledger_id, entry_id in self._in_part() if ledger_id == schedule.ledger_id]
-        counts = batches.message_counts.copy()
-        for row in np.flatnonzero(np.isin(batches.entry_ids, in_part)).tolist():
-            counts[row] = self.left_of((schedule.ledger_id, int(batches.entry_ids[row])), int(counts[row]))
-        return replace(batches, message_counts=counts)
-
-    def _in_part(self) -> set[tuple[int, int]]:
-        """Return the batches of which a subscription has acknowledged a part; looked up once a request."""
-        if self._known_in_part is None:
-            self._known_in_part = set().union(*(one.batches_in_part() for one in self.subscriptions))
-        return self._known_in_part
 
     async def page(self, wanted: Wanted, rows_max: int) -> Rows:
         """Return the first rows that match.
@@ -155,7 +134,7 @@ class TopicSchedule:
         page = PageBuilder(rows_max)
         ledgers = [
             ledger
-            for ledger in self.topic.ledger.ledgers()
+            for ledger in self.moment.ledgers
             if ledger.ledger_id >= self.first_ledger_id
             and self._catalog.may_have(self.topic.ledger, ledger, wanted.first_ms, wanted.until_ms)
         ]
@@ -168,7 +147,7 @@ class TopicSchedule:
             if page.last_ms is not None and first_ms is not None and first_ms > page.last_ms:
                 continue
             schedule = await self._catalog.schedule(self.topic.ledger, ledger)
-            page.add(rows_of(schedule, self.acknowledged_in(ledger.ledger_id, schedule.entries), wanted, rows_max))
+            page.add(rows_of(schedule, self.left_out_of(schedule), wanted, rows_max))
             await turns.give_way()
         return page.rows()
 
@@ -178,13 +157,17 @@ class TopicSchedule:
         Raises:
             LedgerError: The log cannot be read.
         """
-        schedules = self._catalog.schedules(self.topic.ledger, self.first_ledger_id, None, None)
+        schedules = self._schedules(None, None)
         return {one.ledger_id: one.entries async for one in schedules if len(one) == one.entries}
 
     async def rows(
-        self, wanted: Wanted, takes: MessageFilter | None = None, on_searched: OnSearched = _nothing
-    ) -> RowsFound:
-        """Return all rows that match, in order of delivery, and the facts about the batches among them.
+        self,
+        wanted: Wanted,
+        takes: MessageFilter | None = None,
+        on_searched: OnSearched = _nothing,
+        on_damaged: OnDamaged = _nothing,
+    ) -> Rows:
+        """Return all rows that match, in order of delivery.
 
         Ledgers are filtered one by one, so that only what matches is in memory.
 
@@ -192,31 +175,25 @@ class TopicSchedule:
             wanted: The conditions on the columns.
             takes: Those on the entries themselves, None for none.
             on_searched: Told how far the search is.
+            on_damaged: Told of entries of which it is not known whether they match.
 
         Raises:
             TooManyRowsError: There are more than `ROWS_MAX`.
             LedgerError: The log cannot be read.
         """
         parts: list[Rows] = []
-        batches: dict[Position, BatchLeft] = {}
-        chosen: Chosen = {}
         count = 0
         async for schedule in self._schedules(wanted.first_ms, wanted.until_ms):
-            rows = rows_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), wanted)
+            rows = rows_of(schedule, self.left_out_of(schedule), wanted)
             if takes is None:
                 on_searched(len(rows), len(rows))
             else:
-                is_meant, of_batches = await matching(self.topic.ledger, rows, takes, on_searched)
-                rows = rows.take(is_meant)
-                chosen |= of_batches
+                rows = rows.take(await matching(self.topic.ledger, rows, takes, on_searched, on_damaged))
             count += len(rows)
-            if count + len(chosen) > ROWS_MAX:
+            if count > ROWS_MAX:
                 raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")
             parts.append(rows)
-            in_ledger = self.batches_in(schedule, wanted.first_ms, wanted.until_ms)
-            in_ledger = in_ledger.take(np.isin(in_ledger.entry_ids, rows.entry_ids))
-            batches |= _by_position(schedule.ledger_id, in_ledger)
-        return RowsFound(await _in_order(parts), batches, chosen)
+        return await _in_order(parts)
 
     async def histogram(self, from_ms: int | None, until_ms: int | None, buckets: int) -> Histogram:
         """Count messages in equal parts of a span of time, by default from the first to the last one.
@@ -224,6 +201,10 @@ class TopicSchedule:
         Raises:
             LedgerError: The log cannot be read.
         """
+        in_hand = 0
+        if self.moment.has_in_hand:
+            async for schedule in self._schedules(from_ms, until_ms):
+                in_hand += self.in_hand_in(schedule, from_ms, until_ms)
         ends_ms: tuple[int, int] | None = None
         if from_ms is None or until_ms is None:
             spans = [
@@ -232,10 +213,11 @@ class TopicSchedule:
                 if len(times := self.times_in(schedule, from_ms, until_ms))
             ]
             ends_ms = (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
-        counter = HistogramCounter(from_ms, until_ms, ends_ms, buckets, self._now_ms())
+        counter = HistogramCounter(from_ms, until_ms, ends_ms, buckets, self.now_ms)
         from_ms, until_ms = counter.from_ms, counter.until_ms
         async for schedule in self._schedules(from_ms, until_ms):
-            counter.add(self.times_in(schedule, from_ms, until_ms), self.batches_in(schedule, from_ms, until_ms))
+            counter.add(self.times_in(schedule, from_ms, until_ms))
+        counter.add(np.empty(0, np.int64), in_hand)
         return counter.result()
 
     async def totals(self) -> ScheduleTotals:
@@ -244,66 +226,69 @@ class TopicSchedule:
         Raises:
             LedgerError: The log cannot be read.
         """
-        totals = TotalsCounter(self._now_ms())
+        totals = TotalsCounter(self.now_ms)
         async for schedule in self._schedules(None, None):
-            totals.add(self.times_in(schedule, None, None), self.batches_in(schedule, None, None))
+            totals.add(self.times_in(schedule, None, None), self.in_hand_in(schedule, None, None))
         return totals.result()
 
     def is_scheduled(self, position: Position, deliver_at_ms: int) -> bool:
-        """Whether an entry with this time is scheduled: a subscription delays it and has not acknowledged it."""
+        """Whether a subscription delays an entry with this time and has not acknowledged it; it may be in a hand."""
         if deliver_at_ms == NOT_DELAYED:
             return False
         for one in self.subscriptions:
             is_delayed = position <= delays_through(one.cursor, self.topic.delayed_delivery)
-            if is_delayed and not one.cursor.is_acknowledged(*position):
+            if is_delayed and not one.cursor.is_durably_acknowledged(*position):
                 return True
         return False
 
     def times_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Int64Array:
         """Return the times of a ledger's scheduled messages in a span of time, ascending."""
-        return times_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), from_ms, until_ms)
+        return times_of(schedule, self.left_out_of(schedule), from_ms, until_ms)
 
     @property
     def first_ledger_id(self) -> int:
         """The first ledger that a subscription has not finished; one behind all ledgers without a subscription."""
-        positions = [one.cursor.next_unacknowledged_position for one in self.subscriptions]
-        return min(positions, default=AFTER_EVERYTHING).ledger_id
+        firsts = [self.moment.first_ledger_id[one] for one in self.subscriptions]
+        return min(firsts, default=AFTER_EVERYTHING.ledger_id)
 
     def _schedules(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[LedgerSchedule]:
-        return self._catalog.schedules(self.topic.ledger, self.first_ledger_id, from_ms, until_ms)
+        ledgers = [one for one in self.moment.ledgers if one.ledger_id >= self.first_ledger_id]
+        return self._catalog.schedules(self.topic.ledger, ledgers, from_ms, until_ms)
 
 
-async def totals_of_each(
-    topic: Topic, catalog: ScheduleCatalog, subscriptions: Sequence[Subscription], now_ms: Clock
-) -> list[ScheduleTotals]:
-    """Count the scheduled messages of each subscription, with one pass over the log for all of them.
+async def totals_of_each(catalog: ScheduleCatalog, schedules: Sequence[TopicSchedule]) -> list[ScheduleTotals]:
+    """Count the messages of some schedules of one topic, with one pass over its log for all of them.
 
     Raises:
         LedgerError: The log cannot be read.
     """
-    counted: list[tuple[TopicSchedule, TotalsCounter]] = []
-    first = AFTER_EVERYTHING.ledger_id
+    if not schedules:
+        return []
+    counted = [(one, TotalsCounter(one.now_ms)) for one in schedules]
+    first = min(one.first_ledger_id for one in schedules)
     turns = Turns()
-    for subscription in subscriptions:
-        schedule_of_one = TopicSchedule(topic, catalog, [subscription], now_ms)
-        counted.append((schedule_of_one, TotalsCounter(now_ms())))
-        first = min(first, schedule_of_one.first_ledger_id)
-        await turns.give_way()
-    async for schedule in catalog.schedules(topic.ledger, first, None, None):
+    # The last one is of the latest moment.
+    ledgers = [ledger for ledger in schedules[-1].moment.ledgers if ledger.ledger_id >= first]
+    async for ledger_schedule in catalog.schedules(schedules[-1].topic.ledger, ledgers, None, None):
         for one, totals in counted:
-            if schedule.ledger_id >= one.first_ledger_id:
-                totals.add(one.times_in(schedule, None, None), one.batches_in(schedule, None, None))
+            if ledger_schedule.ledger_id >= one.first_ledger_id:
+                in_hand = one.in_hand_in(ledger_schedule, None, None)
+                totals.add(one.times_in(ledger_schedule, None, None), in_hand)
                 await turns.give_way()
     return [totals.result() for _, totals in counted]
 
 
-def _by_position(ledger_id: int, batches: Batches) -> dict[Position, BatchLeft]:
-    columns = zip(
-        batches.entry_ids.tolist(), batches.deliver_at_ms.tolist(), batches.message_counts.tolist(), strict=True
-    )
-    return {
-        Position(ledger_id, entry_id): BatchLeft(deliver_at_ms, count) for entry_id, deliver_at_ms, count in columns
-    }
+async def schedules_of_each(
+    topic: Topic, catalog: ScheduleCatalog, subscriptions: Sequence[Subscription], now_ms: Clock
+) -> list[TopicSchedule]:
+    """Return the schedule of each subscription, each of a moment of its own: a topic may have thousands."""
+    found: list[TopicSchedule] = []
+    turns = Turns()
+    for subscription in subscriptions:
+        moment = Moment(topic, [subscription])
+        found.append(TopicSchedule(topic, catalog, [subscription], now_ms, moment=moment))
+        await turns.give_way()
+    return found
 
 
 async def _in_order(parts: list[Rows]) -> Rows:

@@ -34,6 +34,7 @@ from broker.network.listening import WebAudience
 from broker.page.routes import page_routes
 from broker.server.ports import listen_for_clients, open_tls, web_ports
 from broker.server.service_manager import ServiceManager
+from broker.service.clock_steps import steady_ms
 from broker.service.scheduler import Housekeeping, Job
 from broker.service.service import TASKS_SHARE, Service
 from broker.service.snapshot_storages import tell_of_put_aside
@@ -84,7 +85,7 @@ async def serve(
         # `nohup` starts a process with SIGHUP ignored, which is to outlive its terminal.
         if signal_number != signal.SIGHUP or signal.getsignal(signal_number) is not signal.SIG_IGN:
             loop.add_signal_handler(signal_number, stop.set)
-    started_ms = now_ms()
+    started_ms = steady_ms()
     manager = manager or ServiceManager()
     tls = open_tls(config)
     service = await Service.open(config, now_ms=now_ms)
@@ -97,7 +98,7 @@ async def serve(
                 *web_ports(config, tls),
                 connect_timeout_s=config.limits.connect_timeout_s,
                 metrics=service.metrics,
-                health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
+                health=lambda: {"pid": os.getpid(), "uptime_ms": steady_ms() - started_ms},
                 problems=service.problems,
                 routes=all_routes(service),
                 access=access_of(service),
@@ -113,10 +114,10 @@ async def serve(
             jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
             trim = partial(asyncio.to_thread, trim_of_c_library())
             jobs.append(Job("give memory back", TRIM_INTERVAL_S, trim))
-            jobs.append(Job("watchdog", manager.watchdog_interval_s, manager.note_alive))
+            jobs.append(Job("watchdog", manager.watchdog_interval_s, manager.note_alive, is_time_limit=True))
             if tls is not None:
                 jobs.append(Job("certificates", config.tls.refresh_interval_s, partial(asyncio.to_thread, tls.refresh)))
-            housekeeping = Housekeeping(jobs)
+            housekeeping = Housekeeping(jobs, service.clock_watch)
             try:
                 housekeeping.start()
                 service.spawn(service.survey_topics())

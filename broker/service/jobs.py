@@ -39,6 +39,7 @@ class PeriodicJobs:
         resting: The topics that are closed because they are unused.
         refusal_log: Counts refused clients.
         now_ms: The wall clock in milliseconds.
+        steady_ms: A clock that is never set.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class PeriodicJobs:
         resting: RestingTopics,
         refusal_log: RefusalLog,
         now_ms: Clock,
+        steady_ms: Clock,
     ) -> None:
         self._config = config
         self._store = store
@@ -58,12 +60,13 @@ class PeriodicJobs:
         self._resting = resting
         self._refusal_log = refusal_log
         self._now_ms = now_ms
+        self._steady_ms = steady_ms
 
     def listed(self, *, checks_credentials: bool) -> list[Job]:
         """List the jobs; a job without an interval in the configuration is left out."""
         config = self._config
         jobs = [
-            Job("keep-alive", config.keep_alive_interval_s, self._check_connections),
+            Job("keep-alive", config.keep_alive_interval_s, self._check_connections, is_time_limit=True),
             Job("roll over and trim", config.retention_check_interval_s, self._roll_over_and_trim),
             Job("make room", MAKE_ROOM_INTERVAL_S, self._make_room),
             Job("count refusals", REFUSAL_LOG_S, self._refusal_log.say_counts),
@@ -114,7 +117,7 @@ class PeriodicJobs:
     async def _end_rate_window(self) -> None:
         messages_in_total = 0
         async for topic in in_slices(list(self._topics.values())):
-            await topic.end_rate_window(self._now_ms())
+            await topic.end_rate_window(self._steady_ms())
             messages_in_total += topic.messages_in_total
         logger.info(
             "%d topics, %d connections, %d messages in since the start",

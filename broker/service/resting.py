@@ -19,7 +19,6 @@ from typing import Final, Protocol
 
 from broker.admin.deleted_topics import DeletedTopics, with_deleted
 from broker.errors import BrokerError, SnapshotsLeftError
-from broker.service.clock_steps import ClockSteps
 from broker.slices import in_slices
 from broker.topics.figures import SubscriptionSnapshot, TopicSnapshot
 from broker.topics.inactive import REST_AFTER_MS, InactiveTopicsConfig
@@ -68,7 +67,7 @@ class RestingTopics:
         self._service = service
         self._config = config
         self._now_ms = now_ms
-        self._clock_steps = ClockSteps(now_ms, steady_ms)
+        self._steady_ms = steady_ms
         self._figures: dict[str, bytes] = {}
         """By full name, pickled: half of what objects take, and there may be thousands of them."""
         self._deleted: dict[str, DeletedTopics] = {}
@@ -130,7 +129,7 @@ class RestingTopics:
 
     def _is_unused(self, topic: Topic) -> bool:
         """Whether a topic was not used for a while, has no question about it under way, and is not to be deleted."""
-        is_idle = self._now_ms() - topic.last_used_ms >= REST_AFTER_MS
+        is_idle = self._steady_ms() - topic.last_used_ms >= REST_AFTER_MS
         return is_idle and not (topic.is_used or topic.looks or self._is_to_be_deleted(topic))
 
     @asynccontextmanager
@@ -160,23 +159,16 @@ class RestingTopics:
         return not (is_left or topic.is_used or topic.looks or topic.was_asked_for)
 
     async def delete_inactive(self) -> None:
-        """Delete the topics that have been inactive for long enough.
-
-        After a step of the wall clock nothing tells for how long that was: the time begins anew for all.
-        """
+        """Delete the topics that have been inactive for long enough."""
         async for name in in_slices(list(self._left_over)):
             await self._open_again(name)
         async for topic in self.open_topics():
             # The deletions before may have taken long, and another call may have closed it meanwhile.
             if self._service.topics.get(topic.name) is not topic:
                 continue
-            if self._clock_steps.were_made():
-                logger.info("the wall clock was set: for how long topics have been inactive is counted from now on")
-                for one in self._service.topics.values():
-                    one.note_active()
             if topic.is_active(self._config.mode):
                 topic.note_active()
-            elif self._now_ms() - topic.last_active_ms >= self._config.inactive_ms_max:
+            elif self._steady_ms() - topic.last_active_ms >= self._config.inactive_ms_max:
                 await self._delete(topic)
 
     async def _delete(self, topic: Topic) -> None:

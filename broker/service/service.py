@@ -34,7 +34,7 @@ from broker.hosts import is_wildcard
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import note_delayed
 from broker.scheduled.due_times import note_due_times
-from broker.service.clock_steps import steady_ms
+from broker.service.clock_steps import ClockWatch, steady_ms
 from broker.service.jobs import PeriodicJobs
 from broker.service.publishing_buffer import PublishBuffer
 from broker.service.refusal_log import RefusalLog
@@ -102,6 +102,9 @@ class Service:
         self.config = config
         self.authenticator = authenticator
         self.now_ms = now_ms
+        self.steady_ms = steady_ms
+        self.clock_watch = ClockWatch(now_ms, steady_ms)
+        """Tells of steps of the wall clock, once `Housekeeping` has started it."""
         self.server_version = f"Postdate {version('postdate')}"
         self.connections: set[ClientLink] = set()
         self.refusal_log = RefusalLog()
@@ -137,7 +140,7 @@ class Service:
         self.policies = PolicyBook(store, _default_policies(config))
         self._epochs = TopicEpochs(store)
         self._opener = TopicOpener(
-            config, store, self._tracker_factory, self.policies, self._epochs, residual, self.spawn, now_ms
+            config, store, self._tracker_factory, self.policies, self._epochs, residual, self.spawn, now_ms, steady_ms
         )
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
         self._closing: dict[TopicName, asyncio.Task[None]] = {}
@@ -355,6 +358,7 @@ class Service:
                 is_refusing=self.refusal is not None,
                 disk_size_bytes=disk_size_bytes,
                 disk_free_bytes=disk_free_bytes,
+                clock_steps=self.clock_watch.steps,
             ),
         )
         async for chunk in chunks:
@@ -375,6 +379,8 @@ class Service:
         """Return the present failures of the service, for `/health`; empty when all is well."""
         await self._store.look_again()
         problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
+        if self._store.damage is not None:
+            problems.append(f"nothing of the log is compacted until it is repaired: {self._store.damage}")
         if self._opening_storage is not None and self._opening_storage.problem is not None:
             problems.append(self._opening_storage.problem)
         turns = Turns()
@@ -396,7 +402,14 @@ class Service:
     def housekeeping(self) -> list[Job]:
         """List the periodic jobs; a job without an interval in the configuration is left out."""
         jobs = PeriodicJobs(
-            self.config, self._store, self.topics, self.connections, self.resting, self.refusal_log, self.now_ms
+            self.config,
+            self._store,
+            self.topics,
+            self.connections,
+            self.resting,
+            self.refusal_log,
+            self.now_ms,
+            self.steady_ms,
         )
         return jobs.listed(checks_credentials=self.authenticator is not None)
 

@@ -45,6 +45,7 @@ class TopicOpener:
         residual: Removes snapshots that no tracker looks after.
         spawn: Runs work in the background.
         now_ms: The wall clock in milliseconds.
+        steady_ms: A clock that is never set.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class TopicOpener:
         residual: ResidualSnapshots,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         now_ms: Clock,
+        steady_ms: Clock,
     ) -> None:
         self._config = config
         self._of_dispatchers = replace(config.dispatcher, order_wait_ms_max=config.tracker.order_wait_ms_max)
@@ -67,6 +69,7 @@ class TopicOpener:
         self._residual = residual
         self._spawn = spawn
         self._now_ms = now_ms
+        self._steady_ms = steady_ms
 
     async def open(self, name: TopicName) -> Topic:
         """Open the log of a topic, with the subscriptions that are stored.
@@ -84,7 +87,7 @@ class TopicOpener:
             ledger,
             new_subscription=partial(self._new_subscription, index or self._trackers),
             delayed_delivery=policies,
-            now_ms=self._now_ms,
+            steady_ms=self._steady_ms,
             residual=self._residual,
             limits=self._config.limits,
             spawn=self._spawn,
@@ -120,6 +123,7 @@ class TopicOpener:
             cursor,
             new_dispatcher=partial(self._new_dispatcher, trackers),
             now_ms=self._now_ms,
+            steady_ms=self._steady_ms,
             consumers_max=self._config.limits.consumers_per_subscription_max,
             spawn=self._spawn,
         )

@@ -24,6 +24,7 @@ class Consumer:
         priority_level: 0 is served first, in Shared and Failover.
         key_shared_policy: The policy that it asks for in a Key_Shared subscription.
         connected_ms: When it subscribed.
+        steady_ms: The same by a clock that is never set, from which its rates count.
         epoch: The client's count of redelivery requests, echoed with each message so that the client can tell
             messages that were sent before such a request.
         meter: The rates of its `ConsumerCounters`.
@@ -37,10 +38,11 @@ class Consumer:
     key_shared_policy: KeySharedPolicy = field(default_factory=KeySharedPolicy)
     epoch: int | None = None
     connected_ms: int = 0
+    steady_ms: int = 0
     meter: RateMeter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.meter = RateMeter(self.connected_ms, ConsumerCounters())
+        self.meter = RateMeter(self.steady_ms, ConsumerCounters())
 
     @property
     def is_writable(self) -> bool:

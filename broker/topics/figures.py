@@ -31,6 +31,8 @@ class SubscriptionCounters(NamedTuple):
     """Headers that its dispatchers have read from the log."""
     delayed_reread: int = 0
     """Of these, headers of delayed messages that were in the log when a dispatcher began and in no snapshot."""
+    index_mistimed: int = 0
+    """Entries that the delayed index gave at another time than the log has."""
 
     def plus(self, more: "SubscriptionCounters") -> "SubscriptionCounters":
         """Return the sums.
@@ -79,6 +81,8 @@ class SubscriptionSnapshot:
     """Due entries that no consumer has and its pause holds."""
     overdue: int = 0
     """Due entries that no consumer has and no pause holds."""
+    damaged: int = 0
+    """Entries that no consumer gets, as the log is damaged where they are."""
     next_deliver_at_ms: int | None = None
     """The first delivery time at the last count in the log, None where there was none."""
 
@@ -111,6 +115,10 @@ class TopicSnapshot:
     deleted_counters: SubscriptionCounters = NOTHING_COUNTED
     shared_index: TrackerStats | None = None
     index_counters_before: TrackerCounters | None = None
+    due_before_1990_total: int = 0
+    """Messages published with a delivery time before 1990."""
+    published_without_subscription_total: int = 0
+    """Messages published while there was no subscription."""
     rate_in: float = 0.0
     throughput_in: float = 0.0
     appended: AppendWindow | None = None

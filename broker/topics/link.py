@@ -51,8 +51,13 @@ class ClientLink(Protocol):
     async def is_alive(self) -> bool:
         """Ask the client for a sign of life now; without one in time, end the connection and say no."""
 
-    def close_producer(self, producer_id: int) -> None:
-        """Accept nothing more from a producer, and tell its client after its receipts: it makes it again by itself."""
+    def close_producer(self, producer_id: int, *, refusal: str | None = None) -> None:
+        """Accept nothing more from a producer, and tell its client after its receipts: it makes it again by itself.
+
+        Args:
+            producer_id: The client's number for it.
+            refusal: Why a message of it was refused: the client's next request for the producer is answered so.
+        """
 
     def refuse_producer(self, producer_id: int, request_id: int) -> None:
         """Tell the client that its waiting producer is fenced."""

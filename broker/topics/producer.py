@@ -39,6 +39,7 @@ class Producer:
         is_ready: False while it waits for the topic to be free.
         topic_epoch: The topic's epoch when it got access (`broker.topics.topic_epochs`); before that, what its client
             shows of an earlier time, None at first.
+        is_warned_of_seconds: Whether the log has said that its delivery times may be seconds.
     """
 
     producer_id: int
@@ -48,6 +49,7 @@ class Producer:
     request_id: int = 0
     is_ready: bool = True
     topic_epoch: int | None = None
+    is_warned_of_seconds: bool = False
 
     def disconnect(self) -> None:
         """Tell the client that this producer is closed; it will come back by itself."""

@@ -20,17 +20,17 @@ class RateMeter:
     """The rates of some counters.
 
     Args:
-        now_ms: When the first window begins.
+        steady_ms: When the first window begins, by a clock that is never set.
         counters: The counters at that time.
     """
 
-    def __init__(self, now_ms: int, counters: tuple[int, ...]) -> None:
+    def __init__(self, steady_ms: int, counters: tuple[int, ...]) -> None:
         self.rates: tuple[float, ...] = (0.0,) * len(counters)
         """Per second, in the order of the counters."""
         self._counters = counters
-        self._since_ms = now_ms
+        self._since_ms = steady_ms
 
-    def end_window(self, counters: tuple[int, ...], now_ms: int) -> None:
+    def end_window(self, counters: tuple[int, ...], steady_ms: int) -> None:
         """End the window with the present counters.
 
         >>> meter = RateMeter(0, (0, 0))
@@ -38,10 +38,10 @@ class RateMeter:
         >>> meter.rates
         (5.0, 400.0)
         """
-        elapsed_ms = now_ms - self._since_ms
-        # A clock that was put back says nothing about this window.
+        elapsed_ms = steady_ms - self._since_ms
+        # It may have begun in this millisecond.
         if elapsed_ms > 0:
             self.rates = tuple(
                 (after - before) * 1000 / elapsed_ms for before, after in zip(self._counters, counters, strict=True)
             )
-        self._counters, self._since_ms = counters, now_ms
+        self._counters, self._since_ms = counters, steady_ms

@@ -19,7 +19,6 @@ from typing import Any, Final
 from pyroaring import BitMap
 
 from broker.errors import MetadataError
-from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, has_index, parts_of, to_property, without
 from broker.topics.consumer import Consumer
 from broker.topics.delayed_range import delays_through
 from broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
@@ -30,16 +29,16 @@ from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter
 from broker.topics.snapshot_sweep import Spawn
 from dispatcher.config import SubscriptionType
-from dispatcher.core.acknowledgements.ack_sets import AckSet
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import ConsumerBusyError, DispatcherClosedError, RangeConflictError
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursors.cursor import Cursor
-from managed_ledger.errors import LedgerError
+from managed_ledger.errors import DAMAGE_REMEDY, LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from managed_ledger.reading.unread_entries import named
 from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Clock
 from snapshot_storage.backoff import Backoff
@@ -97,7 +96,8 @@ class Subscription:
         ledger: The topic's log.
         cursor: Where this subscription stands in it.
         new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
-        now_ms: The clock.
+        now_ms: The wall clock.
+        steady_ms: A clock that is never set.
         consumers_max: The most consumers, 0 for no limit.
         spawn: Runs work in the background.
     """
@@ -110,6 +110,7 @@ class Subscription:
         *,
         new_dispatcher: NewDispatcher,
         now_ms: Clock,
+        steady_ms: Clock,
         consumers_max: int = 0,
         spawn: Spawn = _run,
     ) -> None:
@@ -124,13 +125,12 @@ class Subscription:
         self._new_dispatcher = new_dispatcher
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
-        self._parts_lock = asyncio.Lock()
-        self._consumer_left_ms = 0
+        self._last_active_ms = 0
         self.counters = NOTHING_COUNTED
         """Without those of the dispatcher and of its consumers, which are counted in when they go."""
         self.index_counters_before: TrackerCounters | None = None
         """The counters of its own closed trackers, None if there was none."""
-        self.expiry = Expiry(RateMeter(now_ms(), (0,)))
+        self.expiry = Expiry(RateMeter(steady_ms(), (0,)))
         self.mark_delete_advanced_ms = 0
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
@@ -142,6 +142,9 @@ class Subscription:
         self._last_defect_ms = 0
         self._rebuild_from_ms = 0
         self._now_ms = now_ms
+        self._is_delay_warned = False
+        """Whether the log has said that it does not delay."""
+        self._steady_ms = steady_ms
         self._newly_expired: dict[int, BitMap] = {}
         """Not noted in the cursor yet."""
         cursor.add_listener(self._on_mark_delete_moved)
@@ -163,7 +166,7 @@ class Subscription:
         """
         async with self._lock:
             await self._drop_failed_dispatcher()
-            if self._now_ms() < self._rebuild_from_ms:
+            if self._steady_ms() < self._rebuild_from_ms:
                 raise DispatcherClosedError(f"subscription {self.name!r} is being rebuilt after a defect")
             if self._consumers_max and len(self.consumers) >= self._consumers_max:
                 raise ConsumerBusyError("Subscription reached max consumers limit")
@@ -177,8 +180,6 @@ class Subscription:
                     raise
                 self.dispatcher.add_consumer(consumer)
             self.consumers[consumer] = None
-            # The first consumer may have brought another policy.
-            self._restore_parts(parts_of(self.cursor.properties))
             has_others = subscription_type is SubscriptionType.KEY_SHARED and len(self.consumers) > 1
             if has_others and not self.dispatcher.key_hash_ranges(consumer):
                 logger.warning(
@@ -191,8 +192,11 @@ class Subscription:
 
     @property
     def last_active_ms(self) -> int:
-        """When a consumer last left, or the backlog became less: either may have kept the topic; 0 for never."""
-        return max(self._consumer_left_ms, self.mark_delete_advanced_ms)
+        """When a consumer last left, or the backlog became less: either may have kept the topic; 0 for never.
+
+        By the steady clock.
+        """
+        return self._last_active_ms
 
     def permits_and_unacked_of(self, consumer: Consumer) -> tuple[int, int]:
         """Give a consumer's permits and its unacknowledged messages; zeros when it is detached."""
@@ -234,6 +238,7 @@ class Subscription:
             is_paused=is_paused,
             held_by_pause=waiting if is_paused else 0,
             overdue=0 if is_paused else waiting,
+            damaged=0 if stats is None else stats.damaged_entries,
             next_deliver_at_ms=next(iter(self.delayed_in_log.some_deliver_at_ms), None),
         )
 
@@ -246,7 +251,7 @@ class Subscription:
         """Count on from the figures of the subscription when its topic was closed."""
         self.count(before.counters)
         self.index_counters_before = summed(self.index_counters_before, before.index_counters_before)
-        self.expiry = Expiry(RateMeter(self._now_ms(), (self.counters.expired,)), before.last_expired_ms)
+        self.expiry = Expiry(RateMeter(self._steady_ms(), (self.counters.expired,)), before.last_expired_ms)
 
     def count(self, more: SubscriptionCounters) -> None:
         """Add these counts."""
@@ -255,7 +260,8 @@ class Subscription:
     def _waiting(self, stats: SubscriptionStats | None) -> int:
         """Return how many due entries no consumer has, by the dispatcher's figures or the last count in the log.
 
-        Without delays it counts only what a pause holds.
+        Damaged ones do not count: they wait for a repair, and for no consumer. Without delays it counts only what a
+        pause holds.
         """
         if not (self.pause.is_paused or self.has_delays):
             return 0
@@ -263,16 +269,18 @@ class Subscription:
         if not self.knows_all_delayed and counted.through is not None:
             # Messages that were published since the count may be delayed.
             backlog = min(backlog, counted.backlog)
-        pending = 0 if stats is None else sum(one.pending_entries for one in stats.consumers)
-        return max(0, backlog - self.delayed(stats) - pending)
+        pending = damaged = 0
+        if stats is not None:
+            pending, damaged = sum(one.pending_entries for one in stats.consumers), stats.damaged_entries
+        return max(0, backlog - self.delayed(stats) - pending - damaged)
 
-    def end_rate_window(self, now_ms: int) -> None:
+    def end_rate_window(self, steady_ms: int) -> None:
         """End a window of rates: they are those of the time since the last call."""
-        self.expiry.meter.end_window((self.counters.expired,), now_ms)
+        self.expiry.meter.end_window((self.counters.expired,), steady_ms)
         for consumer in self.consumers:
             counters = self._counters_of(consumer)
             if counters is not None:
-                consumer.meter.end_window(counters, now_ms)
+                consumer.meter.end_window(counters, steady_ms)
 
     def _counters_of(self, consumer: Consumer) -> ConsumerCounters | None:
         stats = self._stats_of(consumer)
@@ -324,6 +332,13 @@ class Subscription:
         problems = []
         if dispatcher.failure is not None:
             problems.append(f"subscription {self.name} has stopped by a defect: {dispatcher.failure!r}")
+        damaged = dispatcher.damaged()
+        if damaged:
+            count = sum(map(len, damaged.values()))
+            problems.append(
+                f"subscription {self.name}: the log is damaged, and {count} entries of it go to no consumer: "
+                f"{named(damaged)}. Stop the service. {DAMAGE_REMEDY}"
+            )
         tracker = self.bucket_tracker
         if tracker is not None:
             problems += [f"subscription {self.name}: {problem}" for problem in tracker.stats().problems()]
@@ -339,9 +354,15 @@ class Subscription:
     @property
     def has_delays(self) -> bool:
         """Whether delivery times are heeded: in Shared and Key_Shared; without a dispatcher, the last type decides."""
+        return self.type_without_delays is None
+
+    @property
+    def type_without_delays(self) -> SubscriptionType | None:
+        """The type where it heeds no delivery times, Exclusive or Failover; None where they are heeded."""
         if self._type is None:
-            return TYPE_PROPERTY not in self.cursor.properties
-        return self._type not in _WITHOUT_DELAYS
+            noted = self.cursor.properties.get(TYPE_PROPERTY)
+            return None if noted is None else SubscriptionType(noted)
+        return self._type if self._type in _WITHOUT_DELAYS else None
 
     async def set_pause(self, state: PauseState) -> None:
         """Pause or resume deliveries; durable on return.
@@ -383,86 +404,15 @@ class Subscription:
 
     # Scheduled messages that are cancelled or moved.
 
-    def cancel(self, positions: Sequence[tuple[int, int]], message_count: int | None = None) -> None:
-        """Acknowledge entries, so that no consumer gets them any more; `cursor.flush` makes it durable.
-
-        Args:
-            positions: The entries.
-            message_count: How many messages they hold; None for one each.
-        """
+    def cancel(self, positions: Sequence[tuple[int, int]]) -> None:
+        """Acknowledge entries, so that no consumer gets them any more; `cursor.flush` makes it durable."""
         if not positions:
             return
         if self.dispatcher is not None:
             self.dispatcher.acknowledge(None, positions)
         else:
             self.cursor.acknowledge(*zip(*positions, strict=True))
-        self.count(SubscriptionCounters(cancelled=len(positions) if message_count is None else message_count))
-
-    def has_part(self, position: tuple[int, int], index: int) -> bool:
-        """Whether a message of a batch is not acknowledged."""
-        left = self.parts_left(position)
-        return left is None or has_index(left, index)
-
-    def parts_left(self, position: tuple[int, int]) -> AckSet | None:
-        """Return the messages of a batch that are not acknowledged; None for all of them."""
-        known = None if self.dispatcher is None else self.dispatcher.core.ack_sets.get(position)
-        return parts_of(self.cursor.properties).get(position) if known is None else known
-
-    def batches_in_part(self) -> set[tuple[int, int]]:
-        """Return the batches of which a message is acknowledged and another is not."""
-        known: set[tuple[int, int]] = set(parts_of(self.cursor.properties))
-        if self.dispatcher is not None:
-            known.update(self.dispatcher.core.ack_sets)
-        return {at for at in known if not self.cursor.is_acknowledged(*at)}
-
-    def _restore_parts(self, parts: Parts) -> None:
-        """Tell the dispatcher the cancelled messages of batches; one that has not begun to read does not know them."""
-        assert self.dispatcher is not None
-        known = self.dispatcher.core.ack_sets
-        for at, words in parts.items():
-            if at not in known and not self.cursor.is_acknowledged(*at):
-                known[at] = words
-
-    async def cancel_parts(self, parts: Sequence[tuple[Position, int, int]]) -> set[tuple[Position, int]]:
-        """Acknowledge messages of batches: position, place in the batch, size of the batch. Durable on return.
-
-        Returns:
-            Those that were not acknowledged before, by position and place.
-
-        Raises:
-            LedgerWriteError: The acknowledgement could not be stored.
-        """
-        # The next cancellation begins with what this one has stored: they are one property.
-        async with self._parts_lock:
-            return await self._cancel_parts(parts)
-
-    async def _cancel_parts(self, parts: Sequence[tuple[Position, int, int]]) -> set[tuple[Position, int]]:
-        stored = parts_of(self.cursor.properties)
-        stored = {at: words for at, words in stored.items() if not self.cursor.is_acknowledged(*at)}
-        held = {} if self.dispatcher is None else self.dispatcher.core.ack_sets
-        whole: list[tuple[int, int]] = []
-        new: set[tuple[Position, int]] = set()
-        for position, index, message_count in parts:
-            words = held.get(position, stored.get(position))
-            if self.cursor.is_acknowledged(*position) or (words is not None and not has_index(words, index)):
-                continue
-            new.add((position, index))
-            left = without(stored.get(position, words), message_count, index)
-            if left:
-                stored[position] = left
-            else:
-                stored.pop(position, None)
-                whole.append(position)
-            if left and self.dispatcher is not None:
-                self.dispatcher.acknowledge(None, [position], {position: left})
-        if self.dispatcher is not None:
-            self._restore_parts(stored)
-        self.cancel(whole, 0)
-        self.count(SubscriptionCounters(cancelled=len(new)))
-        if not new:
-            return new
-        await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
-        return new
+        self.count(SubscriptionCounters(cancelled=len(positions)))
 
     def withdraw(self, entries: Mapping[int, BitMap]) -> None:
         """Take entries, which the cursor withholds, out of the dispatcher."""
@@ -475,8 +425,12 @@ class Subscription:
             self.dispatcher.give_back(entries)
 
     def in_hand(self, positions: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Return which of these entries are pending at a consumer."""
+        """Return which of these entries a consumer has, or is about to be sent."""
         return set() if self.dispatcher is None else self.dispatcher.in_hand(positions)
+
+    def entries_in_hand(self) -> Entries:
+        """Return all entries that a consumer has, or is about to be sent."""
+        return {} if self.dispatcher is None else self.dispatcher.entries_in_hand()
 
     @property
     def has_bucket_tracker(self) -> bool:
@@ -503,6 +457,7 @@ class Subscription:
 
     def _on_mark_delete_moved(self, _: Position) -> None:
         self.mark_delete_advanced_ms = self._now_ms()
+        self._last_active_ms = self._steady_ms()
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies of the topic in force; delayed messages keep their times."""
@@ -519,7 +474,7 @@ class Subscription:
         if stats is not None:
             self.count(SubscriptionCounters(messages_out=stats.msg_out_counter, bytes_out=stats.bytes_out_counter))
         del self.consumers[consumer]
-        self._consumer_left_ms = self._now_ms()
+        self._last_active_ms = self._steady_ms()
         self.dispatcher.remove_consumer(consumer)
 
     async def seek(self, position: Position) -> None:
@@ -536,9 +491,9 @@ class Subscription:
             else:
                 await self.cursor.seek(position)
             self._newly_expired = {}
-            if PARTS_PROPERTY in self.cursor.properties or EXPIRED_PROPERTY in self.cursor.properties:
-                # A seek takes acknowledgements back; a cancelled message is an acknowledged one, and an expired one.
-                await self.cursor.update_properties(remove=(PARTS_PROPERTY, EXPIRED_PROPERTY))
+            if EXPIRED_PROPERTY in self.cursor.properties:
+                # A seek takes acknowledgements back; an expired message is an acknowledged one.
+                await self.cursor.update_properties(remove=(EXPIRED_PROPERTY,))
 
     async def prepare_unsubscribe(self, consumer: Consumer, *, is_forced: bool) -> None:
         """Give up the delayed index, so that the cursor can be deleted.
@@ -599,9 +554,9 @@ class Subscription:
         await self._note_type(subscription_type)
         self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
         self.dispatcher.on_failure = self._on_dispatcher_failure
+        self.dispatcher.on_delay_ignored = self._on_delay_ignored
         if self.lateness is not None:
             self.dispatcher.lateness = self.lateness
-        self._restore_parts(parts_of(self.cursor.properties))
         self.dispatcher.use_gate(self._gate)
         self._apply_pause()
         self._type = subscription_type
@@ -619,14 +574,27 @@ class Subscription:
             # Consumers are served all the same: on a full disk, what they acknowledge makes room.
             logger.warning("%s / %s: its type could not be noted: %s", self._ledger.name, self.name, error)
 
+    def _on_delay_ignored(self) -> None:
+        if self._is_delay_warned:
+            return
+        self._is_delay_warned = True
+        kind = self.type_without_delays
+        logger.warning(
+            "%s / %s: a message comes before its delivery time, since its subscription is %s, which does not delay; "
+            "subscribe as Shared or Key_Shared",
+            self._ledger.name,
+            self.name,
+            "" if kind is None else kind.value,
+        )
+
     def _on_dispatcher_failure(self) -> None:
-        now_ms = self._now_ms()
+        steady_ms = self._steady_ms()
         self.count(SubscriptionCounters(rebuilds=1))
-        if self.counters.rebuilds == 1 or now_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
+        if self.counters.rebuilds == 1 or steady_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
             self._rebuild_waits.reset()
         else:
-            self._rebuild_from_ms = now_ms + round(1_000 * self._rebuild_waits.next_seconds())
-        self._last_defect_ms = now_ms
+            self._rebuild_from_ms = steady_ms + round(1_000 * self._rebuild_waits.next_seconds())
+        self._last_defect_ms = steady_ms
         logger.warning(
             "%s / %s: its dispatcher has stopped; its consumers are disconnected, and get what they have not "
             "acknowledged from a new one",
@@ -655,7 +623,9 @@ class Subscription:
             core = self.dispatcher.core
             self.count(
                 SubscriptionCounters(
-                    entries_read=core.entries_read_total, delayed_reread=core.delayed_reread_at_recovery_total
+                    entries_read=core.entries_read_total,
+                    delayed_reread=core.delayed_reread_at_recovery_total,
+                    index_mistimed=core.index_mistimed_total,
                 )
             )
             self.dispatcher = None
@@ -674,4 +644,5 @@ def _counted_by(stats: SubscriptionStats) -> SubscriptionCounters:
         bytes_out=sum(one.bytes_out_counter for one in stats.consumers),
         entries_read=stats.entries_read_total,
         delayed_reread=stats.delayed_reread_at_recovery_total,
+        index_mistimed=stats.index_mistimed_total,
     )

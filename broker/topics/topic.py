@@ -19,6 +19,7 @@ from broker.errors import (
     TopicClosedError,
 )
 from broker.slices import in_slices
+from broker.topics.change_order import ChangeOrder
 from broker.topics.consumer import Consumer
 from broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS
 from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
@@ -32,6 +33,7 @@ from broker.topics.subscription import Subscription
 from broker.topics.topic_epochs import EPOCHS_END, TopicEpochs
 from broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest
 from broker.topics.topic_name import TopicName
+from command_line.milliseconds import may_be_seconds
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import ConsumerBusyError, DispatcherClosedError
@@ -63,7 +65,7 @@ class Topic:
         ledger: Its log.
         new_subscription: Makes a subscription over a cursor.
         delayed_delivery: The policies that are in force for it.
-        now_ms: The clock.
+        steady_ms: A clock that is never set; a topic measures durations alone.
         residual: Deletes snapshots without a tracker.
         limits: The most producers, subscriptions and consumers.
         spawn: Runs work in the background.
@@ -78,7 +80,7 @@ class Topic:
         *,
         new_subscription: NewSubscription,
         delayed_delivery: DelayedDeliveryPolicies,
-        now_ms: Clock,
+        steady_ms: Clock,
         residual: ResidualSnapshots,
         limits: LimitsConfig,
         spawn: Spawn,
@@ -91,10 +93,10 @@ class Topic:
         self.delay_ms_max = delayed_delivery.enforced_delay_ms_max
         """The longest delay that is accepted now, 0 for any; for every publish."""
         self.producers: dict[str, Producer] = {}
-        self._now_ms = now_ms
-        opened_ms = now_ms()
+        self._steady_ms = steady_ms
+        opened_ms = steady_ms()
         self.last_used_ms = opened_ms
-        """When the topic was last used."""
+        """When the topic was last used, by the steady clock."""
         self.was_asked_for = False
         self.looks = 0
         """How many questions about it are under way: it stays open for them, and they are no use of it."""
@@ -103,6 +105,10 @@ class Topic:
         self.messages_in_total = 0
         self.bytes_in_total = 0
         self.entries_in_total = 0
+        self.due_before_1990_total = 0
+        """Messages whose delivery time is before 1990, which may be seconds."""
+        self.published_without_subscription_total = 0
+        """Messages that were published while there was no subscription: none that is made at the end gets them."""
         self.lateness = LatenessHistogram()
         """The lateness of delayed messages, of all subscriptions."""
         self.next_deliver_at_ms: int | None = None
@@ -137,6 +143,8 @@ class Topic:
         self._lock = asyncio.Lock()
         ledger.set_abandoned_listener(self._send_producers_away)
         self.subscriptions: dict[str, Subscription] = {}
+        self.changes = ChangeOrder()
+        """The order of the changes of its scheduled messages."""
         for cursor in ledger.cursors.values():
             if cursor.name != INDEX_CURSOR_NAME:
                 self._add_subscription(subscription_of(cursor.name), cursor)
@@ -163,13 +171,13 @@ class Topic:
     def note_use(self) -> None:
         """Note that the topic was used now."""
         self.was_asked_for = True
-        self.last_used_ms = self._now_ms()
+        self.last_used_ms = self._steady_ms()
 
     @property
     def last_active_ms(self) -> int:
         """When something last kept it from being deleted: a client, a subscription or a backlog; at first its opening.
 
-        While it is active, the time of an earlier change.
+        By the steady clock; while it is active, the time of an earlier change.
         """
         return max([self._last_active_ms, *(one.last_active_ms for one in self.subscriptions.values())])
 
@@ -179,7 +187,7 @@ class Topic:
         Every end of what keeps it comes here or to `Subscription.last_active_ms`: messages with a receipt are deleted
         by this time, so it may not be as old as the last check.
         """
-        self._last_active_ms = self._now_ms()
+        self._last_active_ms = self._steady_ms()
 
     def is_active(self, mode: str) -> bool:
         """Whether it must not be deleted, by Pulsar's rules of that mode."""
@@ -265,6 +273,35 @@ class Topic:
             return
         if self.producers.get(waiting.name) is waiting:
             waiting.link.producer_ready(waiting.request_id, waiting.name, waiting.topic_epoch)
+
+    def on_published(self, producer: Producer, message_count: int, deliver_at_ms: int | None) -> None:
+        """Count and log what no answer can tell a producer; its messages are stored.
+
+        Args:
+            producer: The producer.
+            message_count: How many messages it has published.
+            deliver_at_ms: When they are to be delivered, None for at once.
+        """
+        if not self.subscriptions:
+            if not self.published_without_subscription_total:
+                logger.warning(
+                    "%s: published without a subscription: %d; of later ones only those get it that begin at the "
+                    "earliest message",
+                    self.name,
+                    message_count,
+                )
+            self.published_without_subscription_total += message_count
+        if deliver_at_ms is not None and may_be_seconds(deliver_at_ms):
+            self.due_before_1990_total += message_count
+            if not producer.is_warned_of_seconds:
+                producer.is_warned_of_seconds = True
+                logger.warning(
+                    "producer %s of %s gives a delivery time before 1990, %d: it may be seconds for milliseconds; such "
+                    "messages are due at once",
+                    producer.name,
+                    self.name,
+                    deliver_at_ms,
+                )
 
     def remove_producer(self, producer: Producer) -> None:
         """Remove a producer, unless another has taken its name since; the first waiting one may become ready."""
@@ -558,20 +595,22 @@ class Topic:
             logger.info("%d messages of %s / %s expired", count, self.name, subscription.name)
             subscription.expired(entries)
 
-    async def end_rate_window(self, now_ms: int) -> None:
+    async def end_rate_window(self, steady_ms: int) -> None:
         """End a window of rates, those of the time since the last call, for one subscription after the other."""
         self.ledger.append_stats.end_window()
-        self.window_s = max(0.001, (now_ms - self._window_began_ms) / 1000)
-        self._window_began_ms = now_ms
-        self.meter.end_window((self.messages_in_total, self.bytes_in_total), now_ms)
+        self.window_s = max(0.001, (steady_ms - self._window_began_ms) / 1000)
+        self._window_began_ms = steady_ms
+        self.meter.end_window((self.messages_in_total, self.bytes_in_total), steady_ms)
         async for subscription in in_slices(list(self.subscriptions.values())):
-            subscription.end_rate_window(now_ms)
+            subscription.end_rate_window(steady_ms)
 
     def continue_counters(self, before: TopicSnapshot) -> None:
         """Count on from the figures of the topic when it was closed: a counter that decreases looks like a restart."""
         self.messages_in_total += before.messages_in_total
         self.bytes_in_total += before.bytes_in_total
-        self.meter = RateMeter(self._now_ms(), (self.messages_in_total, self.bytes_in_total))
+        self.due_before_1990_total += before.due_before_1990_total
+        self.published_without_subscription_total += before.published_without_subscription_total
+        self.meter = RateMeter(self._steady_ms(), (self.messages_in_total, self.bytes_in_total))
         if before.lateness is not None:
             self.lateness.add(before.lateness)
         self._count_deleted(before.deleted_counters, before.index_counters_before)
@@ -622,6 +661,8 @@ class Topic:
             producer_count=len(self.producers),
             messages_in_total=self.messages_in_total,
             bytes_in_total=self.bytes_in_total,
+            due_before_1990_total=self.due_before_1990_total,
+            published_without_subscription_total=self.published_without_subscription_total,
             storage_size_bytes=self.ledger.size_bytes,
             rate_in=self.meter.rates[0],
             throughput_in=self.meter.rates[1],

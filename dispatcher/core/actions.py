@@ -45,4 +45,9 @@ class DropUnsent:
     consumer: ConsumerState
 
 
-Action: TypeAlias = TrackDelayed | ForgetDelayed | Deliver | NotifyActive | DropUnsent
+@dataclass(frozen=True, slots=True, eq=False)
+class TellDelayIgnored:
+    """Tell the owner that a message is delivered before its time, as the type does not delay; once for each core."""
+
+
+Action: TypeAlias = TrackDelayed | ForgetDelayed | Deliver | NotifyActive | DropUnsent | TellDelayIgnored

@@ -9,7 +9,10 @@ lost with a snapshot. So entries that fell due during an outage come out in orde
 `DispatcherConfig.order_wait_ms_max`, for a range still in recovery by `_RECOVERY_WAIT_MS_MAX` too, and for held rows
 by their number.
 
-Whether an entry is acknowledged is asked in one place, `_not_acknowledged`: when an entry is taken in, and when a held
+The tracker gives a position at the time that the index has. An entry that is not due by its header is not delivered
+then: it goes back to the tracker, at the header's time (`index_times`).
+
+Whether an entry is acknowledged is asked in one place, `_deliverable_now`: when an entry is taken in, and when a held
 one is admitted. From then on an acknowledgement finds the entry where it waits (`queues/waiting.py`), or at its
 consumer.
 """
@@ -24,9 +27,10 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
-from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
+from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.consumers import UNLIMITED
+from dispatcher.core.index_times import in_log, is_future
 from dispatcher.core.items import Key
 from dispatcher.core.queues.held_headers import HeldHeaders
 from dispatcher.core.queues.waiting import WaitingEntries
@@ -35,7 +39,7 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Int64Array
-from snapshot_storage.encoding.columns import order_of_rows
+from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
 from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, key_of
 
@@ -56,7 +60,6 @@ class Intake(SubscriptionCore):
     """
 
     __slots__ = (
-        "_cursor",
         "_last_confirmed",
         "_mark_deleted_through",
         "_scan_target",
@@ -78,10 +81,9 @@ class Intake(SubscriptionCore):
         has_delays: bool,
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
     ) -> None:
-        super().__init__()
+        super().__init__(cursor)
         self.config = config
         self.has_delays = has_delays
-        self._cursor = cursor
         self.waiting = WaitingEntries(config.return_entries_max)
         self.held_due = HeldHeaders()
         self.tracker_deliver_at_ms: int | None = None
@@ -139,7 +141,7 @@ class Intake(SubscriptionCore):
         assert self.plan is not None
 
         self.entries_read_total += len(headers)
-        headers = self._not_acknowledged(headers)
+        headers = self._deliverable_now(headers)
         actions: list[Action] = []
         if self.has_delays:
             is_delayed = headers.deliver_at_ms != NOT_DELAYED
@@ -177,17 +179,13 @@ class Intake(SubscriptionCore):
             (ledger_ids == target.ledger_id) & (entry_ids <= target.entry_id)
         )
         self.delayed_reread_at_recovery_total += int(np.count_nonzero(is_delayed & was_there))
-        is_future = headers.deliver_at_ms > self.now_ms
-        if self.delays_through != AFTER_EVERYTHING:
-            is_future &= (ledger_ids < self.delays_through.ledger_id) | (
-                (ledger_ids == self.delays_through.ledger_id) & (entry_ids <= self.delays_through.entry_id)
-            )
-        held = headers.where(is_delayed & ~is_future)
+        is_later = is_future(headers, now_ms=self.now_ms, delays_through=self.delays_through)
+        held = headers.where(is_delayed & ~is_later)
         if self.delays_through != AFTER_EVERYTHING:
             # An entry of which the time is not heeded is due since it was read.
             held = replace(held, deliver_at_ms=np.minimum(held.deliver_at_ms, self.now_ms))
         self.held_due.add(held)
-        return [TrackDelayed(headers.where(is_future))] if is_future.any() else []
+        return [TrackDelayed(headers.where(is_later))] if is_later.any() else []
 
     def _admit(self, immediate: EntryHeaders, orders_ms: NDArray[np.int64], held: EntryHeaders) -> list[Action]:
         """Make immediate entries ready, and those that were held, in one order."""
@@ -214,13 +212,13 @@ class Intake(SubscriptionCore):
         for position in [passed for passed in self.unsent_deliver_at_ms if passed <= through]:
             del self.unsent_deliver_at_ms[position]
 
-    def _not_acknowledged(self, headers: EntryHeaders) -> EntryHeaders:
-        """Leave out entries that are acknowledged, or passed by mark-delete: no consumer may get it any more."""
+    def _deliverable_now(self, headers: EntryHeaders) -> EntryHeaders:
+        """Leave out entries that no consumer may get: acknowledged, passed by mark-delete, or put aside."""
         ledger_id, entry_id = self._mark_deleted_through
         if len(headers) and headers.ledger_ids.min() <= ledger_id:
             is_behind = (headers.ledger_ids == ledger_id) & (headers.entry_ids > entry_id)
             headers = headers.where((headers.ledger_ids > ledger_id) | is_behind)
-        return not_acknowledged(headers, self._cursor)
+        return self._deliverable(headers)
 
     # Due entries.
 
@@ -239,7 +237,7 @@ class Intake(SubscriptionCore):
         """Take in entries that the tracker has lost: those that are delayed, scanned and held by no consumer."""
         assert self.plan is not None
 
-        headers = self._not_acknowledged(headers)
+        headers = self._deliverable_now(headers)
         is_lost = (headers.deliver_at_ms != NOT_DELAYED) & self.plan.has_taken(headers.ledger_ids, headers.entry_ids)
         headers = headers.where(is_lost)
         lost = list(zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True))
@@ -253,16 +251,37 @@ class Intake(SubscriptionCore):
     def _in_hand(self, positions: set[Key]) -> set[Key]:
         """Return which of these entries wait or were given to a consumer."""
 
-    def on_due(self, headers: EntryHeaders) -> list[Action]:
-        """Take in entries that the tracker gave, in its order; its remaining rows come after them."""
-        headers = self._not_acknowledged(headers)
+    def on_due(self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0) -> list[Action]:
+        """Take in entries that the tracker gave; its remaining rows come after them.
+
+        Those that are not due by their headers go back to the tracker.
+
+        Args:
+            headers: Their headers, in the order of the rows, without those that the log does not have.
+            rows: The rows that the tracker gave.
+            lead_ms: How long before its time an entry counts as due.
+        """
+        if len(rows) != len(headers):
+            is_in_log = in_log(rows, headers)
+            missing, rows = rows.take(~is_in_log), rows.take(is_in_log)
+            if self.plan is not None:
+                self.plan.scan_after_all(missing.ledger_ids, missing.entry_ids)
+        self.index_mistimed_total += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
+        is_early = is_future(headers, now_ms=self.now_ms + lead_ms, delays_through=self.delays_through)
+        if not is_early.any():
+            return self._admit_due(headers)
+        early = self._deliverable_now(headers.where(is_early))
+        return [TrackDelayed(early), *self._admit_due(headers.where(~is_early))]
+
+    def _admit_due(self, headers: EntryHeaders) -> list[Action]:
+        headers = self._deliverable_now(headers)
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
         # Held entries that were due before the last of these go first; entries that are too many for one turn are held.
         last = key_of(headers, -1)
         self.held_due.add(headers)
         held = self.held_due.take(self.config.admit_entries_max, last)
-        return self._admit(_NONE, _NONE.publish_time_ms, self._not_acknowledged(held))
+        return self._admit(_NONE, _NONE.publish_time_ms, self._deliverable_now(held))
 
     @property
     def held_count(self) -> int:
@@ -283,7 +302,7 @@ class Intake(SubscriptionCore):
         if not self._may_admit_held():
             return _NONE
         entries_max = min(max(0, self.due_room() - others), self.config.admit_entries_max)
-        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))
+        return self._deliverable_now(self.held_due.take(entries_max, self._admitted_through()))
 
     def _has_surplus_held(self) -> bool:
         """Return whether more held entries may be admitted than one turn takes; immediate ones wait for these."""

@@ -94,6 +94,9 @@ class KeySharedCore(MultipleConsumersCore):
         """Return the index of the consumer to which the selector gives a slot."""
         return self.selector.owners[slot]
 
+    def owner_of_hash(self, sticky_hash: int) -> int:
+        return self.owner_of_slot(self.selector.hash_range.slot(sticky_hash))
+
     # Entries.
 
     @property

@@ -9,6 +9,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from pyroaring import BitMap
+
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
 from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
@@ -249,6 +251,17 @@ class MultipleConsumersCore(Intake):
                     self.unsent_delayed[ledger_id].discard(entry_id)
                     self.unsent_deliver_at_ms.pop((ledger_id, entry_id), None)
 
+    def put_aside(self, entries: Mapping[int, BitMap]) -> list[Action]:
+        super().put_aside(entries)
+        positions = [(ledger_id, entry_id) for ledger_id, entry_ids in entries.items() for entry_id in entry_ids]
+        for consumer in self.consumers.values():
+            items, slot_counts = consumer.pending.take(positions)
+            if items:
+                self._release(consumer, sum([self._unacked_of(item) for item in items.values()]))
+                self._on_no_longer_pending(consumer, slot_counts)
+        self._forget_counts(positions)
+        return self._serve_all()
+
     def redeliver(
         self,
         consumer: ConsumerState,
@@ -322,6 +335,7 @@ class MultipleConsumersCore(Intake):
         self.held_due.clear()
         self.redelivery_counts.clear()
         self.ack_sets.clear()
+        self._damaged.clear()
         self.unsent_delayed.clear()
         self.unsent_deliver_at_ms.clear()
         self.unacked = 0

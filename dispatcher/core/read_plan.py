@@ -221,6 +221,10 @@ class ReadPlan:
         is_ahead = is_at_or_behind(ledger_ids, entry_ids, frontier)
         self.taken_early.add(ledger_ids[is_ahead], entry_ids[is_ahead])
 
+    def scan_after_all(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
+        """Let the scan come by positions that left the tracker and that the log does not have, if it gets them."""
+        self.taken_early.discard(ledger_ids, entry_ids)
+
     def has_taken(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which positions the scan has come by, or left the tracker before that."""
         is_unread = np.zeros(len(ledger_ids), np.bool_)

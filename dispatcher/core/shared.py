@@ -60,6 +60,9 @@ class SharedCore(MultipleConsumersCore):
                 self._offer(item[SLOT])
         return self._serve_all()
 
+    def keeps_order(self, slot: int) -> bool:
+        return slot != _WHOLE
+
     def _offer(self, slot: int) -> None:
         """Let the next chunk of a slot be considered; whole messages are, at every turn."""
         heap = self.waiting.heaps.get(slot)

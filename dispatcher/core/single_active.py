@@ -17,8 +17,8 @@ import numpy as np
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, intersection, unacknowledged
-from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
-from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive
+from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
+from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, TellDelayIgnored
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, make_items
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
@@ -54,14 +54,14 @@ class SingleActiveCore(SubscriptionCore):
         is_failover: bool,
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
     ) -> None:
-        super().__init__()
+        super().__init__(cursor)
         self.config = config
-        self._cursor = cursor
         self.active: ConsumerState | None = None
         self._topic_name = topic_name
         self._is_failover = is_failover
         self._selector: HashRangeExclusiveStickyKeyConsumerSelector | None = None
         """The slots of an Exclusive consumer that named some, None for all."""
+        self._has_told_delay_ignored = False
 
     def start(self, first: Position, last_confirmed: Position) -> None:
         assert self.plan is None
@@ -88,7 +88,7 @@ class SingleActiveCore(SubscriptionCore):
         assert self.plan is not None
 
         self.entries_read_total += len(headers)
-        headers = not_acknowledged(headers, self._cursor)
+        headers = self._deliverable(headers)
         if self._selector is not None:
             slots = self._selector.hash_range.slots(headers.sticky_hashes)
             headers = headers.where(self._selector.owners.take(slots) != NO_OWNER)
@@ -108,7 +108,11 @@ class SingleActiveCore(SubscriptionCore):
         items = make_items(headers, headers.publish_time_ms, None)
         self.active.note_given(int(headers.message_counts.sum()), len(headers), self.now_ms)
         self.gate.note_given(int(headers.message_counts.sum()))
-        return [Deliver(self.active, items)]
+        actions: list[Action] = [Deliver(self.active, items)]
+        if not self._has_told_delay_ignored and (headers.deliver_at_ms > self.now_ms).any():
+            self._has_told_delay_ignored = True
+            actions.append(TellDelayIgnored())
+        return actions
 
     def next_wakeup_ms(self) -> int | None:
         return self.gate.next_grant_ms(self.now_ms)
@@ -131,6 +135,11 @@ class SingleActiveCore(SubscriptionCore):
         if not actions and self._is_failover:
             actions.append(NotifyActive(consumer, is_active=False))
         return actions
+
+    def owner_of_hash(self, sticky_hash: int) -> int:
+        if self._selector is not None:
+            return self._selector.owners[self._selector.hash_range.slot(sticky_hash)]
+        return NO_OWNER if self.active is None else self.active.index
 
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         del self.consumers[consumer.index]
@@ -196,6 +205,7 @@ class SingleActiveCore(SubscriptionCore):
     def reset(self) -> None:
         self.plan = None
         self.ack_sets.clear()
+        self._damaged.clear()
 
 
 def choose_active(consumers: Collection[ConsumerState], topic_name: str) -> ConsumerState:

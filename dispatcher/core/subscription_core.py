@@ -9,16 +9,22 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.core.acknowledgements.ack_sets import AckSet
+from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, position_of
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.selectors.assignment import NO_OWNER
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
+from managed_ledger.value_types import Int64Array
+from tracker.columns.positions import is_in
 
 
 class SubscriptionCore(ABC):
@@ -28,11 +34,14 @@ class SubscriptionCore(ABC):
     """
 
     __slots__ = (
+        "_cursor",
+        "_damaged",
         "ack_sets",
         "consumers",
         "delayed_reread_at_recovery_total",
         "entries_read_total",
         "gate",
+        "index_mistimed_total",
         "now_ms",
         "plan",
         "redelivery_counts",
@@ -40,7 +49,10 @@ class SubscriptionCore(ABC):
         "unsent_deliver_at_ms",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, cursor: Acknowledgements = NOTHING_ACKNOWLEDGED) -> None:
+        self._cursor = cursor
+        self._damaged: dict[int, BitMap] = {}
+        """Entries that were put aside, by ledger; some may be acknowledged meanwhile."""
         self.consumers: dict[int, ConsumerState] = {}
         """By index, in the order in which they came."""
         self.plan: ReadPlan | None = None
@@ -57,6 +69,8 @@ class SubscriptionCore(ABC):
         """Their delivery times, where order is by position and their items have none."""
         self.entries_read_total = 0
         self.delayed_reread_at_recovery_total = 0
+        self.index_mistimed_total = 0
+        """Entries that the tracker gave at another time than that of their headers."""
         self.now_ms = 0
 
     def advance(self, now_ms: int) -> None:
@@ -94,6 +108,46 @@ class SubscriptionCore(ABC):
             left_out: The parts, in order, that a scan left out, as it is unknown what the tracker has of them.
         """
 
+    # Damage.
+
+    def put_aside(self, entries: Mapping[int, BitMap]) -> list[Action]:
+        """Give entries to no consumer: the log is damaged where they are. They stay unacknowledged, and out of the way.
+
+        That ends with their acknowledgement, and with `reset`, after which they are read, and found out, again.
+        """
+        for ledger_id, entry_ids in entries.items():
+            self._damaged[ledger_id] = self._damaged.get(ledger_id, BitMap()) | entry_ids
+        return []
+
+    def damaged_in(self, ledger_id: int) -> BitMap:
+        """Return the entries of a ledger that are put aside and not acknowledged."""
+        known = self._damaged.get(ledger_id)
+        if known is None:
+            return BitMap()
+        left = known - self._cursor.acknowledged_in(ledger_id)
+        # Of a ledger that was trimmed the cursor knows only that all of it is acknowledged.
+        if not left or self._cursor.is_acknowledged(ledger_id, left[0]):
+            del self._damaged[ledger_id]
+            return BitMap()
+        return left
+
+    def damaged(self) -> dict[int, BitMap]:
+        """Return all entries that are put aside and not acknowledged, by ledger."""
+        found = {ledger_id: self.damaged_in(ledger_id) for ledger_id in sorted(self._damaged)}
+        return {ledger_id: entry_ids for ledger_id, entry_ids in found.items() if entry_ids}
+
+    def are_damaged(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_] | None:
+        """Return which of these entries are put aside; None where none is."""
+        if not self._damaged:
+            return None
+        return is_in(self.damaged(), ledger_ids, entry_ids)
+
+    def _deliverable(self, headers: EntryHeaders) -> EntryHeaders:
+        """Leave out entries that are acknowledged, and those that are put aside."""
+        headers = not_acknowledged(headers, self._cursor)
+        are_damaged = self.are_damaged(headers.ledger_ids, headers.entry_ids)
+        return headers if are_damaged is None else headers.where(~are_damaged)
+
     def next_wakeup_ms(self) -> int | None:
         """Return when `on_timer` wants to be called."""
         return None
@@ -122,6 +176,11 @@ class SubscriptionCore(ABC):
             ]
         return late_ms
 
+    def keeps_order(self, slot: int) -> bool:
+        """Whether the entries of a slot are to be sent in order: none before an earlier one that cannot be read now."""
+        del slot
+        return True
+
     # Pause and resume.
 
     def open_gate(self, rate_per_second: float | None) -> list[Action]:
@@ -142,6 +201,11 @@ class SubscriptionCore(ABC):
     @abstractmethod
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         """Let a consumer go; its entries wait again. That counts as no redelivery, as in Pulsar 4.2."""
+
+    def owner_of_hash(self, sticky_hash: int) -> int:
+        """Return the index of the consumer that gets a key's messages, `NO_OWNER` where none or any of several does."""
+        del sticky_hash
+        return NO_OWNER
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         """Give a consumer permits for this many more messages."""

@@ -145,6 +145,10 @@ class Cursor:
             return True
         return self._state.is_acknowledged(ledger_id, entry_id)
 
+    def is_durably_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether this position is acknowledged; withheld entries are not yet, which may yet be delivered."""
+        return self._state.is_acknowledged(ledger_id, entry_id)
+
     def acknowledged_in(self, ledger_id: int) -> BitMap:
         """A copy of all acknowledged entry ids of a ledger, also those at or below mark-delete and withheld ones."""
         acknowledged = self._state.acknowledged_in(ledger_id)

@@ -101,6 +101,13 @@ class WritableDatabase(Database, Protocol):
         Raises nothing: an old mark only asks for less.
         """
 
+    @property
+    def damage(self) -> str | None:
+        """The damage that reads and writes have met, None if none; nothing is compacted from then on.
+
+        A compaction that meets damage ends all writes.
+        """
+
     def room(self, *, was_short: bool) -> Room | None:
         """The room for more entries; None where the system does not tell. Called in the thread that writes."""
 
@@ -117,13 +124,25 @@ class RocksDatabase(RocksDBStore):
         self._is_marking = True
         self._room: Room | None = None
         self._is_compacting = is_compacting
+        self._is_damaged = False
         self._unmeasured_bytes, self._measured_at = 0, -math.inf
 
     @classmethod
     def open(
-        cls, path: Path, *, write_buffer_bytes: int, monotonic: Callable[[], float] = time.monotonic
+        cls,
+        path: Path,
+        *,
+        write_buffer_bytes: int,
+        monotonic: Callable[[], float] = time.monotonic,
+        is_damaged: bool = False,
     ) -> "RocksDatabase":
         """Open the folder, or create it, and check that it is whole.
+
+        Args:
+            path: The folder.
+            write_buffer_bytes: The memory of each write buffer, if the disk has room for such tables.
+            monotonic: A clock that never goes back.
+            is_damaged: Whether a table is known to be damaged, so that nothing may be compacted.
 
         Raises:
             StoreLockedError: A process has it open.
@@ -141,10 +160,12 @@ class RocksDatabase(RocksDBStore):
                 _check_room_to_open(path)
             room = measure_room(path)
         # Where the marker file says that there was a database, a new one must not take its place.
+        is_compacting = room.can_compact() and not is_damaged
         settings = log_settings(
-            room.write_buffer_bytes(write_buffer_bytes), creates=marker is None, is_compacting=room.can_compact()
+            room.write_buffer_bytes(write_buffer_bytes), creates=marker is None, is_compacting=is_compacting
         )
-        self = cls(open_to_write(path, settings), monotonic, is_compacting=room.can_compact())
+        self = cls(open_to_write(path, settings), monotonic, is_compacting=is_compacting)
+        self._is_damaged = is_damaged
         try:
             with checked(path, "check the log"):
                 self._check(marker)
@@ -213,7 +234,14 @@ class RocksDatabase(RocksDBStore):
         else:
             self._marked_sequence, self._is_marking = sequence, True
 
+    def stop_compacting(self) -> None:
+        """Compact nothing any more, as a table is damaged: RocksDB takes no write after a compaction that met that."""
+        self._is_damaged = True
+        self._set_compacting(False)
+
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        if self._is_damaged:
+            raise StoreUnavailableError(f"Cannot compact the log in {self._path} before its damage is repaired")
         # The room is measured now: a trim may have made room since the last commit measured it.
         room = self._room_now()
         if (
@@ -233,8 +261,10 @@ class RocksDatabase(RocksDBStore):
         if is_due or self._unmeasured_bytes >= ROOM_BYTES or now - self._measured_at >= ROOM_SECONDS:
             self._unmeasured_bytes, self._measured_at = 0, now
             self._room = self._room_now()
-            if self._room is not None and self._room.can_compact() != self._is_compacting:
-                self._set_compacting(not self._is_compacting)
+            if self._room is not None:
+                may_compact = self._room.can_compact() and not self._is_damaged
+                if may_compact != self._is_compacting:
+                    self._set_compacting(may_compact)
         return self._room
 
     def _room_now(self) -> Room | None:

@@ -5,6 +5,10 @@ opened anew, though what it has can still be read. So it stays open for readers 
 room for what opening writes. Then it is closed and opened between two commits, in the thread that writes. Readers wait
 meanwhile, some milliseconds up to the time that replaying the write-ahead log takes.
 
+Damage is another matter, as RocksDB would meet it again: a compaction that does ends all writes. So from the first
+damage on that a read or a write reports, nothing is compacted until the folder is repaired. Its tables stay as they
+are, new ones are added, and messages are taken and delivered; opening it again after such a compaction makes it so.
+
 Where the folder is removed or replaced, RocksDB writes on to its open files, which no start would find, and opening it
 anew would make an empty log. So all writes fail until the folder is back in its place, and it is not opened again.
 """
@@ -14,14 +18,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from managed_ledger.disk.database import Batch, RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.disk.rocksdb_edge import checked
-from managed_ledger.errors import LedgerError, StoreFullError, StoreUnavailableError
+from managed_ledger.errors import LedgerError, StoreCorruptedError, StoreFullError, StoreUnavailableError
 from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES, Room, has_room_to_open
 from managed_ledger.rocksdb_store.opening import REOPENING_PAUSE_S, ReopeningPace
 from managed_ledger.rocksdb_store.store import RowIterator, StoreBatch
@@ -42,11 +46,16 @@ class ReopeningDatabase:
     def __init__(
         self,
         path: Path,
-        open_folder: Callable[[], RocksDatabase],
+        open_folder: Callable[..., RocksDatabase],
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the folder.
+
+        Args:
+            path: The folder.
+            open_folder: Opens it; called with `is_damaged=True` once damage was met.
+            monotonic: A clock that never goes back.
 
         Raises:
             LedgerError: As `RocksDatabase.open`.
@@ -55,6 +64,7 @@ class ReopeningDatabase:
         self._open_folder = open_folder
         self._pace = ReopeningPace(monotonic)
         self._database: RocksDatabase | None = open_folder()
+        self._damage: str | None = None
         try:
             self._place = _Place(path)
         except LedgerError:
@@ -64,6 +74,10 @@ class ReopeningDatabase:
         self._wanted_bytes = 0
         """Room that the last large commit lacked."""
 
+    @property
+    def damage(self) -> str | None:
+        return self._damage
+
     def new_batch(self) -> Batch:
         return self._opened().new_batch()
 
@@ -71,7 +85,11 @@ class ReopeningDatabase:
         self._place.check()
         if batch.size_bytes > SMALL_COMMIT_BYTES:
             self._check_room(batch.size_bytes)
-        self._opened().write(batch, sync=sync)
+        if self._opened().has_failed_behind:
+            # It would refuse this.
+            self._mend_behind()
+        with self._damage_noted():
+            self._opened().write(batch, sync=sync)
 
     def mark_synced(self) -> None:
         # Without a database nothing is marked; opening it again does so. Nor is another folder.
@@ -79,36 +97,57 @@ class ReopeningDatabase:
             self._database.mark_synced()
 
     def get(self, family: Family, key: bytes) -> bytes | None:
-        with self._gate.passed():
+        with self._gate.passed(), self._damage_noted():
             return self._opened().get(family, key)
 
     @contextmanager
     def rows(self, family: Family) -> Iterator[RowIterator]:
-        with self._gate.passed(), self._opened().rows(family) as rows:
+        with self._gate.passed(), self._damage_noted(), self._opened().rows(family) as rows:
             yield rows
 
     def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        with self._gate.passed():
+        with self._gate.passed(), self._damage_noted():
             yield from self._opened().scan(family, start, end)
 
     def listed(self, family: Family, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        with self._gate.passed():
+        with self._gate.passed(), self._damage_noted():
             return self._opened().listed(family, start, end)
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
-        with self._gate.passed():
+        with self._gate.passed(), self._damage_noted():
             self._opened().compact(family, start, end)
+
+    @contextmanager
+    def _damage_noted(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreCorruptedError as error:
+            if self.damage is None:
+                self._damage = str(error)
+                logger.error(
+                    "Nothing of the log is compacted any more, so that messages are still taken: %s", self.damage
+                )
+                # Where the damage has ended the writes already, opening anew makes it so.
+                with suppress(LedgerError):
+                    self._opened().stop_compacting()
+            raise
 
     def room(self, *, was_short: bool) -> Room | None:
         if self._database is None:
             return None
         if self._database.has_failed_behind:
-            # A flush or a compaction has failed, after which RocksDB writes no more tables.
-            self.mend()
+            self._mend_behind()
         room = self._measured_room()
         if room is not None and room.is_short(was_short=was_short):
             return self._flushed(room)
         return room
+
+    def _mend_behind(self) -> None:
+        """Open it again after a flush or a compaction that failed: RocksDB writes no more tables after that."""
+        with suppress(LedgerError), self._damage_noted():
+            # RocksDB refuses this with the reason. Where that is damage, the folder is opened without compactions.
+            self._opened().write(self._opened().new_batch(), sync=False)
+        self.mend()
 
     def _check_room(self, commit_bytes: int) -> None:
         """Refuse a commit that does not fit, before RocksDB finds out, which ends all writes."""
@@ -163,7 +202,7 @@ class ReopeningDatabase:
         database, self._database = self._database, None
         if database is not None:
             database.release()
-        self._database = self._open_folder()
+        self._database = self._open_folder() if self.damage is None else self._open_folder(is_damaged=True)
         logger.info("The log in %s was opened again and takes writes", self._path)
 
     def _opened(self) -> RocksDatabase:

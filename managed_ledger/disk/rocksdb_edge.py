@@ -5,6 +5,7 @@ from pathlib import Path
 from managed_ledger.disk.keys import Family
 from managed_ledger.disk.log_marker import NEW_MARKER_FILE
 from managed_ledger.errors import (
+    DAMAGE_REMEDY,
     LedgerError,
     StoreCorruptedError,
     StoreFullError,
@@ -43,10 +44,7 @@ def log_settings(write_buffer_bytes: int, *, creates: bool, is_compacting: bool)
 
 def damage_advice(path: Path, what: str) -> str:
     """Name the damage of a log, and the remedy."""
-    return (
-        f"The log in {path} is damaged: {what}. Restore the folder from a copy, or keep what is whole of it: "
-        "`postdate ledger verify` says what is lost, `postdate ledger repair --yes` does it"
-    )
+    return f"The log in {path} is damaged: {what}. {DAMAGE_REMEDY}"
 
 
 def checked(path: Path, doing: str) -> Translated:

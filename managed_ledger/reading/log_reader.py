@@ -1,14 +1,16 @@
 """Reads blocks of headers and payloads: from memory where they are, else from RocksDB in one hop to a thread.
 
 Entries in the cache are served without suspending the caller, so a consumer at the tail of the log never waits for a
-thread. Other entries are collected first, over all ledgers of a call, and read together.
+thread. Other entries are collected first, over all ledgers of a call, and read together. Where that fails, they are
+read value by value, so that the answer says which of them cannot be read, and why.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, repeat
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,6 +20,7 @@ from managed_ledger.disk import keys
 from managed_ledger.disk.database import Database
 from managed_ledger.disk.keys import Family
 from managed_ledger.entries.blocks import (
+    HEADER_BLOCK_ROWS,
     JOINED_ENTRIES_MAX,
     JOINED_PAYLOAD_BYTES,
     HeaderBlock,
@@ -28,11 +31,16 @@ from managed_ledger.entries.blocks import (
     stored_payloads,
 )
 from managed_ledger.entries.headers import Rows
+from managed_ledger.errors import LedgerError, StoreClosedError, StoreCorruptedError
 from managed_ledger.reading.block_cache import BlockCache, CachedBlock
 from managed_ledger.reading.shared_calls import SharedCalls
 from managed_ledger.rocksdb_store.store import RowIterator
 
 Block = TypeVar("Block", bound=CachedBlock)
+T = TypeVar("T")
+
+VALUE_ENTRIES_MAX: Final = HEADER_BLOCK_ROWS
+"""Most entries of a value; those of payloads have fewer, as no entry of a client is shorter than 16 bytes."""
 
 
 class Need(NamedTuple):
@@ -56,6 +64,22 @@ HEADERS: Final = Kind(Family.HEADERS, row_count, lambda first, values: HeaderBlo
 PAYLOADS: Final = Kind(Family.PAYLOADS, payload_count, stored_payloads)
 
 
+class Covered(NamedTuple, Generic[Block]):
+    """The blocks that a read found of a need."""
+
+    blocks: list[Block]
+    """Ascending; with `unread` they cover the need."""
+    unread: Mapping[int, LedgerError | None] = MappingProxyType({})
+    """The other entries, with the error of each; None where the log has none."""
+
+
+class Unread(NamedTuple):
+    """A need that could not be read whole."""
+
+    errors: Mapping[int, LedgerError | None]
+    """The entries that were not read, with the error of each; None where the log has none."""
+
+
 class LogReader:
     """The caches of a store, and the reads of missing blocks; belongs to one event loop."""
 
@@ -65,12 +89,12 @@ class LogReader:
         self._database = database
         self._calls = calls
 
-    async def read_rows(self, needs: Sequence[Need]) -> list[Rows | None]:
-        """Header rows, per need; None where the log does not have all of it."""
+    async def read_rows(self, needs: Sequence[Need]) -> list[Rows | Unread]:
+        """Header rows, per need."""
         covered = await self._cover(self.headers, HEADERS, needs)
         return [
-            None if blocks is None else rows_at(blocks, need.entry_ids)
-            for need, blocks in zip(needs, covered, strict=True)
+            Unread(unread) if unread else rows_at(blocks, need.entry_ids)
+            for need, (blocks, unread) in zip(needs, covered, strict=True)
         ]
 
     def cached_payloads(
@@ -98,12 +122,12 @@ class LogReader:
                 missing.append(index)
         return payloads, missing
 
-    async def read_payloads(self, needs: Sequence[Need]) -> list[dict[int, bytes] | None]:
-        """Payloads by entry id, per need; None where the log does not have all of it."""
+    async def read_payloads(self, needs: Sequence[Need]) -> list[dict[int, bytes] | Unread]:
+        """Payloads by entry id, per need."""
         covered = await self._cover(self.payloads, PAYLOADS, needs)
         return [
-            None if blocks is None else _payloads_at(blocks, need.entry_ids.tolist())
-            for need, blocks in zip(needs, covered, strict=True)
+            Unread(unread) if unread else _payloads_at(blocks, need.entry_ids.tolist())
+            for need, (blocks, unread) in zip(needs, covered, strict=True)
         ]
 
     def drop_ledger(self, ledger_id: int) -> None:
@@ -111,15 +135,13 @@ class LogReader:
         self.headers.drop_ledger(ledger_id)
         self.payloads.drop_ledger(ledger_id)
 
-    async def _cover(
-        self, cache: BlockCache[Block], kind: Kind[Block], needs: Sequence[Need]
-    ) -> list[list[Block] | None]:
-        covered: list[list[Block] | None] = []
+    async def _cover(self, cache: BlockCache[Block], kind: Kind[Block], needs: Sequence[Need]) -> list[Covered[Block]]:
+        covered: list[Covered[Block]] = []
         misses: list[Need] = []
         missed: list[int] = []
         for index, need in enumerate(needs):
             blocks, missing = _cached(cache, need)
-            covered.append(blocks)
+            covered.append(Covered(blocks))
             if len(missing):
                 missed.append(index)
                 misses.append(Need(need.ledger_id, missing))
@@ -128,21 +150,29 @@ class LogReader:
 
         read = await self._calls.run(partial(read_blocks, self._database, kind, misses))
         # A scan of much more than the cache holds would only push out what others use.
-        keep = sum(block.cost for blocks in read for block in blocks or ()) <= cache.bytes_max // 4
+        keep = sum(block.cost for found in read for block in found.blocks) <= cache.bytes_max // 4
         for index, need, found in zip(missed, misses, read, strict=True):
-            if found is None:
-                covered[index] = None
-                continue
             if keep:
-                for block in found:
+                for block in found.blocks:
                     cache.add(need.ledger_id, block)
-            covered[index] = sorted([*(covered[index] or ()), *found], key=attrgetter("first"))
+            blocks = sorted([*covered[index].blocks, *found.blocks], key=attrgetter("first"))
+            covered[index] = Covered(blocks, found.unread)
         return covered
 
 
-def read_blocks(database: Database, kind: Kind[Block], needs: Iterable[Need]) -> list[list[Block] | None]:
-    """Blocks that cover the needs, ascending, per need; None where some of it is not there."""
-    return [_read_run(database, kind, need) or _read_parts(database, kind, need) for need in needs]
+def read_blocks(database: Database, kind: Kind[Block], needs: Iterable[Need]) -> list[Covered[Block]]:
+    """Read the blocks that cover the needs, per need."""
+    return [_read_need(database, kind, need) for need in needs]
+
+
+def _read_need(database: Database, kind: Kind[Block], need: Need) -> Covered[Block]:
+    try:
+        blocks = _read_run(database, kind, need) or _read_parts(database, kind, need)
+    except StoreClosedError:
+        raise
+    except LedgerError:
+        blocks = None
+    return Covered(blocks) if blocks is not None else _read_each(database, kind, need)
 
 
 def _read_run(database: Database, kind: Kind[Block], need: Need) -> list[Block] | None:
@@ -175,12 +205,79 @@ def _joined(kind: Kind[Block], firsts: Sequence[int], values: Sequence[bytes]) -
     return found
 
 
+def _read_each(database: Database, kind: Kind[Block], need: Need) -> Covered[Block]:
+    """Read a need value by value, so that what cannot be read takes as little else with it as RocksDB allows.
+
+    A value is asked for by its key: RocksDB then looks into the newest table first, and into no other one once it has
+    found it. A search for the value before a place asks all tables, and fails if one is damaged near that place.
+    """
+    ledger_id, entry_ids = need
+    found: list[Block] = []
+    unread: dict[int, LedgerError | None] = {}
+    end = 0
+    for entry_id in entry_ids.tolist():
+        if entry_id < end:
+            continue
+        value, error = _tried(lambda key: database.get(kind.family, key), keys.block_key(ledger_id, entry_id))
+        first = entry_id
+        if value is None and entry_id - 1 in unread:
+            # Only a value of its own could hold it without the entry before it.
+            error = error or unread[entry_id - 1]
+        elif value is None:
+            first, value, error = _value_around(database, kind, ledger_id, entry_id, end)
+        if value is None:
+            unread[entry_id] = error
+            continue
+        found.append(kind.make(first, [value]))
+        end = found[-1].end
+    return Covered(found, unread)
+
+
+def _value_around(
+    database: Database, kind: Kind[Block], ledger_id: int, entry_id: int, known_end: int
+) -> tuple[int, bytes | None, LedgerError | None]:
+    """Return the value that has an entry behind its first one, with that; or no value, and why."""
+
+    def before(key: bytes) -> tuple[int, bytes] | None:
+        with database.rows(kind.family) as rows:
+            rows.seek_for_prev(key)
+            return _value_here(rows, kind, ledger_id, entry_id)
+
+    value, error = _tried(before, keys.block_key(ledger_id, entry_id))
+    if value is not None:
+        return (*value, None)
+    if isinstance(error, StoreCorruptedError):
+        for first in range(entry_id - 1, max(known_end, entry_id - VALUE_ENTRIES_MAX) - 1, -1):
+            stored, _ = _tried(lambda key: database.get(kind.family, key), keys.block_key(ledger_id, first))
+            if stored is not None:
+                is_there = entry_id < first + kind.count(stored)
+                return first, stored if is_there else None, error
+    return entry_id, None, error
+
+
+def _tried(read: Callable[[bytes], T | None], key: bytes) -> tuple[T | None, LedgerError | None]:
+    """Return what a read gives, or its error."""
+    try:
+        return read(key), None
+    except LedgerError as error:
+        # A traceback keeps the iterator of rows, which keeps the folder locked.
+        return None, error.with_traceback(None)
+
+
+def _value_here(rows: RowIterator, kind: Kind[Block], ledger_id: int, entry_id: int) -> tuple[int, bytes] | None:
+    if not rows.valid():
+        return None
+    block_ledger_id, first = keys.pair.unpack(rows.key())
+    value = rows.value()
+    return (first, value) if block_ledger_id == ledger_id and first <= entry_id < first + kind.count(value) else None
+
+
 def _read_parts(database: Database, kind: Kind[Block], need: Need) -> list[Block] | None:
     with database.rows(kind.family) as rows:
-        return _read_need(rows, kind, need)
+        return _read_values(rows, kind, need)
 
 
-def _read_need(rows: RowIterator, kind: Kind[Block], need: Need) -> list[Block] | None:
+def _read_values(rows: RowIterator, kind: Kind[Block], need: Need) -> list[Block] | None:
     """Go from value to value, neighbours by the next row, others by a seek; small neighbours become one block."""
     found: list[Block] = []
     firsts: list[int] = []

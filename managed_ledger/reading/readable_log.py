@@ -1,22 +1,24 @@
 """The reading half of a managed ledger: where its entries are, and discontinuous reads of headers and payloads.
 
 Only durable entries are visible here. A read names the position to begin at and the positions to leave out,
-or a set of positions. Entries that were trimmed meanwhile or that a repair found lost are left out; other missing
-entries are an error. Nothing here changes the log.
+or a set of positions. Entries that were trimmed meanwhile or that a repair found lost are left out; other entries that
+cannot be read are an error, which names them. Nothing here changes the log.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from managed_ledger.entries.headers import EntryHeader, EntryHeaders, Rows, header_in
-from managed_ledger.errors import StoreCorruptedError
+from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.ledgers import LedgerInfo, Ledgers
 from managed_ledger.position import Position
 from managed_ledger.reading.finding import find_published
-from managed_ledger.reading.log_reader import LogReader, Need
+from managed_ledger.reading.log_reader import LogReader, Need, Unread
 from managed_ledger.reading.selection import HeadersRead, RowsRead, Skip, select
+from managed_ledger.reading.unread_entries import UnreadEntries, united
 
 Ids = Sequence[int] | NDArray[np.int64]
 
@@ -133,7 +135,12 @@ class ReadableLog:
         return found
 
     async def read_payloads(self, ledger_ids: Ids, entry_ids: Ids) -> list[bytes | None]:
-        """Payloads of these positions in the order given; None for unknown or trimmed positions."""
+        """Payloads of these positions in the order given; None for unknown or trimmed positions.
+
+        Raises:
+            EntriesDamagedError: Entries are damaged: all of them among these positions are named.
+            EntriesUnreadableError: None is, and some could not be read this time.
+        """
         entries = _listed(entry_ids)
         payloads, missing = self._reader.cached_payloads(_listed(ledger_ids), entries)
         if not missing:
@@ -142,13 +149,38 @@ class ReadableLog:
         at = np.array(missing, dtype=np.intp)
         needs = self._needs_at(ledger_column[at], entry_column[at])
         read = await self._reader.read_payloads([need for need, _ in needs])
+        unread = UnreadEntries(self.name)
         for (need, rows), found in zip(needs, read, strict=True):
-            if found is None:
-                self._check_trimmed(need)
+            if isinstance(found, Unread):
+                self._add_unread(unread, need, found)
                 continue
             for index in at[rows].tolist():
                 payloads[index] = found[entries[index]]
+        unread.raise_if_any()
         return payloads
+
+    async def read_intact_payloads(
+        self, ledger_ids: Ids, entry_ids: Ids
+    ) -> tuple[list[bytes | None], Mapping[int, BitMap]]:
+        """Payloads as `read_payloads` gives them, None also for damaged entries, and which ones those are.
+
+        Raises:
+            EntriesUnreadableError: Entries could not be read this time.
+        """
+        try:
+            return await self.read_payloads(ledger_ids, entry_ids), {}
+        except EntriesDamagedError as error:
+            damaged = error.entries
+        columns = zip(_listed(ledger_ids), _listed(entry_ids), strict=True)
+        intact = [index for index, at in enumerate(columns) if at[1] not in damaged.get(at[0], ())]
+        payloads: list[bytes | None] = [None] * len(entry_ids)
+        places = np.array(intact, dtype=np.intp)
+        read, also_damaged = await self.read_intact_payloads(
+            np.asarray(ledger_ids, np.int64)[places], np.asarray(entry_ids, np.int64)[places]
+        )
+        for index, payload in zip(intact, read, strict=True):
+            payloads[index] = payload
+        return payloads, united(damaged, also_damaged)
 
     async def find_position_at_or_after_publish_time(self, publish_time_ms: int) -> Position:
         """The first entry published at or after a time, or the next one to come."""
@@ -157,11 +189,13 @@ class ReadableLog:
     async def _read_rows(self, needs: Sequence[Need]) -> list[tuple[Need, Rows]]:
         """Return the needs with their header rows, without ledgers that were trimmed meanwhile."""
         found = []
+        unread = UnreadEntries(self.name)
         for need, rows in zip(needs, await self._reader.read_rows(needs), strict=True):
-            if rows is None:
-                self._check_trimmed(need)
+            if isinstance(rows, Unread):
+                self._add_unread(unread, need, rows)
             else:
                 found.append((need, rows))
+        unread.raise_if_any()
         return found
 
     def _needs_at(
@@ -181,13 +215,10 @@ class ReadableLog:
                 needs.append((Need(ledger_id, _distinct(entry_ids[rows])), rows))
         return needs
 
-    def _check_trimmed(self, need: Need) -> None:
-        """Check that unreadable entries were trimmed meanwhile; else the log has lost them."""
+    def _add_unread(self, unread: UnreadEntries, need: Need, found: Unread) -> None:
+        """Add the entries of a need that were not read, unless the ledger was trimmed meanwhile."""
         if need.ledger_id in self._ledgers:
-            raise StoreCorruptedError(
-                f"{self.name}: ledger {need.ledger_id} lacks entries between {need.entry_ids[0]} and "
-                f"{need.entry_ids[-1]} that its record counts. Restore the folder from a copy"
-            )
+            unread.add(need.ledger_id, found.errors)
 
 
 def _listed(ids: Ids) -> Sequence[int]:

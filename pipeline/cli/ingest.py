@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         "postdate pipeline ingest data /incoming --format csv --subscription billing --checkpoint /state --follow",
         "postdate pipeline ingest data /incoming --subscription billing --checkpoint /state --rejects /rejects",
         'spark-submit "$(python -m pipeline)" ingest /shared/data s3a://bucket/in --subscription c --checkpoint s3a://b/cp',
-        wrong="rows that no index can hold were left out",
+        wrong="rows that no index can hold, or that the log has otherwise, were left out",
     )
 )
 @click.option("--checkpoint", required=True, metavar="FOLDER", help="Spark's record of the stream's position.")
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--files-per-batch", type=click.IntRange(1, INT_MAX), default=1_000, show_default=True, help="Most files at once."
 )
 @click.option("--follow", is_flag=True, help="Go on with new files until Ctrl-C; otherwise end after the present ones.")
-@click.option("--rejects", metavar="FOLDER", help="Write rows that no index can hold to Parquet files below it.")
+@click.option("--rejects", metavar="FOLDER", help="Write the rows that are refused to Parquet files below it.")
 @job_options(has_index=False, has_topics=False, needs_cursors=True, json="one object a line for each batch")
 @click.argument("source")
 def ingest(
@@ -49,8 +49,13 @@ def ingest(
     """Add a stream of scheduled messages to the delayed index, each once, also when processes are killed and restarted.
 
     DATA is a service's data directory; the service must be stopped. SOURCE is a folder to which files are added, with
-    the columns topic, ledger_id, entry_id and deliver_at_ms; CSV with a header. Keep the checkpoint: with a new one the
-    stream begins anew. Other sources, such as Kafka: `pipeline.jobs.ingest.ingest` in a program.
+    the columns topic, ledger_id, entry_id and deliver_at_ms (milliseconds); CSV with a header. Keep the checkpoint:
+    with a new one the stream begins anew.
+
+    Each row is compared with the log. One whose message the log does not have, or has with another time, is refused
+    and counted by its reason; the service finds its message in the log all the same, at the log's time.
+
+    Other sources, such as Kafka: `pipeline.jobs.ingest.ingest` in a program.
     """
     from pyspark.errors import StreamingQueryException
 
@@ -104,12 +109,19 @@ def ingest(
 
 def batch_json(batch: "IngestedBatch") -> dict[str, Any]:
     """Return what became of a batch."""
-    return batch._asdict() | {"bad_examples": [row._asdict() for row in batch.bad_examples]}
+    return batch._asdict() | {
+        "bad_examples": [row._asdict() for row in batch.bad_examples],
+        "bad_by_reason": dict(batch.bad_by_reason),
+    }
 
 
 def _tell_batch(batch: "IngestedBatch") -> None:
-    bad = f", of which {batch.bad_rows:,} cannot be indexed and were left out, such as" if batch.bad_rows else ""
+    bad = f", of which {batch.bad_rows:,} are refused:" if batch.bad_rows else ""
     click.echo(f"batch {batch.batch_id}: {batch.messages:,} messages{bad}")
+    for reason, count in batch.bad_by_reason.items():
+        click.echo(f"  {count:,}: {reason}")
+    if batch.bad_examples:
+        click.echo("such as", err=True)
     for row in batch.bad_examples:
         click.echo(f"  {shown_row(row)}", err=True)
 

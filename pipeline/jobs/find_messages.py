@@ -6,8 +6,7 @@ The metadata of a message stands before its payload, in the same block of the lo
 whole, and metadata is parsed (`MessageFilter`). So a search by property alone reads the whole log, one by time or key
 as well reads little.
 
-A position is a whole entry. So a batch of which only some messages have the properties is not found: cancelling it
-would cancel the others. The service cancels such messages one by one.
+A position is a whole entry, also that of a batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.names import find_topic
 from pipeline.logs.header_log import HeaderLog
 from pipeline.logs.log_folder import LogFolder
-from pipeline.logs.open_logs import log_folder_of, open_log, with_log
+from pipeline.logs.open_logs import log_folder_of, topics_of_log, with_log
 from pipeline.tasks.cancel_rows import POSITION_COLUMNS
 from tracker.columns.positions import ledger_groups
 
@@ -101,11 +100,7 @@ def topics_in(location: str, topics: Sequence[str]) -> list[str]:
     Raises:
         LedgerError: There is no such log, or no such topic in it.
     """
-    log = open_log(location)
-    try:
-        known = set(log.topics())
-    finally:
-        log.close()
+    known = topics_of_log(location)
     return [find_topic(topic, known) for topic in topics]
 
 
@@ -144,6 +139,6 @@ def take_messages(
 
 def _meant(log: HeaderLog, *, ledger_id: int, entry_ids: list[int], wanted: MessageFilter) -> list[bool]:
     assert isinstance(log, LogFolder)
-    meant = [wanted.chosen(entry) is True for entry in log.entries(ledger_id, entry_ids)]
+    meant = [wanted.matches(entry) for entry in log.entries(ledger_id, entry_ids)]
     # A ledger that was trimmed meanwhile gives fewer entries.
     return meant + [False] * (len(entry_ids) - len(meant))

@@ -1,6 +1,7 @@
 """Make buckets of a stream of scheduled messages, with Structured Streaming: each message once, across restarts.
 
-    stream ──► batch ──► rows that are not due ──► `write_index`, marked with query and batch ──► Spark's checkpoint
+    stream ──► batch ──► as in the log, not due ──► `write_index`, marked with query and batch ──► Spark's checkpoint
+                     └─► otherwise than in the log: refused
 
 Messages are four columns: topic, ledger_id, entry_id, deliver_at_ms. Spark brings a batch again when it does not know
 that it ended. The buckets of a batch and the mark that it is there are one synced write (`batch_mark`), so a batch
@@ -10,11 +11,17 @@ as files, Kafka, Delta and Iceberg do; a new checkpoint is a new stream.
 Each batch makes at least one bucket for each topic in it, so give a stream large batches, and merge now and then. The
 service must be stopped: an index has one writer. Rows that are due when their batch is written are left out, as by
 `rebuild`.
+
+Each row is compared with the header of its message in the log (`tasks.ingest_rows`). One of which the log has no
+message, or another time, is refused and counted by its reason. Nothing is lost by that: the service finds in the log
+what is in no index.
 """
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from types import MappingProxyType
 from typing import NamedTuple
+from uuid import uuid4
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
@@ -23,9 +30,12 @@ from managed_ledger.value_types import Clock
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.place import cursor_folder
 from pipeline.index.selection import select
-from pipeline.jobs.rebuild import HEADER_COLUMNS, check_headers, rebuild, set_aside
+from pipeline.jobs.rebuild import HEADER_COLUMNS, check_headers, rebuild, with_reason
+from pipeline.logs.open_logs import topics_of_log
 from pipeline.planning.rules import RebuildRules
 from pipeline.sources.index_writer import write_index
+from pipeline.sources.number_columns import whole
+from pipeline.tasks.ingest_rows import NUMBERS, compare
 from pipeline.tasks.row_checks import BadRow
 
 STREAM_SCHEMA = "topic string, ledger_id bigint, entry_id bigint, deliver_at_ms bigint"
@@ -41,9 +51,11 @@ class IngestedBatch(NamedTuple):
     batch_id: int
     messages: int
     bad_rows: int
-    """How many rows no index can hold; they were left out."""
+    """How many rows no index can hold, or the log has otherwise; they were left out."""
     bad_examples: tuple[BadRow, ...] = ()
     """Some of them."""
+    bad_by_reason: Mapping[str, int] = MappingProxyType({})
+    """How many there are for each reason."""
 
 
 OnBatch = Callable[[IngestedBatch], None]
@@ -71,8 +83,8 @@ def ingest(
         now_ms: The clock, asked once a batch.
         is_endless: Whether to go on when all that is there has been read.
         rows_per_bucket_min: As in `RebuildRules`; the last bucket of a batch may have less.
-        rejects: A folder for the rows that no index can hold, as Parquet with the reason; in one of its own for each
-            batch, so that one that comes again does not write them twice.
+        rejects: A folder for the rows that no index can hold and those that the log has otherwise, as Parquet with the
+            reason; in one of its own for each batch, so that one that comes again does not write them twice.
         on_batch: Told of each batch when it is in the index, and before Spark knows; from a thread.
 
     Raises:
@@ -105,16 +117,30 @@ def _write_batch(
 ) -> IngestedBatch:
     query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     assert query_id, "Spark names the query of a batch"
-    # The batch is read three times: to count, to plan and to build.
-    batch.persist()
+    # The batch is read several times: to count, to show, to plan and to build.
+    compared = _compared(batch, data).persist()
     try:
-        bad = set_aside(batch)
-        bad_count = bad.count()
-        if bad_count and rejects is not None:
+        bad = compared.where("reason is not null")
+        by_reason = dict(sorted(bad.groupBy("reason").count().collect()))
+        if by_reason and rejects is not None:
             bad.write.mode("overwrite").parquet(f"{rejects}/query_id={query_id}/batch_id={batch_id}")
         examples = tuple(BadRow(*row) for row in bad.select(*HEADER_COLUMNS, "reason").head(BAD_EXAMPLES_MAX))
-        rows = reduce(DataFrame.union, [rebuild(batch, rules, cursor=cursor) for cursor in cursors])
+        good = compared.where("reason is null").drop("reason")
+        rows = reduce(DataFrame.union, [rebuild(good, rules, cursor=cursor) for cursor in cursors])
         write_index(rows, data, options={"query_id": query_id, "batch_id": str(batch_id)})
-        return IngestedBatch(batch_id, batch.count(), bad_count, examples)
+        return IngestedBatch(batch_id, compared.count(), sum(by_reason.values()), examples, by_reason)
     finally:
-        batch.unpersist()
+        compared.unpersist()
+
+
+def _compared(batch: DataFrame, data: str) -> DataFrame:
+    """Return the rows of a batch with the reason why one is refused, null where it is good."""
+    log = str(cursor_folder(data, None))
+    topics = topics_of_log(log)
+    types = dict(batch.dtypes)
+    whole_numbers = {number: whole(name, types[name]) for number, name in zip(NUMBERS, HEADER_COLUMNS[1:], strict=True)}
+    rows = with_reason(batch).withColumns(whole_numbers)
+    # The rows of a ledger follow each other then, so its headers are read in few pieces.
+    in_order = rows.sortWithinPartitions("topic", *NUMBERS[:2])
+    look = partial(compare, location=log, job=uuid4().hex, topics=topics)
+    return in_order.mapInArrow(look, in_order.drop(*NUMBERS).schema)

@@ -35,8 +35,17 @@ def set_aside(headers: DataFrame) -> DataFrame:
 
     A fault of one row does not fail a job over millions. Count these, look at them, and mend their source.
     """
+    return with_reason(headers).where("reason is not null")
+
+
+def with_reason(headers: DataFrame) -> DataFrame:
+    """Return the rows with the reason why no index can hold one, null where one can.
+
+    Raises:
+        ValueError: A column is missing or holds no whole numbers.
+    """
     check_headers(headers)
-    return headers.withColumn("reason", _reason(headers)).where("reason is not null")
+    return headers.withColumn("reason", _reason(headers))
 
 
 def rebuild(headers: DataFrame, rules: RebuildRules, *, cursor: str) -> DataFrame:

@@ -49,6 +49,19 @@ def open_log(location: str) -> HeaderLog:
     )
 
 
+def topics_of_log(location: str) -> frozenset[str]:
+    """Return the topics of a log.
+
+    Raises:
+        LedgerError: There is none, or it cannot be read.
+    """
+    log = open_log(location)
+    try:
+        return frozenset(log.topics())
+    finally:
+        log.close()
+
+
 def with_log(location: str, job: str, work: Callable[[HeaderLog], Result]) -> Result:
     """Do some work of a job with a log that stays open for the job's other tasks in this process.
 

@@ -135,7 +135,7 @@ CASES: dict[str, Cases] = {
     "scheduled list": Cases(
         (
             *_of_service("scheduled list", "orders"),
-            *(_refused(f"scheduled list orders --from {time}", "Invalid value") for time in _TIMES),
+            *(_refused(f"scheduled list orders --from {time}", "Invalid value") for time in (*_TIMES, "1800000000")),
             _refused("scheduled list orders --limit 0", "not in the range"),
         ),
         shown_by="test_messages_are_listed_and_counted_on_80_columns",

@@ -15,6 +15,7 @@ from tracker.core.actions import (
     Answer,
     Call,
     CallFailed,
+    CreateSnapshot,
     DeleteSnapshot,
     Head,
     ListSnapshots,
@@ -25,7 +26,6 @@ from tracker.core.actions import (
     ReadHead,
     RemoveName,
     Stored,
-    StoreSnapshot,
 )
 
 
@@ -63,7 +63,7 @@ class Disk:
     def answer(self, call: Call) -> Answer:
         """Make a call."""
         match call:
-            case StoreSnapshot():
+            case CreateSnapshot():
                 rows = DelayedIndexes.concatenate(call.parts)
                 return self.store(rows, dict(call.tracked), call.segment_row_count_max)
             case MergeSnapshots():

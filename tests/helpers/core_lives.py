@@ -15,7 +15,7 @@ from pyroaring import BitMap
 
 from tests.helpers.core_disk import Disk
 from tracker.config import TrackerConfig
-from tracker.core.actions import Call, CallFailed, MergeSnapshots, StoreSnapshot
+from tracker.core.actions import Call, CallFailed, CreateSnapshot, MergeSnapshots
 from tracker.core.tracker_core import TrackerCore
 
 Position = tuple[int, int]
@@ -205,7 +205,7 @@ class RandomLife:
             self.core.handle(call, CallFailed("down"), now_ms=self.now_ms)
         else:
             answer = self.disk.answer(call)
-            self.counts["sealed"] += isinstance(call, StoreSnapshot)
+            self.counts["sealed"] += isinstance(call, CreateSnapshot)
             self.counts["merged"] += isinstance(call, MergeSnapshots)
             self.core.handle(call, answer, now_ms=self.now_ms)
         self.read_lost()

@@ -1,6 +1,6 @@
 """A topic with scheduled messages, and its requests: a service with all of its routes, and a client of one connection.
 
-The topic begins with a batch of two messages, a and b, that are due in a minute.
+The topic begins with two messages, a and b, that are due in a minute.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from broker.service.service import Service
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
-from tests.helpers.send_frames import batch_frame
+from tests.helpers.send_frames import named_frames
 
 TOPIC = "public/default/t"
 NOW_MS = 1_800_000_000_000
@@ -50,8 +50,8 @@ def play(folder: Path, story: Callable[[WebServer, Peer], Awaitable[None]]) -> N
         service = await open_service(folder)
         peer, topic = await subscribed(service)
         await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
-        peer.send_bytes(batch_frame(["a", "b"], deliver_at_ms=NOW_MS + 60_000))
-        await until(lambda: topic.ledger.entries_total)
+        peer.send_bytes(named_frames(["a", "b"], deliver_at_ms=NOW_MS + 60_000))
+        await until(lambda: topic.ledger.entries_total == 2)
         server = await start_web(
             "127.0.0.1",
             0,
@@ -69,7 +69,7 @@ def play(folder: Path, story: Callable[[WebServer, Peer], Awaitable[None]]) -> N
 
 
 class ScheduledApi:
-    """The requests about the scheduled messages of one topic; the topic begins with the batch a, b."""
+    """The requests about the scheduled messages of one topic; the topic begins with a and b."""
 
     def __init__(self, server: WebServer, peer: Peer) -> None:
         self._url = f"http://127.0.0.1:{server.port}/postdate/v1/topics/{TOPIC}"
@@ -103,8 +103,3 @@ class ScheduledApi:
     async def _all_of(self, count: int) -> list[str]:
         ids = await self.ids("?limit=1000")
         return ids if len(ids) == count else []
-
-
-def entry_of(message_id: str) -> str:
-    """The id of the entry of a message of a batch."""
-    return message_id.rpartition(":")[0]

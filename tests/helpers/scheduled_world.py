@@ -105,25 +105,24 @@ class World:
 
     def operations(self) -> Operations:
         """Operations for all subscriptions."""
-        schedule = TopicSchedule(
-            self.topic, self.service.catalog, list(self.topic.subscriptions.values()), self.service.now_ms
-        )
-        return Operations(schedule, now_ms=self.service.now_ms, early_ms=0, progress=Progress())
+        return Operations(self.topic, self.schedule, now_ms=self.service.now_ms, early_ms=0, progress=Progress())
+
+    def schedule(self) -> TopicSchedule:
+        """The schedule of all subscriptions, with what is in hand."""
+        subscriptions = list(self.topic.subscriptions.values())
+        return TopicSchedule(self.topic, self.service.catalog, subscriptions, self.service.now_ms, has_in_hand=True)
 
     async def move(self, selector: Selector, shift_ms: int) -> int:
         """Reschedule; the number of moved messages."""
-        operations = self.operations()
-        movable = await operations.movable(await operations.find(selector))
-        return (await operations.move(movable, lambda times_ms: times_ms + shift_ms))[0]
+        return (await self.operations().move(selector, lambda times_ms: times_ms + shift_ms)).changed
 
     async def cancel(self, selector: Selector) -> int:
         """Cancel; the number of cancelled messages."""
-        operations = self.operations()
-        return await operations.cancel(await operations.find(selector))
+        return (await self.operations().cancel(selector)).changed
 
     async def scheduled(self) -> int:
         """The number of scheduled messages by the log and its cursors."""
-        return (await self.operations().find(ALL)).message_count
+        return (await self.operations().look_at_cancel(ALL)).matched
 
     @property
     def delayed(self) -> int:

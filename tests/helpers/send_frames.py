@@ -1,12 +1,10 @@
-"""SEND frames as clients make them: of one message, or of a batch."""
-
-import zlib
+"""SEND frames as clients make them: of one message, of some with properties, or of a batch."""
 
 import google_crc32c
 
 from broker.protocol.commands import frame
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from managed_ledger.pb.pulsar_metadata_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 
 
 def send_frame(
@@ -26,8 +24,21 @@ def send_frame(
     return total.to_bytes(4, "big") + simple[4:] + entry
 
 
-def batch_frame(names: list[str], *, deliver_at_ms: int, is_compressed: bool = False) -> bytes:
-    """A SEND of producer 1: one message for each name, which is its property `name`."""
+def named_frames(names: list[str], *, deliver_at_ms: int) -> bytes:
+    """SENDs of producer 1: one message for each name, which is its property `name`; all of the key k."""
+    return b"".join(_named_frame(name, deliver_at_ms) for name in names)
+
+
+def _named_frame(name: str, deliver_at_ms: int) -> bytes:
+    message = MessageMetadata(
+        producer_name="p", sequence_id=0, publish_time=1, partition_key=b"k", deliver_at_time=deliver_at_ms
+    )
+    message.properties.add(key="name", value=name)
+    return _framed(message, name.encode(), {"producer_id": 1, "sequence_id": 0})
+
+
+def batch_frame(names: list[str], *, deliver_at_ms: int) -> bytes:
+    """A SEND of producer 1: a batch with a delay, which Pulsar's clients do not send, with a message for each name."""
     payload = b""
     for name in names:
         single = SingleMessageMetadata(partition_key="k", payload_size=len(name))
@@ -38,12 +49,12 @@ def batch_frame(names: list[str], *, deliver_at_ms: int, is_compressed: bool = F
         producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=len(names), partition_key=b"k"
     )
     metadata.deliver_at_time = deliver_at_ms
-    if is_compressed:
-        metadata.compression, metadata.uncompressed_size = ZLIB, len(payload)
-        payload = zlib.compress(payload)
+    return _framed(metadata, payload, {"producer_id": 1, "sequence_id": 0, "num_messages": len(names)})
+
+
+def _framed(metadata: MessageMetadata, payload: bytes, send: dict[str, int]) -> bytes:
     data = metadata.SerializeToString()
     covered = len(data).to_bytes(4, "big") + data + payload
     entry = b"\x0e\x01" + google_crc32c.value(covered).to_bytes(4, "big") + covered
-    send = {"producer_id": 1, "sequence_id": 0, "num_messages": len(names)}
     simple = frame(BaseCommand(type=BaseCommand.SEND, send=send))
     return (int.from_bytes(simple[:4], "big") + len(entry)).to_bytes(4, "big") + simple[4:] + entry

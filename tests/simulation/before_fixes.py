@@ -72,8 +72,7 @@ def take_out(commit: str, folder: Path) -> None:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     # Without it the tests of today, which an editable install finds too, would come first.
     shutil.copy(ROOT / "tests/helpers/__init__.py", folder / "tests/helpers/__init__.py")
-    for name in ("pause", "cancelled_parts"):
-        shutil.copy(ROOT / f"broker/topics/{name}.py", folder / f"{name}_of_today.py")
+    shutil.copy(ROOT / "broker/topics/pause.py", folder / "pause_of_today.py")
     fakes = subprocess.run(
         ["git", "show", f"{commit}:tests/property/managed_ledger_fakes.py"], cwd=ROOT, check=True, capture_output=True
     ).stdout
@@ -81,7 +80,6 @@ def take_out(commit: str, folder: Path) -> None:
 
 
 _OLD_NAMES: Final = {
-    # First, as today's module of cancelled parts imports it.
     "dispatcher.core.acknowledgements.ack_sets": "dispatcher.core.ack_sets",
     "broker.service.service": "broker.service",
     "broker.topics.topic": "broker.topic",
@@ -89,7 +87,6 @@ _OLD_NAMES: Final = {
     "broker.topics.policies": "broker.policies",
     "broker.topics.subscription": "broker.subscription",
     "broker.topics.pause": "pause_of_today",
-    "broker.topics.cancelled_parts": "cancelled_parts_of_today",
     "broker.topics.consumer": "broker.consumer",
     "broker.configuration.config": "broker.config",
     "tracker.shared.shared_view": "tracker.shared_view",
@@ -205,7 +202,7 @@ def _bridge_simulation() -> None:
     made.watch = made._watch_cursor
     complain = made.complain
     made.complain = lambda sim, text: None if re.search(_OTHER_FAULTS, text) else complain(sim, text)
-    for name in ("_watch_replacements", "_check_memory", "adopt_parts"):
+    for name in ("_watch_replacements", "_check_memory"):
         setattr(made, name, lambda *_, **__: None)
     made._rate_of = lambda *_: None
     made.unsent = lambda *_: set()

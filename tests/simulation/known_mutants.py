@@ -42,6 +42,29 @@ DISPATCHER: Final = [
         "chunks of one message go to several consumers",
     ),
     Mutant(
+        "damaged-is-acknowledged",
+        "dispatcher/dispatcher.py",
+        "        self._decide(lambda core: core.put_aside(damage.entries))\n",
+        "        positions = [(ledger_id, at) for ledger_id, ids in damage.entries.items() for at in ids]\n"
+        "        self.acknowledge(None, positions)\n",
+        "what is put aside for damage is acknowledged, and so lost for a repair from a copy",
+        says="damaged",
+    ),
+    Mutant(
+        "damaged-keeps-permits",
+        "dispatcher/outbox.py",
+        "        self._on_refused(self.consumer, damaged)\n",
+        "",
+        "the permits of a damaged entry do not go back to its consumer",
+    ),
+    Mutant(
+        "unreadable-holds-up-its-consumer",
+        "dispatcher/outbox.py",
+        "            if slot not in slots and position_of(item) not in unread:\n",
+        "            if not self._unread and position_of(item) not in unread:\n",
+        "a read that fails holds up what its consumer gets of other keys",
+    ),
+    Mutant(
         "subscription-count-not-lowered",
         "dispatcher/core/multiple_consumers.py",
         "        self.unacked -= messages\n        if consumer.heads:",
@@ -100,14 +123,14 @@ DISPATCHER: Final = [
     Mutant(
         "held-and-acknowledged",
         "dispatcher/core/intake.py",
-        "        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))",
+        "        return self._deliverable_now(self.held_due.take(entries_max, self._admitted_through()))",
         "        return self.held_due.take(entries_max, self._admitted_through())",
         "what is held is let in without asking what is acknowledged",
     ),
     Mutant(
         "due-and-acknowledged",
         "dispatcher/core/intake.py",
-        "        headers = self._not_acknowledged(headers)\n        if not self.held_due or not len(headers):",
+        "        headers = self._deliverable_now(headers)\n        if not self.held_due or not len(headers):",
         "        if not self.held_due or not len(headers):",
         "what the tracker gives is let in without asking what was acknowledged while its headers were read",
     ),
@@ -199,8 +222,8 @@ DISPATCHER: Final = [
     Mutant(
         "dropped-and-sent",
         "dispatcher/outbox.py",
-        "            if drops == self._drops:\n",
-        "            if True:\n",
+        "        else:\n            if drops == self._drops:\n",
+        "        else:\n            if True:\n",
         "what was dropped while its payload was read is sent",
     ),
     Mutant(
@@ -331,8 +354,8 @@ TRACKER: Final = [
     Mutant(
         "merge-takes-over-too-much",
         "tracker/core/merging.py",
-        "    next_ms = min(source.next_ms for source in sources)\n",
-        "    next_ms = max(source.next_ms for source in sources)\n",
+        "    next_deliver_at_ms = min(source.next_deliver_at_ms for source in sources)\n",
+        "    next_deliver_at_ms = max(source.next_deliver_at_ms for source in sources)\n",
         "of a merged bucket, rows count as loaded that one of its sources had not loaded",
     ),
     Mutant(
@@ -395,7 +418,7 @@ TRACKER: Final = [
         "past-what-is-not-loaded",
         "tracker/core/handing_out.py",
         "    through, parts = hand_out_through(state, now_ms), []\n",
-        "    through, parts = last_key_at(state.due_ms(now_ms)), []\n",
+        "    through, parts = last_key_at(state.due_through_ms(now_ms)), []\n",
         "messages are handed out past a segment that is not loaded",
     ),
     Mutant(
@@ -534,13 +557,13 @@ ITEMS: Final = [
     Mutant(
         "item-9",
         "dispatcher/core/intake.py",
-        "        return self._not_acknowledged(self.held_due.take(entries_max, self._admitted_through()))",
+        "        return self._deliverable_now(self.held_due.take(entries_max, self._admitted_through()))",
         "        return self.held_due.take(entries_max, self._admitted_through())",
         "what is held is let in without asking what is acknowledged",
         (
             Edit(
                 "dispatcher/core/intake.py",
-                "        return self._admit(_NONE, _NONE.publish_time_ms, self._not_acknowledged(held))\n",
+                "        return self._admit(_NONE, _NONE.publish_time_ms, self._deliverable_now(held))\n",
                 "        return self._admit(_NONE, _NONE.publish_time_ms, held)\n",
             ),
         ),
@@ -596,6 +619,14 @@ FOUND: Final = [
         "a shared index waits for what it had read again and what was acknowledged meanwhile",
     ),
     Mutant(
+        "index-believed-over-the-log",
+        "dispatcher/core/intake.py",
+        "        if not is_early.any():\n",
+        "        if True:\n",
+        "what the tracker gives is delivered although it is not due by its header",
+        says="before its time",
+    ),
+    Mutant(
         "timer-each-half-second",
         "tracker/core/planning.py",
         "    times += [state.merging.at_ms, ",
@@ -623,5 +654,42 @@ FOUND: Final = [
         "sum(len(bitmap) for _, bitmap in due)",
         "msgDelayed of a shared index: what is due and acknowledged is subtracted twice",
     ),
+    Mutant(
+        "steps-of-the-clock-unseen-by-jobs",
+        "broker/service/scheduler.py",
+        "        if self._scheduler is not None:\n            for job, scheduled",
+        "        if False:\n            for job, scheduled",
+        "after a step of the wall clock jobs are not set anew: none has a turn until the time has come again, or all that "
+        "seem missed are listed",
+        says="has had no turn|turns were listed|after the last one",
+    ),
 ]
 """Faults that the simulation found, each put back alone."""
+
+SCHEDULED: Final = [
+    Mutant(
+        "cancelled-in-hand",
+        "broker/scheduled/operations.py",
+        "            new = [at for at in left if at not in in_hand_here] if in_hand_here else left\n",
+        "            new = left\n",
+        "a cancel counts messages that a consumer has",
+        says="was cancelled while",
+    ),
+    Mutant(
+        "change-without-its-turn",
+        "broker/topics/change_order.py",
+        "        before = [one for one in self._changes if change.must_wait_for(one)]\n",
+        "        before: list[ScheduledChange] = []\n",
+        "a cancel of everything does not wait for a move under way",
+        says="is still to come",
+    ),
+    Mutant(
+        "moved-and-not-seen",
+        "broker/scheduled/moment.py",
+        "subscription.cursor.durably_acknowledged_in(one.ledger_id)",
+        "subscription.cursor.acknowledged_in(one.ledger_id)",
+        "a look misses messages that are being moved",
+        says="a look misses",
+    ),
+]
+"""Faults of lists, cancels and moves of scheduled messages."""

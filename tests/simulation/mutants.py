@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.simulation.known_mutants import DISPATCHER, FOUND, ITEMS, TRACKER, Mutant
+from tests.simulation.known_mutants import DISPATCHER, FOUND, ITEMS, SCHEDULED, TRACKER, Mutant
 from tests.simulation.whole_service.variants import variant_of
 
 PARTS: Final = (
@@ -36,7 +36,7 @@ PARTS: Final = (
     "tests/simulation",
     "tests/helpers",
 )
-GROUPS: Final = {"dispatcher": DISPATCHER, "tracker": TRACKER, "items": ITEMS, "found": FOUND}
+GROUPS: Final = {"dispatcher": DISPATCHER, "tracker": TRACKER, "items": ITEMS, "found": FOUND, "scheduled": SCHEDULED}
 
 
 class MutantVerdict(NamedTuple):

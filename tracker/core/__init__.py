@@ -9,7 +9,7 @@ loading         segments come back when their time comes
 handing_out     rows are handed out in order, each position once
 recovering      buckets that the cursor names are known again
 merging         buckets that are too many become one
-deleting        what is left of a bucket goes
+deleting        snapshot and name of a bucket go
 planning        what to do now, what an answer changes, and when to look again
 tracker_core    all of it, as the shell sees it
 """

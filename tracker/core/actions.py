@@ -22,7 +22,7 @@ class ReadHead:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoreSnapshot:
+class CreateSnapshot:
     """Sort, cut and encode rows, and store them as a snapshot. The answer is `Stored`."""
 
     serial: int
@@ -103,7 +103,7 @@ class ListSnapshots:
     """Of no bucket."""
 
 
-StorageCall = ReadHead | StoreSnapshot | MergeSnapshots | LoadSegments | DeleteSnapshot | ListSnapshots
+StorageCall = ReadHead | CreateSnapshot | MergeSnapshots | LoadSegments | DeleteSnapshot | ListSnapshots
 CursorCall = PutName | RemoveName
 Call = StorageCall | CursorCall
 
@@ -119,7 +119,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What entry 0 of a snapshot says."""
+    """The content of entry 0 of a snapshot."""
 
     size_bytes: int
     table: SegmentTable

@@ -55,7 +55,7 @@ def _add_first(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms
     if deliver_at_ms < 0:
         # The message never had a delay, so no part of the state has it.
         return False
-    if deliver_at_ms <= state.due_ms(now_ms):
+    if deliver_at_ms <= state.due_through_ms(now_ms):
         refuse(state, ledger_id, BitMap((entry_id,)))
         return False
     room = make_room(state, ledger_id)
@@ -74,7 +74,7 @@ def add(
 ) -> NDArray[np.bool_]:
     """Track rows that are not due, and refuse the others; return which are tracked. The arrays are kept."""
     # A time below 0 stands for a message without a delay.
-    is_late = deliver_at_ms > max(-1, state.due_ms(now_ms))
+    is_late = deliver_at_ms > max(-1, state.due_through_ms(now_ms))
     if not is_late.all():
         is_due = ~is_late & (deliver_at_ms >= 0)
         due_ledgers, due_entries = ledger_ids[is_due], entry_ids[is_due]

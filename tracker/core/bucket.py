@@ -28,7 +28,7 @@ AT_ONCE = first_key_at(-1)
 
 
 class Phase(Enum):
-    """What a bucket's next call is for."""
+    """The purpose of a bucket's next call."""
 
     RECOVERING = "recovering"
     """A property named it; what its snapshot has is not known yet."""
@@ -98,7 +98,7 @@ class ImmutableBucket:
         return self.phase is Phase.RECOVERING or (self.phase is Phase.SEALED and not self.is_loaded)
 
     @property
-    def next_ms(self) -> int:
+    def next_deliver_at_ms(self) -> int:
         """The time of the first row that is not loaded, `NEVER` if all are, -1 if it is not known."""
         if self.table is None:
             return -1
@@ -117,12 +117,12 @@ class ImmutableBucket:
         its first ledger at the next span's time: of many buckets that are due at one instant, the first can be handed
         out while the others are not loaded.
         """
-        next_ms = self.next_ms
-        if next_ms < 0:
+        next_deliver_at_ms = self.next_deliver_at_ms
+        if next_deliver_at_ms < 0:
             return AT_ONCE
-        if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_ms:
+        if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_deliver_at_ms:
             return self.loaded_key
-        return RowKey(next_ms, self.ledgers.first_ledger_id, -1)
+        return RowKey(next_deliver_at_ms, self.ledgers.first_ledger_id, -1)
 
     @property
     def rows_loaded(self) -> int:

@@ -1,7 +1,7 @@
-"""What is left of a bucket goes: its snapshot, then its name.
+"""A bucket is deleted: its snapshot, then its name.
 
 That is so when its last row was handed out, when it was merged, when nothing of it is tracked any more, and when its
-snapshot is lost. The log is the ground truth, so a snapshot is never patched: what was tracked of it is read again.
+snapshot is lost. The log is the ground truth, so a snapshot is never patched: its tracked messages are read again.
 """
 
 import heapq

@@ -39,7 +39,7 @@ def _keep_gone(state: TrackerState, rows: DelayedIndexes) -> None:
 
 def hand_out_through(state: TrackerState, now_ms: int) -> RowKey:
     """Return the last row that may be handed out: it is due, and before all that a bucket could still bring."""
-    return min(last_key_at(state.due_ms(now_ms)), barrier(state))
+    return min(last_key_at(state.due_through_ms(now_ms)), barrier(state))
 
 
 def barrier(state: TrackerState) -> RowKey:

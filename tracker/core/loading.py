@@ -57,7 +57,7 @@ def waived_at_ms(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> f
         since_ms = state.reads.stuck_since_ms
     if since_ms is None or state.config.order_wait_ms_max == UNLIMITED:
         return float("inf")
-    return max(since_ms, bucket.next_ms) + state.config.order_wait_ms_max
+    return max(since_ms, bucket.next_deliver_at_ms) + state.config.order_wait_ms_max
 
 
 def restart_waits(state: TrackerState, now_ms: int) -> None:
@@ -80,7 +80,7 @@ def may_load(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> bool:
     """
     if bucket.phase is not Phase.SEALED:
         return True
-    if bucket.next_ms > state.due_ms(now_ms, state.config.prefetch_ms):
+    if bucket.next_deliver_at_ms > state.due_through_ms(now_ms, state.config.prefetch_ms):
         return False
     rows_max = max(state.config.loaded_row_count_max, ROWS_OF_A_BUCKET_MIN * len(state.buckets))
     if len(state.loaded) + state.rows_in_flight < rows_max:
@@ -97,7 +97,7 @@ def load_of(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> LoadSe
         bucket.wanted_since_ms = now_ms
     share = max(ROWS_OF_A_BUCKET_MIN, state.config.loaded_row_count_max // len(state.buckets))
     rows_before = table.rows_before(first)
-    horizon_ms = state.due_ms(now_ms, state.config.prefetch_ms)
+    horizon_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
     by_time = int(table.first_times.searchsorted(horizon_ms, "right"))
     by_rows = int(table.row_ends.searchsorted(rows_before + min(LOAD_ROW_COUNT_MAX, share), "right"))
     end = max(first + 1, min(by_time, by_rows))

@@ -87,8 +87,10 @@ def take_over(state: TrackerState, target: ImmutableBucket) -> None:
     """
     sources = [state.buckets[serial] for serial in target.sources]
     assert target.table is not None
-    next_ms = min(source.next_ms for source in sources)
-    target.loaded_spans = target.spans_without_tie(int(target.table.last_times.searchsorted(next_ms, "left")))
+    next_deliver_at_ms = min(source.next_deliver_at_ms for source in sources)
+    target.loaded_spans = target.spans_without_tie(
+        int(target.table.last_times.searchsorted(next_deliver_at_ms, "left"))
+    )
     state.merging.failures, state.merging.at_ms = 0, -1
     let_sources_go(state, target)
     for source in sources:

@@ -1,4 +1,4 @@
-"""What to do now, what an answer changes, and when to look again."""
+"""The calls to start now, the changes that an answer brings, and the time of the next look."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -9,6 +9,7 @@ from tracker.core.actions import (
     Answer,
     Call,
     CallFailed,
+    CreateSnapshot,
     DeleteSnapshot,
     Head,
     ListSnapshots,
@@ -19,7 +20,6 @@ from tracker.core.actions import (
     ReadHead,
     RemoveName,
     Stored,
-    StoreSnapshot,
 )
 from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import (
@@ -46,7 +46,7 @@ def plan(state: TrackerState, now_ms: int) -> list[Call]:
     """Return the calls to start now; each step is O(1) when it has nothing to do."""
     set_time(state, now_ms)
     # Rows that are not tracked any more must not count as due, nor keep a bucket.
-    first_row_through(state, last_key_at(state.due_ms(now_ms)))
+    first_row_through(state, last_key_at(state.due_through_ms(now_ms)))
     waive(state, now_ms)
     remove_ended(state)
     begin_merge(state, now_ms)
@@ -122,7 +122,7 @@ def _call_of(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> Call:
 
 _PHASES_OF = {
     ReadHead: Phase.RECOVERING,
-    StoreSnapshot: Phase.SEALING,
+    CreateSnapshot: Phase.SEALING,
     MergeSnapshots: Phase.MERGING,
     PutName: Phase.NAMING,
     LoadSegments: Phase.SEALED,
@@ -165,7 +165,7 @@ def handle(state: TrackerState, call: Call, answer: Answer, now_ms: int) -> None
     if isinstance(answer, CallFailed) and not answer.is_lost:
         lane.count_failure(call, now_ms)
     elif lane.count_success(call) and lane is state.reads:
-        # An outage is over: what has come due meanwhile comes in order, though it waited for too long.
+        # An outage is over: messages that came due meanwhile come in order, though they waited for too long.
         restart_waits(state, now_ms)
     if bucket is None or not is_awaited:
         return
@@ -184,7 +184,7 @@ def _on_failure(state: TrackerState, bucket: ImmutableBucket, call: Call, answer
     """Try again: the call may have taken effect, and that changes nothing.
 
     A name is written or removed once more, a snapshot that is gone counts as deleted, and one that was stored without
-    an answer is nobody's: a later start, or the sweep of the storage's owner, finds it.
+    an answer has no name: a later start, or the sweep of the storage's owner, finds it.
     """
     if isinstance(call, MergeSnapshots):
         on_merge_failed(state, bucket, answer, now_ms)
@@ -197,7 +197,7 @@ def _on_failure(state: TrackerState, bucket: ImmutableBucket, call: Call, answer
 
 def _on_answer(state: TrackerState, bucket: ImmutableBucket, call: Call, answer: Answer, now_ms: int) -> None:
     match call, answer:
-        case StoreSnapshot() | MergeSnapshots(), Stored():
+        case CreateSnapshot() | MergeSnapshots(), Stored():
             on_stored(state, bucket, answer)
         case PutName(), None:
             on_named(state, bucket, now_ms)
@@ -234,6 +234,6 @@ def next_look_ms(state: TrackerState, now_ms: int) -> int:
     if bucket is not None:
         times.append(waived_at_ms(state, bucket, now_ms))
     if state.tracked:
-        times.append(state.next_row_ms() - state.lead_ms)
+        times.append(state.next_row_deliver_at_ms() - state.lead_ms)
     times += [state.merging.at_ms, state.orphans.at_ms if state.orphans.is_wanted else -1]
     return int(min(NEVER, *(time_ms for time_ms in times if time_ms > now_ms)))

@@ -12,7 +12,7 @@ from snapshot_storage.backoff import backoff_ms
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.bucket_properties import BucketProperties, read_properties
 from tracker.columns.position_set import PositionSet
-from tracker.core.actions import CallFailed, Head, ListSnapshots, MergeSnapshots, OfAnotherCursor, StoreSnapshot
+from tracker.core.actions import CallFailed, CreateSnapshot, Head, ListSnapshots, MergeSnapshots, OfAnotherCursor
 from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import give_up, remove
 from tracker.core.state import TrackerState, move, new_bucket, progressed
@@ -87,7 +87,7 @@ def begin_search(state: TrackerState, now_ms: int) -> ListSnapshots | None:
 def is_storing(state: TrackerState) -> bool:
     """Whether a snapshot may come to exist whose id is not known yet."""
     return any(
-        isinstance(bucket.call, StoreSnapshot | MergeSnapshots)
+        isinstance(bucket.call, CreateSnapshot | MergeSnapshots)
         for bucket in state.buckets.values()
         if bucket.phase in (Phase.SEALING, Phase.MERGING)
     )

@@ -7,7 +7,7 @@ name are durable.
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.row_order import last_key_at
 from tracker.columns.row_queue import pop_sorted
-from tracker.core.actions import PutName, Stored, StoreSnapshot
+from tracker.core.actions import CreateSnapshot, PutName, Stored
 from tracker.core.bucket import NO_LEDGER, ImmutableBucket, Phase
 from tracker.core.deleting import remove_if_untracked
 from tracker.core.merging import take_over
@@ -35,10 +35,10 @@ def seal(state: TrackerState) -> None:
     state.with_rows[bucket.serial] = bucket
 
 
-def store_of(state: TrackerState, bucket: ImmutableBucket) -> StoreSnapshot:
+def store_of(state: TrackerState, bucket: ImmutableBucket) -> CreateSnapshot:
     """Return the call that stores a bucket's rows."""
     assert bucket.rows is not None
-    return StoreSnapshot(
+    return CreateSnapshot(
         bucket.serial,
         bucket.key,
         bucket.rows.rows_of(),
@@ -76,7 +76,7 @@ def leave_memory(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> N
     assert table is not None
     assert queue is not None
     room = max(0, state.config.loaded_row_count_max - len(state.loaded))
-    horizon_ms = state.due_ms(now_ms, state.config.prefetch_ms)
+    horizon_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
     spans = min(
         int(table.first_times.searchsorted(horizon_ms, "right")), int(table.row_ends.searchsorted(room, "right"))
     )

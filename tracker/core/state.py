@@ -108,11 +108,11 @@ class TrackerState:
         """How many rows are in memory because their snapshot is not durable, beside the mutable bucket's."""
         return sum(len(bucket.rows) for bucket in self.with_rows.values() if bucket.rows is not None)
 
-    def due_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
+    def due_through_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
         """Return the last time that counts as due, now or so long ahead of now."""
         return min(now_ms + self.lead_ms + ahead_ms, LATEST_MS)
 
-    def next_row_ms(self) -> int:
+    def next_row_deliver_at_ms(self) -> int:
         """Return when the next row in memory is due, `NEVER` if there is none; some may not be tracked any more."""
         return min(queue.next_deliver_at_ms for queue in self.queues)
 

@@ -77,6 +77,11 @@ class TrackerCore:
 
     # Life.
 
+    @property
+    def lead_ms(self) -> int:
+        """How early messages may be handed out: the tick, or 0 where times are strict."""
+        return self._state.lead_ms
+
     def set_tick_time(self, tick_time_ms: int) -> None:
         """Set how early messages may be handed out, unless times are strict.
 
@@ -179,7 +184,7 @@ class TrackerCore:
     def first_deliver_at_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first message that `pop_due` would give, None if it has none to give."""
         state = self._state
-        if state.next_row_ms() > now_ms + state.lead_ms:
+        if state.next_row_deliver_at_ms() > now_ms + state.lead_ms:
             return None
         first = handing_out.first_row_through(state, handing_out.hand_out_through(state, now_ms))
         return None if first is None else first.deliver_at_ms
@@ -189,18 +194,18 @@ class TrackerCore:
         state = self._state
         if not state.tracked:
             return None
-        sealed = (bucket.next_ms for bucket in state.buckets.values() if bucket.phase is Phase.SEALED)
-        next_ms = min(state.next_row_ms(), min(sealed, default=NEVER))
-        return None if next_ms == NEVER else next_ms
+        sealed = (bucket.next_deliver_at_ms for bucket in state.buckets.values() if bucket.phase is Phase.SEALED)
+        next_deliver_at_ms = min(state.next_row_deliver_at_ms(), min(sealed, default=NEVER))
+        return None if next_deliver_at_ms == NEVER else next_deliver_at_ms
 
     def first_withheld_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""
         withheld_ms = handing_out.barrier(self._state).deliver_at_ms
-        return withheld_ms if withheld_ms <= self._state.due_ms(now_ms) else None
+        return withheld_ms if withheld_ms <= self._state.due_through_ms(now_ms) else None
 
     def _due_bitmaps(self, now_ms: int) -> dict[int, BitMap]:
         """Return the tracked positions that have a row in memory which is due."""
-        through = last_key_at(self._state.due_ms(now_ms))
+        through = last_key_at(self._state.due_through_ms(now_ms))
         runs = [run for queue in self._state.queues for run in queue.runs_through(through.deliver_at_ms)]
         if not runs:
             return {}
@@ -233,7 +238,7 @@ class TrackerCore:
 
         Exact but where a segment began before now and could not be loaded in time: its rows count by their number.
         """
-        cutoff_ms = self._state.due_ms(now_ms)
+        cutoff_ms = self._state.due_through_ms(now_ms)
         in_memory = sum(map(len, self._due_bitmaps(now_ms).values()))
         unloaded = sum(_due_rows_unloaded(bucket, cutoff_ms) for bucket in self._state.buckets.values())
         return max(0, self.message_count - in_memory - unloaded)
@@ -280,7 +285,7 @@ class TrackerCore:
 
 
 def _due_rows_unloaded(bucket: ImmutableBucket, cutoff_ms: int) -> int:
-    if bucket.phase is not Phase.SEALED or bucket.table is None or bucket.next_ms > cutoff_ms:
+    if bucket.phase is not Phase.SEALED or bucket.table is None or bucket.next_deliver_at_ms > cutoff_ms:
         return 0
     due_spans = int(bucket.table.last_times.searchsorted(cutoff_ms, "right"))
     return max(0, bucket.table.rows_before(due_spans) - bucket.rows_loaded)

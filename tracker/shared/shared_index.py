@@ -10,8 +10,8 @@ view polls leave the index and become due for every view.
 
 Why each subscription gets each message once: to it, a delayed position is at any moment either not read yet, or in the
 index, or due in its view, or with its dispatcher; its reader passes over the second and third. The steps between take
-no time, and all views take that from the index to the due rows together. What a subscription has acknowledged is left
-out when it becomes due. Where the clock is put back, or a snapshot is lost, a message that one subscription has already
+no time, and all views take that from the index to the due rows together. Messages that a subscription has acknowledged are
+left out when they become due. Where the clock is put back, or a snapshot is lost, a message that one subscription has already
 may come into the index again by another one: then it is delivered twice.
 
 The tracker itself regards as acknowledged what all subscriptions have acknowledged. Left out: the work of a view for

@@ -104,6 +104,10 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     # The tracker's interface.
 
+    @property
+    def lead_ms(self) -> int:
+        return self._index.tracker.lead_ms
+
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         self._check_open("add a message")
         ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at)
@@ -151,7 +155,7 @@ class SharedIndexView(DelayedDeliveryTracker):
                 room -= len(entry_ids)
                 if room <= 0:
                     break
-            # What is in the index may follow now.
+            # Messages in the index may follow now.
             self.tell_soon()
         to_read_again, self._to_read_again = self._to_read_again, PositionSet()
         return to_read_again.bitmaps

@@ -1,4 +1,4 @@
-"""A tracker's core on an event loop: what the bucket tracker and the in-memory one have in common.
+"""A tracker's core on an event loop, for the bucket tracker and the in-memory one.
 
 It gives the core its calls and answers, keeps one timer, and tells the dispatcher when to look. It decides nothing, and
 no add and no poll ever waits.
@@ -28,7 +28,7 @@ from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError, TrackerError
 from tracker.shell.next_turn import NextTurn, call_program
-from tracker.shell.timer import ClockWatch, Timer
+from tracker.shell.timer import Timer, WallClockWatch
 from tracker.shell.wake_up import WakeUp
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class CoreTracker(DelayedDeliveryTracker):
         *,
         now_ms: Clock,
         rng: Random | None = None,
-        watch: ClockWatch | None = None,
+        watch: WallClockWatch | None = None,
     ) -> None:
         self._context = context
         self._config = config
@@ -82,7 +82,7 @@ class CoreTracker(DelayedDeliveryTracker):
             self._core.set_tick_time(context.tick_time_ms)
         self._next_turn = NextTurn(self._turn)
         self._turn_soon = self._next_turn.want
-        self._timer = Timer(watch if watch is not None else ClockWatch(now_ms), self._turn_soon)
+        self._timer = Timer(watch if watch is not None else WallClockWatch(now_ms), self._turn_soon)
         self._wakes_before_ms = NEVER
         """A message that is added and due before this wants another timer."""
         self._wake_up = WakeUp()
@@ -92,6 +92,10 @@ class CoreTracker(DelayedDeliveryTracker):
         """The defect that stopped it, None while all is well."""
 
     # The tracker's interface.
+
+    @property
+    def lead_ms(self) -> int:
+        return self._core.lead_ms
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         if self._is_closed:

@@ -17,7 +17,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.segment_table import SegmentTable, tables_of
 from tracker.config import TrackerConfig
-from tracker.core.actions import Head, MergeSnapshots, StoreSnapshot
+from tracker.core.actions import CreateSnapshot, Head, MergeSnapshots
 
 SPANS_PER_BUCKET: Final = 200
 """A bucket of the least size has about so many spans at most, for any distribution of times: a tenth of a byte a
@@ -32,7 +32,7 @@ def span_rows(config: TrackerConfig) -> int:
     return max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
 
 
-def built(call: StoreSnapshot, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
+def built(call: CreateSnapshot, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
     """Return the snapshot of the rows to be stored, and its table."""
     rows = DelayedIndexes.concatenate(call.parts)
     return _snapshot_of(rows, call.tracked, call.segment_row_count_max, config)

@@ -18,7 +18,7 @@ _STEP_MS_MIN: Final = 1_000
 """A smaller step makes a timer late, or early, by no more than that."""
 
 
-class ClockWatch:
+class WallClockWatch:
     """Tells timers that the wall clock was stepped, as long as there are any.
 
     Args:
@@ -71,7 +71,7 @@ class Timer:
         on_time: Called at the time, which is over then, and after a step of the clock.
     """
 
-    def __init__(self, watch: ClockWatch, on_time: Callable[[], None]) -> None:
+    def __init__(self, watch: WallClockWatch, on_time: Callable[[], None]) -> None:
         self._watch = watch
         self._on_time = on_time
         self._handle: asyncio.TimerHandle | None = None

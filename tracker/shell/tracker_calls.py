@@ -13,6 +13,7 @@ from tracker.core.actions import (
     Answer,
     Call,
     CallFailed,
+    CreateSnapshot,
     DeleteSnapshot,
     ListSnapshots,
     LoadSegments,
@@ -22,7 +23,6 @@ from tracker.core.actions import (
     ReadHead,
     RemoveName,
     Stored,
-    StoreSnapshot,
 )
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_answers import built, head_of, merged, rows_of
@@ -46,7 +46,7 @@ def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
 
 
 class InThreads:
-    """What takes long, off the event loop, for all trackers of a storage.
+    """Runs encoding and decoding off the event loop, for all trackers of a storage.
 
     Args:
         run_blocking: Runs it.
@@ -89,7 +89,7 @@ class TrackerCalls:
 
     Args:
         config: How snapshots are made, and how long a call may take.
-        context: Whose they are, and the cursor.
+        context: The cursor, and the names of topic and cursor.
         storage: Where they are.
         threads: Encode and decode.
     """
@@ -117,7 +117,7 @@ class TrackerCalls:
 
     async def _run(self, call: Call) -> Answer:
         match call:
-            case StoreSnapshot():
+            case CreateSnapshot():
                 made = await self._threads.build(lambda: built(call, self._config))
                 return await self._create(call.bucket_key, *made)
             case ReadHead():

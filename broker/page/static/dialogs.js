@@ -69,11 +69,8 @@ function newTime(onchange) {
   return { content: el("div", { class: "tools" }, labelled("New time", kind), amount, unit, at), value };
 }
 
-/** How many messages a change would concern, from the answer of its dry run; messages that are due already are cancelled but not moved. */
-const changing = (answer, kind) => (kind === "cancel" ? answer.matched : answer.matched - answer.alreadyDue - (answer.skipped ?? 0));
-
-/** Whether a refusal ends where batches of which only a part is meant or left stay where they are. */
-const namesSkipping = (error) => error.advice?.includes("skipBatchesInPart") ?? false;
+/** How many messages a change would concern, from the answer of its dry run; messages in a hand stay, and due ones are cancelled but not moved. */
+const changing = (answer, kind) => answer.matched - answer.inHand - (kind === "cancel" ? 0 : answer.alreadyDue);
 
 /** The answer of a dry run, as a sentence. */
 function foreseen(answer, kind) {
@@ -81,10 +78,10 @@ function foreseen(answer, kind) {
   const parts = [`${plural(changing(answer, kind), "message")} will be ${words.done}.`];
   if (answer.alreadyDue) {
     parts.push(kind === "cancel"
-      ? `${count(answer.alreadyDue)} of them ${answer.alreadyDue === 1 ? "is" : "are"} due already: a consumer may have ${answer.alreadyDue === 1 ? "it" : "them"}.`
+      ? `${count(answer.alreadyDue)} of them ${answer.alreadyDue === 1 ? "is" : "are"} due already.`
       : `${plural(answer.alreadyDue, "message")} ${answer.alreadyDue === 1 ? "is" : "are"} due already and will not move.`);
   }
-  if (answer.skipped) parts.push(`${plural(answer.skipped, "message")} of batches that cannot be moved whole ${answer.skipped === 1 ? "stays" : "stay"} where ${answer.skipped === 1 ? "it is" : "they are"}.`);
+  if (answer.inHand) parts.push(`${plural(answer.inHand, "message")} ${answer.inHand === 1 ? "is" : "are"} in the hand of a consumer and will stay there.`);
   if (answer.unknown) parts.push(`${plural(answer.unknown, "id")} of what was chosen ${answer.unknown === 1 ? "is" : "are"} gone.`);
   return parts.join(" ");
 }
@@ -104,32 +101,29 @@ export async function act(topic, kind, selector, what) {
   const told = el("p", { class: "foreseen", role: "status", "aria-live": "polite" }, "Counting");
   const wrong = el("p", { class: "wrong", role: "alert", hidden: true });
   const confirm = button(words.verb, run, { class: "primary", disabled: true, id: "confirm" });
-  let skipping = {};
-  const skip = button("Leave these batches out", () => { skipping = { skipBatchesInPart: true }; look(); }, { hidden: true, id: "skip" });
   const when = kind === "reschedule" ? newTime(() => { confirm.disabled = true; clearTimeout(typing); typing = setTimeout(look, TYPING_MS); }) : null;
   let isChanged = false;
   const { dialog, closed } = open(
     words.title,
     [el("p", {}, `Which: ${what}.`), when?.content, told, el("p", { class: "quiet" }, words.warning), wrong],
-    [closeButton(), skip, confirm],
+    [closeButton(), confirm],
     { onclose: () => clearTimeout(typing) },
   );
 
   function refuse(error) {
-    wrong.textContent = namesSkipping(error) ? `${error.message}. All others can be moved.` : errorText(error);
+    wrong.textContent = errorText(error);
     wrong.hidden = false;
-    skip.hidden = !namesSkipping(error);
     told.textContent = "Nothing would change.";
   }
 
   async function look() {
     const mine = ++latest;
     const time = when === null ? {} : when.value();
-    wrong.hidden = skip.hidden = true;
+    wrong.hidden = true;
     confirm.disabled = true;
     if (time === null) { refuse({ message: "This is no time", advice: "Fill in the new time" }); return; }
     try {
-      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time, ...skipping, dryRun: true });
+      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time, dryRun: true });
       if (mine !== latest) return;
       told.textContent = foreseen(answer, kind);
       confirm.textContent = `${words.verb} ${plural(changing(answer, kind), "message")}`;
@@ -144,7 +138,7 @@ export async function act(topic, kind, selector, what) {
     confirm.disabled = true;
     told.textContent = "Working";
     try {
-      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time, ...skipping });
+      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time });
       isChanged = true;
       dialog.close();
       announce(`${plural(answer[words.done], "message")} ${words.done}.${answer.alreadyDue ? ` ${count(answer.alreadyDue)} had come due already.` : ""}`);

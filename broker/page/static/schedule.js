@@ -14,10 +14,13 @@ const REFRESH_MS = 5_000;
 const SHORTEST_MS = 60;
 const LAST_ASKED_MS = 2 ** 63 - 1_024;
 
+/** A time as a request takes it: the service refuses a number before 1990, which may be seconds, so it is written out. */
+const written = (timeMs) => (timeMs < Date.UTC(1990, 0) ? new Date(timeMs).toISOString() : timeMs);
+
 /** A span as a request takes it: a number of JavaScript is less exact than the latest time that a message can have. */
 const asked = ({ fromMs, untilMs }) => ({
-  from: fromMs === undefined ? undefined : Math.min(fromMs, LAST_ASKED_MS),
-  until: untilMs > LAST_ASKED_MS ? undefined : untilMs,
+  from: fromMs === undefined ? undefined : written(Math.min(fromMs, LAST_ASKED_MS)),
+  until: untilMs > LAST_ASKED_MS ? undefined : written(untilMs),
 });
 
 const dueWithin = ({ fromMs, untilMs }) => `due from ${clock(fromMs)} to ${clock(untilMs)}`;

@@ -79,7 +79,7 @@ export function showTopic(outer, name, viewName, subscription) {
     const now = Date.now();
     figures.replaceChildren(...[
       ["Delayed", count(found.delayed)],
-      ["Due already", count(found.total - found.delayed), "due and not acknowledged"],
+      ["Overdue", count(found.overdue), "due, and in no hand"],
       ["Next due", relative(found.nextDueMs, now), clock(found.nextDueMs, now)],
       ["Last due", relative(found.lastDueMs, now), clock(found.lastDueMs, now)],
       ["Backlog", count(sum("backlog"))],

@@ -66,6 +66,7 @@ class PendingAcksMap:
             self.slot_counts[slot] = left
         else:
             del self.slot_counts[slot]
+        self._drop_gone()
         return item
 
     def note_given(self, items: list[Item], now_ms: int) -> None:
@@ -75,6 +76,10 @@ class PendingAcksMap:
         """
         self._given.append((now_ms, items))
         self._given_count += len(items)
+        self._drop_gone()
+
+    def _drop_gone(self) -> None:
+        """Let items go that are not here any more, when they are most of those that were given."""
         if self._given_count > 2 * len(self.items) + _GIVEN_SPARE:
             kept = ((at, [item for item in given if self._is_here(item)]) for at, given in self._given)
             self._given = [(at, given) for at, given in kept if given]
@@ -109,18 +114,21 @@ class PendingAcksMap:
                 self.slot_counts[slot] = left
             else:
                 del self.slot_counts[slot]
+        self._drop_gone()
         return items, slot_counts
 
     def take_all(self) -> tuple[dict[Key, Item], dict[int, int]]:
         """Take everything out; return it by position, and how many entries each slot has."""
         taken = self.items, self.slot_counts
         self.items, self.slot_counts = {}, {}
+        self._drop_gone()
         return taken
 
     def clear(self) -> None:
         """Forget everything."""
         self.items.clear()
         self.slot_counts.clear()
+        self._drop_gone()
 
     def check(self) -> None:
         """Assert every invariant, O(n)."""
@@ -129,3 +137,4 @@ class PendingAcksMap:
             assert position == (item[LEDGER], item[ENTRY])
             counts[item[SLOT]] = counts.get(item[SLOT], 0) + 1
         assert counts == self.slot_counts
+        assert self._given_count == sum(len(given) for _, given in self._given) <= 2 * len(self.items) + _GIVEN_SPARE

@@ -113,7 +113,9 @@ class FakeLog:
 
     async def read_headers_at(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> EntryHeaders:
         await self._take_time()
-        return _headers([self.entry(*at) for at in zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True)])
+        last = self.last_confirmed_position
+        positions = zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True)
+        return _headers([self.entry(*at) for at in positions if at <= last])
 
     async def read_payloads(self, ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> list[bytes | None]:
         await self._take_time()

@@ -97,6 +97,7 @@ class MemoryDatabase:
         self.failure = StoreUnavailableError
         """The kind of failure that is to come."""
         self.mendings = self.marks = 0
+        self.damage: str | None = None
         self.free: Room | None = None
         self.gate = threading.Event()
         """Writes wait while this is cleared; set at the start."""
@@ -174,6 +175,7 @@ class CountingDatabase:
     def __init__(self, path: Path) -> None:
         self._database = RocksDatabase.open(path, write_buffer_bytes=2**20)
         self.writes = self.synced_writes = 0
+        self.damage: str | None = None
         self.new_batch = self._database.new_batch
         self.get = self._database.get
         self.rows = self._database.rows

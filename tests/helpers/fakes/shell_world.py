@@ -75,10 +75,9 @@ class ShellWorld:
 
     def owner_of(self, key: bytes) -> FakeConsumer:
         """Return the consumer that gets a key now."""
-        core = self.dispatcher.core
-        assert isinstance(core, KeySharedCore)
-        owner = core.owner_of_slot(core.selector.hash_range.slot(sticky_hash(key)))
-        return self._consumers[core.consumers[owner].name]
+        owner = self.dispatcher.get_consumer(key)
+        assert owner is not None
+        return self._consumers[owner.name]
 
     def publish(self, count: int, *, keys: int = 10, delay_ms: int | None = None) -> None:
         for number in range(count):

@@ -229,8 +229,8 @@ def test_a_key_says_who_holds_it_up(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nobody-made-this", "sub", "k"], "not found"),
-        (["{topic}", "no such", "k"], "Subscription no such of topic"),
+        (["nobody-made-this", "sub", "k"], "There is no topic"),
+        (["{topic}", "no such", "k"], "There is no subscription no such"),
         (["{topic}", "sub", "=", "--base64"], "keyBase64 is not base64"),
         (["{topic}", "sub", "k", "--url", "nowhere"], "write http://host:port"),
         (["{topic}", "sub", "k", "--url", "http://127.0.0.1:1"], "no service answers at http://127.0.0.1:1"),

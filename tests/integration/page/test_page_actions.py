@@ -1,6 +1,5 @@
 """Actions on the page: they ask before they are carried out, they take effect, and they work from the keyboard."""
 
-import asyncio
 import json
 import time
 import urllib.request
@@ -14,8 +13,6 @@ from selenium.webdriver.common.keys import Keys
 
 from demo.process import wait_until
 from tests.helpers.browser import Page
-from tests.helpers.send_frames import batch_frame
-from tests.helpers.services.programs.frames import SEND_RECEIPT, raw_connection
 from tests.helpers.services.services import RunningService
 
 pytestmark = pytest.mark.exhaustive
@@ -119,37 +116,6 @@ def test_what_the_service_refuses_is_told_with_its_advice(
     assert delayed(page_service, topic) == 300
     # The browser itself notes each answer that is a 400.
     assert all("400" in one for one in shown.complaints())
-
-
-def test_a_batch_that_cannot_be_moved_whole_is_left_out_after_a_second_question(
-    shown: Page, page_service: RunningService, topic: str, screenshots: Path
-) -> None:
-    at = time.time_ns() // 1_000_000 + 30_000_000
-
-    async def publish() -> None:
-        async with raw_connection(int(page_service.url.rpartition(":")[2])) as connection:
-            await connection.open_producer(f"persistent://public/default/{topic}")
-            kind, fields = await connection.ask(batch_frame(["a", "b", "c"], deliver_at_ms=at))
-            assert kind == SEND_RECEIPT, fields
-
-    asyncio.run(publish())
-    change(page_service, topic, "cancel", {"property": "name=b"})
-
-    shown.press("Deliver all now…")
-    shown.text_has("dialog .wrong", "only some messages are meant or left. All others can be moved.")
-    shown.text_has("dialog .foreseen", "Nothing would change.")
-    shown.press("Leave these batches out", "dialog")
-    shown.text_has(
-        "dialog .foreseen",
-        "300 messages will be delivered. 2 messages of batches that cannot be moved whole stay where they are.",
-    )
-    shown.picture(screenshots / "dialog-batches-light-wide.png")
-    confirm(shown, "Deliver 300 messages")
-
-    left = ask(page_service, topic, f"scheduled?from={at}")["messages"]
-    assert [one["properties"]["name"] for one in left] == ["a", "c"]
-    # The browser itself notes each answer that is a 409.
-    assert all("409" in one for one in shown.complaints())
 
 
 def test_a_topic_is_paused_and_resumed(shown: Page, page_service: RunningService, topic: str) -> None:

@@ -79,8 +79,6 @@ def _delivered(index: Sequence[StoredEntries], acknowledged: dict[int, BitMap]) 
             tracker = factory.new_tracker(context)
             await asyncio.sleep(0.5)
             # As the scan of the log after a start: acknowledged rows count until their ledger is read.
-            for ledger_id in acknowledged:
-                tracker.will_read(ledger_id)
             await asyncio.sleep(0.5)
             counted, taken = tracker.number_of_delayed_messages(), []
             for _ in range(40):

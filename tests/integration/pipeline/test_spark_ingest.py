@@ -15,6 +15,7 @@ from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from pipeline.jobs.ingest import IngestedBatch, ingest
+from pipeline.tasks.ingest_rows import IN_SECONDS, MISTIMED, NO_ENTRY, NO_LEDGER, NO_TOPIC
 from pipeline.tasks.row_checks import BadRow
 from snapshot_storage.encoding.codec import decode_segments
 from tests.helpers.live_index import NOW_MS
@@ -122,17 +123,44 @@ def test_a_killed_stream_writes_each_message_once(spark: SparkSession, tmp_path:
 
 def test_a_stream_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     """Bad rows are counted, shown and kept elsewhere; rows due or without a delay are left out; no news, no batch."""
-    headers = write_log(tmp_path, {"a": [NOW_MS + 1_000 + entry for entry in range(60)]})["a"]
+    times = [*(NOW_MS + 1_000 + entry for entry in range(60)), NOW_MS, -1]
+    headers = write_log(tmp_path, {"a": times})["a"]
     _put_file(tmp_path, "1", headers[:30])
     first = _ingest(spark, tmp_path)
-    _put_file(tmp_path, "2", [*headers[30:], Header(1, 70, NOW_MS), Header(1, 71, -1), Header(-1, 72, NOW_MS + 9)])
+    _put_file(tmp_path, "2", [*headers[30:], Header(-1, 72, NOW_MS + 9)])
     second, third = _ingest(spark, tmp_path), _ingest(spark, tmp_path)
 
     bad = BadRow("a", -1, 72, NOW_MS + 9, "ledger_id is negative")
-    assert (first, second, third) == ([IngestedBatch(0, 30, 0)], [IngestedBatch(1, 33, 1, (bad,))], [])
+    of_second = IngestedBatch(1, 33, 1, (bad,), {bad.reason: 1})
+    assert (first, second, third) == ([IngestedBatch(0, 30, 0)], [of_second], [])
     rejected = spark.read.parquet(str(tmp_path / "rejects")).select(*BadRow._fields, "batch_id").collect()
     assert [tuple(row) for row in rejected] == [(*bad, 1)]
-    assert _index(tmp_path) == headers
+    assert _index(tmp_path) == headers[:60]
+
+
+def test_what_the_log_has_otherwise_is_refused_and_counted_by_its_reason(spark: SparkSession, tmp_path: Path) -> None:
+    """In either direction and in seconds; positions, ledgers and topics that are not there; the others get in."""
+    headers = write_log(tmp_path, {"a": [NOW_MS + 60_000 + entry for entry in range(150)]})["a"]
+    ledger_id = headers[0].ledger_id
+    wrong = [
+        headers[0]._replace(deliver_at_ms=headers[0].deliver_at_ms - 30_000),
+        headers[1]._replace(deliver_at_ms=headers[1].deliver_at_ms + 1),
+        headers[2]._replace(deliver_at_ms=-1),
+        headers[3]._replace(deliver_at_ms=headers[3].deliver_at_ms // 1_000),
+        Header(ledger_id, 150, NOW_MS + 60_000),
+        Header(ledger_id + 99, 0, NOW_MS + 60_000),
+    ]
+    _put_file(tmp_path, "1", [*headers[4:], *wrong])
+    with (tmp_path / "stream" / "1.csv").open("a") as file:
+        file.write(f"\nelsewhere,{ledger_id},0,{NOW_MS + 60_000}")
+
+    (batch,) = _ingest(spark, tmp_path)
+
+    assert batch.bad_by_reason == {MISTIMED: 3, IN_SECONDS: 1, NO_ENTRY: 1, NO_LEDGER: 1, NO_TOPIC: 1}
+    assert (batch.messages, batch.bad_rows, len(batch.bad_examples)) == (153, 7, 7)
+    rejected = spark.read.parquet(str(tmp_path / "rejects")).groupBy("reason").count().collect()
+    assert dict(map(tuple, rejected)) == batch.bad_by_reason
+    assert _index(tmp_path) == headers[4:]
 
 
 def test_a_stream_that_cannot_begin_says_why(spark: SparkSession, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_pause_and_a_resume_of_many_ask_first(ask, scheduler: Scheduler, consu
 
     held = "A backlog of 3 entries will be held: 3 delayed messages from their time on, all else from now on."
     assert " ".join(ask("pause T --dry-run").stdout.split()) == held
-    assert json.loads(ask("pause T --dry-run --json").stdout) == {"delayed": 3, "due": 0, "backlog": 3}
+    assert json.loads(ask("pause T --dry-run --json").stdout) == {"delayed": 3, "overdue": 0, "inHand": 0, "backlog": 3}
     refused = ask("pause T", answer="n\n")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert f"{held} Go on?" in refused.stderr

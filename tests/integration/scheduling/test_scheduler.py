@@ -70,7 +70,7 @@ def test_a_message_is_delivered_now(scheduler: Scheduler, consumer: pulsar.Consu
     assert received(consumer, 1) == [b"now"]
 
 
-@pytest.mark.parametrize("at", [datetime(1969, 12, 31, tzinfo=UTC), -1, 0, 1], ids=str)
+@pytest.mark.parametrize("at", [datetime(1969, 12, 31, tzinfo=UTC), datetime(1985, 1, 1, tzinfo=UTC), 10**12], ids=str)
 def test_a_time_that_is_past_means_at_once(scheduler: Scheduler, consumer: pulsar.Consumer, at: datetime | int) -> None:
     scheduler.schedule(b"past", at=at)
 

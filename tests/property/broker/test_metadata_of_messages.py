@@ -22,7 +22,7 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.service.publishing_buffer import PublishBuffer
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, PACK_ROW
-from managed_ledger.entries.messages import MessageFilter, messages_of
+from managed_ledger.entries.messages import MessageFilter, message_of
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from pipeline.logs.entry_format import PulsarEntries
 from tests.helpers.parsed_frames import frames_in
@@ -131,14 +131,13 @@ def test_the_same_bytes_mean_the_same_to_the_broker_and_to_the_bulk_jobs(
         max(1, fields.get("num_messages_in_batch", 1)),
         _chunk_flags(fields) if fields.get("num_chunks_from_msg", 0) > 1 else NO_CHUNK,
     )
-    if "num_messages_in_batch" not in fields:
-        (stored,) = messages_of(entry)
-        assert (stored.key, stored.properties) == (key, properties)
+    stored = message_of(entry)
+    assert (stored.key, stored.properties) == (key, properties)
     wanted = tuple((name.encode(), value.encode()) for name, value in properties.items())
-    assert MessageFilter(properties=wanted).chosen(entry) is True
-    assert MessageFilter(() if key is None else (key,), wanted).chosen(entry) is True
-    assert not MessageFilter(properties=((b"no such name at all", b"value"),)).chosen(entry)
-    assert not MessageFilter((b"no such key at all, longer than any",)).chosen(entry)
+    assert MessageFilter(properties=wanted).matches(entry) is True
+    assert MessageFilter(() if key is None else (key,), wanted).matches(entry) is True
+    assert not MessageFilter(properties=((b"no such name at all", b"value"),)).matches(entry)
+    assert not MessageFilter((b"no such key at all, longer than any",)).matches(entry)
 
 
 @given(st.binary(max_size=60))
@@ -150,4 +149,4 @@ def test_bytes_that_are_no_metadata_stop_no_bulk_job(data: bytes) -> None:
     row = PulsarEntries().header_row(entry)
 
     assert row is None or len(row) == len(PACK_ROW(0, 0, 0, 0, 1, 0))
-    assert not MessageFilter(properties=((b"n" * 61, b""),)).chosen(entry)
+    assert not MessageFilter(properties=((b"n" * 61, b""),)).matches(entry)

@@ -14,7 +14,6 @@ from broker.scheduled.selection import (
     Wanted,
     bucket_edges,
     counts_between,
-    messages_between,
     rows_of,
     times_of,
 )
@@ -32,7 +31,6 @@ class ListedEntry(NamedTuple):
     entry_id: int
     sticky_hash: int
     is_acknowledged: bool
-    message_count: int = 1
 
 
 @st.composite
@@ -56,9 +54,7 @@ def test_times_are_ordered_and_equal_ones_stay_in_place(times: list[int]) -> Non
 
 
 def headers_of(entries: list[ListedEntry]) -> EntryHeaders:
-    rows = decode_rows(
-        b"".join(PACK_ROW(one.deliver_at_ms, 0, one.sticky_hash, 10, one.message_count, 0) for one in entries)
-    )
+    rows = decode_rows(b"".join(PACK_ROW(one.deliver_at_ms, 0, one.sticky_hash, 10, 1, 0) for one in entries))
     ids = np.array([[one.ledger_id, one.entry_id] for one in entries], np.int64).reshape(-1, 2)
     return EntryHeaders.from_rows(ids[:, 0], ids[:, 1], rows)
 
@@ -146,21 +142,3 @@ def test_a_histogram_counts_each_row_of_its_time_once(ledgers, from_ms, span_ms,
     assert counts.tolist() == [sum(begin <= one.deliver_at_ms < end for one in places) for begin, end in pairs]
     assert all(begin < end for begin, end in pairs)
     assert (edges[0], edges[-1]) == (from_ms, from_ms + span_ms)
-
-
-BATCHED = st.lists(st.tuples(TIMES, st.integers(1, 4)), max_size=20)
-
-
-@given(BATCHED, st.integers(0, 20), st.integers(0, 30), st.integers(1, 30), st.integers(1, 9))
-def test_a_histogram_counts_the_messages_of_batches(drawn, cut, from_ms, span_ms, buckets) -> None:
-    """Wherever the ledger was cut when it grew."""
-    entries = [ListedEntry(due, 1, number, 0, False, count) for number, (due, count) in enumerate(drawn)]
-    edges = bucket_edges(from_ms, from_ms + span_ms, buckets)
-
-    schedule = schedule_of(1, entries, cut)
-    counts = counts_between(times_of(schedule, None, from_ms, from_ms + span_ms), edges)
-    counts += messages_between(schedule.batches, edges)
-
-    assert counts.tolist() == [
-        sum(one.message_count for one in entries if begin <= one.deliver_at_ms < end) for begin, end in pairwise(edges)
-    ]

@@ -37,6 +37,7 @@ from managed_ledger.entries.headers import (
     EntryHeaders,
 )
 from managed_ledger.position import Position
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 _ENTRIES_PER_LEDGER = 6
 _START_MS = 1_000_000
@@ -318,7 +319,9 @@ class _Machine(RuleBasedStateMachine):
         assert self.popped is not None
         popped, self.popped = self.popped, None
         held_before = len(self.core.held_due)
-        actions = self.core.on_due(_headers(popped))
+        headers = _headers(popped)
+        rows = DelayedIndexes(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
+        actions = self.core.on_due(headers, rows)
         taken_in = held_before + len(popped) - len(self.core.held_due)
         assert 0 <= taken_in <= self.core.config.admit_entries_max
         self._run(actions)

@@ -9,7 +9,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tracker.core.merge_windows import WINDOW_MAX, window_to_merge
 
 from benchmarks.merge_curve import least_written_per_row, written_per_row_of
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
@@ -18,6 +17,7 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.merge_windows import WINDOW_MAX, window_to_merge
 
 SIZES = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=12)
 

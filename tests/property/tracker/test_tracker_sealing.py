@@ -6,15 +6,15 @@ from random import Random
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.helpers.snapshot_work import answer_to
-from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 
 from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.tracker_calls import answer_to
 from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.config import TrackerConfig
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.shell.tracker_calls import InThreads, TrackerCalls
 
 LEDGERS = st.one_of(st.integers(0, 3), st.integers(0, LEDGER_ID_MAX))
 RUNS = st.lists(st.tuples(LEDGERS, st.integers(1, 9)), min_size=1, max_size=40)
@@ -31,7 +31,7 @@ class SealingWorld:
         self.storage = MemoryBucketSnapshotStorage()
         loop.run(self.storage.start())
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
-        self.work = SnapshotWork(self.config, context, StorageWork(self.storage, run_inline))
+        self.work = TrackerCalls(self.config, context, self.storage, InThreads(run_inline))
         self.core = self.new_core()
 
     def new_core(self) -> TrackerCore:
@@ -42,7 +42,7 @@ class SealingWorld:
     def settle(self, core: TrackerCore) -> None:
         while actions := core.plan(now_ms=0):
             for action in actions:
-                core.handle(self.loop.run(answer_to(self.work, action)), now_ms=0)
+                core.handle(action, self.loop.run(answer_to(self.work, action)), now_ms=0)
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ class Link:
     async def is_alive(self) -> bool:
         return not self.is_closed
 
-    def close_producer(self, producer_id: int) -> None:
+    def close_producer(self, producer_id: int, *, refusal: str | None = None) -> None:
         """There is none."""
 
     def refuse_producer(self, producer_id: int, request_id: int) -> None:

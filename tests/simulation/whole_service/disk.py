@@ -2,16 +2,32 @@
 
 The disk outlives the lives of the service. A life writes through a handle; a kill lets go of it, and what the dead
 life still does changes nothing any more. A killed process loses nothing that it had written, a power cut what was not
-synced.
+synced. Single values can be damaged, or be unreadable for a while.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 from random import Random
 
-from managed_ledger.disk.keys import Family
-from managed_ledger.errors import StoreUnavailableError
+from managed_ledger.disk.keys import Family, block_key, pair
+from managed_ledger.entries.blocks import payload_count, row_count
+from managed_ledger.errors import LedgerError, StoreUnavailableError
 from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, MemoryRows
+
+Key = tuple[int, int]
+
+
+class _SpoiledRows(MemoryRows):
+    """Rows of which some values cannot be read."""
+
+    def __init__(self, rows: MemoryRows, check: Callable[[bytes], None]) -> None:
+        self.__dict__.update(vars(rows))
+        self._check = check
+
+    def value(self) -> bytes:
+        self._check(self.key())
+        return super().value()
 
 
 class DiskHandle:
@@ -22,6 +38,25 @@ class DiskHandle:
         self._disk = disk
         self._chance = chance
         self._is_released = False
+        self.damage: str | None = None
+        self._faults: dict[tuple[Family, bytes], type[LedgerError]] = {}
+        """The error of each value that cannot be read."""
+
+    def spoil(self, family: Family, positions: Collection[tuple[int, int]], error: type[LedgerError]) -> set[Key]:
+        """Make the values of some entries unreadable; return all entries of these values."""
+        spoiled: set[Key] = set()
+        table = self._disk.tables[family]
+        for ledger_id, entry_id in positions:
+            key = max(one for one in table if one <= block_key(ledger_id, entry_id))
+            self._faults[family, key] = error
+            first = pair.unpack(key)[1]
+            count = row_count(table[key]) if family is Family.HEADERS else payload_count(table[key])
+            spoiled.update((ledger_id, first + place) for place in range(count))
+        return spoiled
+
+    def restore(self, error: type[LedgerError]) -> None:
+        """Make the values readable again that had this error."""
+        self._faults = {at: one for at, one in self._faults.items() if one is not error}
 
     def release(self) -> None:
         """Change nothing any more: the process is dead."""
@@ -36,15 +71,24 @@ class DiskHandle:
         self._disk.write(batch, sync=sync)
 
     def get(self, family: Family, key: bytes) -> bytes | None:
+        self._check(family, key)
         return self._disk.get(family, key)
 
-    def rows(self, family: Family) -> AbstractContextManager[MemoryRows]:
+    @contextmanager
+    def rows(self, family: Family) -> Iterator[MemoryRows]:
         self._may_fail()
-        return self._disk.rows(family)
+        with self._disk.rows(family) as rows:
+            yield rows if not self._faults else _SpoiledRows(rows, lambda key: self._check(family, key))
 
     def listed(self, family: Family, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         self._may_fail()
-        return self._disk.listed(family, start, end)
+        found = self._disk.listed(family, start, end)
+        return list(takewhile(lambda row: (family, row[0]) not in self._faults, found)) if self._faults else found
+
+    def _check(self, family: Family, key: bytes) -> None:
+        error = self._faults.get((family, key))
+        if error is not None:
+            raise error("the disk says no")
 
     def _may_fail(self) -> None:
         if self.read_failure_rate and self._chance.random() < self.read_failure_rate:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.errors import BrokerError
@@ -413,6 +414,10 @@ def let_due_go_another_way(sim: "Simulation", sub: SubscriptionModel) -> None:
 
 _JUST_IN_TIME_S_MAX: Final = 30.0
 
+_FAR_FORTH_MS: Final = 30 * 86_400_000
+_FAR_BACK_MS: Final = -3_600_000
+"""Some steps of the wall clock are so large."""
+
 
 def just_in_time(sim: "Simulation") -> None:
     """An event happens just as the time of a subscription's next delayed message comes."""
@@ -646,7 +651,9 @@ def step_clock(sim: "Simulation") -> None:
     if not sim.variant.has_clock_steps:
         return
     step_ms = sim.chance.choice([-1, 1]) * sim.chance.choice([1, 500, 10_000, 100_000])
-    put_clock(sim, step_ms)
+    # By a die of its own: the stories of all seeds would be other ones else.
+    is_far = Random(f"{sim.seed} far {sim.step}").random() < 0.4
+    put_clock(sim, (_FAR_FORTH_MS if step_ms > 0 else _FAR_BACK_MS) if is_far else step_ms)
 
 
 def put_clock(sim: "Simulation", step_ms: int) -> None:
@@ -654,6 +661,8 @@ def put_clock(sim: "Simulation", step_ms: int) -> None:
     if step_ms < 0:
         sim.times.peaks.append((sim.clock.now_s(), sim.clock.now_ms()))
     sim.clock.offset_ms += step_ms
+    if sim.upkeep is not None:
+        sim.upkeep.clock_was_set()
     sim.did("the clock is put forth" if step_ms > 0 else "the clock is put back", abs(step_ms))
     sim.note(f"the clock makes a step of {step_ms} ms")
     sim.disturb_order(12.0)
@@ -701,9 +710,6 @@ def change_kind(sim: "Simulation") -> None:
     sim.did("change of the type")
     # The next dispatcher begins anew; what clients hold of batches is forgotten with the last one.
     sim.oracle.begin_with(sub, sub.acknowledged)
-    sim.adopt_parts(sub, ())
-    for key, place in sorted(sub.cancelling):
-        sim.oracle.cancelled_part(sub, key, place)
     if subscription_type(sub.kind) is before:
         # Other rules of Key_Shared have no dispatcher of their own.
         sub.remaining.update(known)

@@ -143,8 +143,6 @@ class SubscriptionModel:
         self.acknowledged: set[Key] = set()
         self.remaining: dict[Key, int] = {}
         """Of batches of which a part is acknowledged: the rest."""
-        self.remaining_before: dict[Key, int] = {}
-        """The same before it began anew."""
         self.in_hand: dict[Key, InHand] = {}
         self.held_by: dict[SimulatedConsumer, dict[Key, None]] = {}
         """The same by consumer; its messages are counted in `messages_held`."""
@@ -163,8 +161,6 @@ class SubscriptionModel:
         self.consumers: list[SimulatedConsumer] = []
         self.seeks_seen = 0
         self.pending_seek: Key | None = None
-        self.cancelling: set[tuple[Key, int]] = set()
-        """Messages of batches whose cancellation is on its way to the cursor."""
         self.before_seek: set[Key] | None = None
         """Entries that were acknowledged before a seek that is not answered yet."""
         self.stored: set[Key] = set()
@@ -203,8 +199,6 @@ class SubscriptionModel:
         self.buckets_of: object = None
         self.buckets_before = 0
         """The buckets when no rows were loaded, less those that its tracker had made until then."""
-        self.cancelled_parts: dict[Key, int] = {}
-        """Of batches: messages that were cancelled."""
         self.on_time_since_s = float("inf")
         """From when on what falls due has to be sent at once."""
 
@@ -324,6 +318,8 @@ class Oracle:
         self._moved_messages: set[int] = set()
         """Messages in chunks of which one has another time than the others, as no client can make it."""
         self.worst_late_ms = 0
+        self.indexed_late: set[Key] = set()
+        """Entries that some snapshot has at a later time than the log: these are late by it, and no others."""
         self._times = times
         self._tick_ms = tick_ms
         self._uses_points = uses_points
@@ -377,7 +373,6 @@ class Oracle:
                 sub.replaced.pop(entry.key, None)
                 sub.hidden.discard(entry.key)
                 sub.got_when_due.discard(entry.key)
-                sub.cancelled_parts.pop(entry.key, None)
             del self.entries[entry.key]
 
     # Subscriptions.
@@ -400,7 +395,6 @@ class Oracle:
         known |= sub.hidden & self.entries.keys()
         sub.replaced = under_way
         sub.got_when_due.clear()
-        sub.cancelled_parts.clear()
         self.begin_with(sub, known)
         sub.passed = max(sub.passed, first)
 
@@ -411,7 +405,6 @@ class Oracle:
     def begin_with(self, sub: SubscriptionModel, acknowledged: set[Key]) -> None:
         """Let exactly these be acknowledged; no consumer has an entry in hand."""
         sub.acknowledged = acknowledged
-        sub.remaining_before = sub.remaining
         sub.remaining = {}
         sub.in_hand.clear()
         sub.held_by.clear()
@@ -558,11 +551,13 @@ class Oracle:
         self.acknowledged(sub, [old])
         sub.replaced[old] = copy
 
-    def cancelled_part(self, sub: SubscriptionModel, key: Key, place: int) -> None:
-        """Note that one message of a batch is cancelled."""
-        if key in self.entries and key not in sub.acknowledged:
-            sub.cancelled_parts[key] = sub.cancelled_parts.get(key, 0) | 1 << place
-            self.acknowledged_part(sub, key, sub.left_of_set(self.entries[key]) & ~(1 << place))
+    def cancelled(self, sub: SubscriptionModel, keys: Collection[Key]) -> None:
+        """Judge a cancel: a message that a consumer has cannot be prevented any more."""
+        for key in keys:
+            held = sub.in_hand.get(key)
+            if held is not None:
+                self.complain(f"{sub.name}: {key} was cancelled while {held.consumer.name} holds it")
+        self.acknowledged(sub, keys)
 
     def paused(self, sub: SubscriptionModel, unsent: set[Key]) -> None:
         """Note that deliveries are held, but for what consumers have been given."""
@@ -681,6 +676,8 @@ class Oracle:
 
     def _judge_lateness(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
         """Where a consumer with permits waits and nothing else is going on, what falls due comes at once."""
+        if entry.key in self.indexed_late:
+            return
         if entry.is_delayed and has_delays(sub.kind) and self._due_at_s(entry) >= sub.on_time_since_s:
             late_ms = self._times.now_ms() - entry.deliver_at_ms
             self.worst_late_ms = max(self.worst_late_ms, late_ms)
@@ -773,7 +770,9 @@ class Oracle:
                 break
             committed_at = self.entries[key].committed_at
             assert committed_at is not None
-            if key not in sub.exempt and max(committed_at, self.order_since) + DELAYED_ORDER_GRACE_S <= deliverable_s:
+            if key in sub.exempt or key in self.indexed_late:
+                continue
+            if max(committed_at, self.order_since) + DELAYED_ORDER_GRACE_S <= deliverable_s:
                 self.complain(f"{sub.name}: {entry.key} was sent before {key} of the same key, which was due before it")
                 break
 

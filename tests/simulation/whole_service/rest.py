@@ -8,6 +8,7 @@
 6. *to the end* (of the final rest) time runs until the last message is due: silent, then eager
 4. *paused*  sometimes: deliveries are held while messages fall due, and go on with so many a second
 5. *newcomer* sometimes: a consumer joins where newcomers wait for others, and the first message of all is delayed
+8. *damaged* sometimes: the log is damaged where some messages are, and unreadable for a while where others are
 7. the counts are those of the oracle, nothing runs or is scheduled for ever, no snapshot is without an owner
 
 *Outage* rounds are the one exception to "faults are mended": after a start without the storage, messages
@@ -19,17 +20,22 @@ from typing import TYPE_CHECKING, Final
 
 from broker.topics.pause import NOT_PAUSED
 from dispatcher.core.intake import Intake
+from managed_ledger.disk.keys import Family
 from managed_ledger.entries.headers import NOT_DELAYED
+from managed_ledger.errors import StoreCorruptedError, StoreUnavailableError
 from tests.simulation.whole_service import events
-from tests.simulation.whole_service.oracle import SubscriptionModel
+from tests.simulation.whole_service.oracle import Key, PublishedEntry, SubscriptionModel
 from tests.simulation.whole_service.scheduled import hold, let_go
-from tests.simulation.whole_service.variants import CLASSIC, DRAINING, LAST_SENT, STICKY, has_delays
+from tests.simulation.whole_service.variants import CLASSIC, DRAINING, LAST_SENT, SHARED, STICKY, has_delays
 
 if TYPE_CHECKING:
     from tests.simulation.whole_service.simulation import Simulation
 
 PATIENCE_S: Final = 20.0
 """How late anything may be after everything was mended: time limits, retries and the trackers' longest waits."""
+
+_DAMAGE_ROUND_MS: Final = 60_000
+"""A round with damage takes less; entries that expire meanwhile would spoil it."""
 
 _ROUNDS_MAX: Final = 100
 """Entries that are sent again and again would be sent for ever; a run with tiny limits takes some thirty rounds."""
@@ -72,6 +78,8 @@ async def _rest(sim: "Simulation", *, is_final: bool) -> None:
         await _play_pause(sim)
     if sim.chance.random() < 0.5:
         await _play_newcomer(sim)
+    if sim.chance.random() < 0.5:
+        await _play_damage(sim)
     if is_final:
         await _run_to_the_end(sim)
     sim.are_clients_eager = False
@@ -308,6 +316,101 @@ async def _play_pause(sim: "Simulation") -> None:
     _judge_eager(sim)
 
 
+async def _play_damage(sim: "Simulation") -> None:
+    """Let some messages be damaged and others unreadable when they are due; all else goes on, until the log is mended.
+
+    A damaged entry is not acknowledged, and named. An unreadable one holds up the entries of its slot alone.
+    """
+    subs = [
+        sub
+        for sub in sim.oracle.subs.values()
+        # With PIP-282, and before it, a newcomer waits for all that is not acknowledged.
+        if has_delays(sub.kind) and sub.kind not in (CLASSIC, LAST_SENT) and sim.dispatcher(sub) is not None
+    ]
+    if not subs or sim.variant.config.ttl_ms <= _DAMAGE_ROUND_MS:
+        return
+    sim.are_clients_eager = True
+    family = sim.chance.choice([Family.PAYLOADS, Family.PAYLOADS, Family.HEADERS])
+    before = set(sim.oracle.entries)
+    for _ in range(sim.chance.choice([4, 20])):
+        at_ms = sim.clock.now_ms() + sim.chance.randrange(2_000, 5_000)
+        sim.publish(key_hash=sim.chance.choice(sim.variant.keys), deliver_at_ms=at_ms, count=1, size=0)
+        await asyncio.sleep(sim.chance.choice([0.0, 0.03]))
+    await asyncio.sleep(0.5)
+    new = sorted(set(sim.oracle.entries) - before)
+    disk = sim.life.disk
+    chosen = sim.chance.sample(new, min(3, len(new)))
+    unreadable = disk.spoil(family, chosen[1:], StoreUnavailableError) if sim.chance.random() < 0.7 else set()
+    damaged = disk.spoil(family, chosen[:1], StoreCorruptedError)
+    unreadable -= damaged
+    if not damaged.union(unreadable) <= set(new):
+        # A value has messages of before, too.
+        disk.restore(StoreCorruptedError)
+        disk.restore(StoreUnavailableError)
+        return
+    for ledger_id in {ledger_id for ledger_id, _ in new}:
+        sim.life.log_reader.drop_ledger(ledger_id)
+    sim.did("damage round")
+    sim.note(f"damaged are {sorted(damaged)} of {family}, and unreadable {sorted(unreadable)}")
+    lost = {sub: sorted(damaged & sub.waiting()) for sub in subs}
+    for sub, keys in lost.items():
+        for key in keys:
+            sub.wait_no_more(sim.oracle.entries[key])
+    for sub in subs:
+        await _let_all_be_sent(sim, sub)
+    await asyncio.sleep(5 + PATIENCE_S)
+    sim.check()
+    for sub, keys in lost.items():
+        # Without headers no key is known. And entries to be read again count where unacknowledged ones are limited.
+        if not unreadable or (family is Family.PAYLOADS and not sim.variant.is_bounded_by_unacked):
+            _judge_damage(sim, sub, keys, unreadable)
+    disk.restore(StoreUnavailableError)
+    await asyncio.sleep(PATIENCE_S)
+    sim.check()
+    for sub, keys in lost.items():
+        _judge_damage(sim, sub, keys, set())
+    # As a repair does: no consumer gets them any more.
+    disk.restore(StoreCorruptedError)
+    for sub, keys in lost.items():
+        for key in keys:
+            sub.let_wait(sim.oracle.entries[key])
+        found = sim.subscription(sub)
+        assert found is not None
+        found.cancel(keys)
+        if any("damaged" in problem for problem in found.problems()):
+            sim.complain(f"{sub.name}: damage is named that was repaired")
+    await _acknowledge_all(sim)
+    _judge_eager(sim)
+
+
+def _judge_damage(sim: "Simulation", sub: SubscriptionModel, damaged: list[Key], unreadable: set[Key]) -> None:
+    """Judge that all but these are on their way, and that the damaged ones are put aside and named."""
+    sim.oracle.sync(sub)
+
+    def slot_of(entry: PublishedEntry) -> object:
+        if sub.kind != SHARED:
+            return sub.slot(entry)
+        # The chunks of a message stay in order, also those of several keys.
+        return entry.key if entry.message is None else entry.message
+
+    slots = {slot_of(sim.oracle.entries[key]) for key in unreadable}
+    late = [entry for entry in sim.oracle.overdue(sub, since_s=PATIENCE_S - 5) if slot_of(entry) not in slots]
+    if late:
+        sim.complain(f"{sub.name}: {len(late)} entries wait for unreadable ones, such as {late[0].key}")
+    acknowledged = [key for key in damaged if sim.is_acknowledged(sub, key)]
+    if acknowledged:
+        sim.complain(f"{sub.name}: damaged entries were acknowledged, such as {acknowledged[0]}")
+    found, dispatcher = sim.subscription(sub), sim.dispatcher(sub)
+    assert found is not None
+    assert dispatcher is not None
+    aside = [(ledger_id, at) for ledger_id, entry_ids in dispatcher.damaged().items() for at in entry_ids]
+    # One behind an unreadable one is not read yet.
+    if aside != damaged and not (set(aside) <= set(damaged) and unreadable):
+        sim.complain(f"{sub.name}: put aside are {aside}, and damaged {damaged}")
+    if any("damaged" in problem for problem in found.problems()) != bool(aside):
+        sim.complain(f"{sub.name}: damage is not named, or named without any")
+
+
 async def play_outage_round(sim: "Simulation") -> None:
     """Start while the storage is away: messages published then are sent in time, before buckets are recovered."""
     sim.is_resting = True
@@ -370,6 +473,8 @@ async def _run_to_the_end(sim: "Simulation") -> None:
 
 
 async def _judge_leftovers(sim: "Simulation") -> None:
+    if sim.upkeep is not None:
+        await sim.upkeep.close()
     for _ in range(2):
         await events.keep_house(sim)
         await asyncio.sleep(PATIENCE_S)

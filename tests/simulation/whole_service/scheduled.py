@@ -4,6 +4,7 @@ All but the HTTP requests is the broker's own (`broker.scheduled`). The oracle l
 effect: at the log, which is asked to replace entries, and at the subscription, which is asked to cancel some.
 """
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from broker.errors import BrokerError
-from broker.scheduled.messages import MessageId
-from broker.scheduled.operations import MOVED_TOLD_MAX, Operations, Progress, Selector, early_ms_of
+from broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
+from broker.scheduled.selection import Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
+from broker.topics.change_order import ChangeUnderWayError
 from broker.topics.pause import NOT_PAUSED, PauseState
 from broker.topics.subscription import Subscription
 from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
@@ -21,6 +23,7 @@ from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array
 from tests.simulation.whole_service.events import ADMINISTRATION_S, Event, a_subscription, some
 from tests.simulation.whole_service.oracle import Key, SubscriptionModel
+from tests.simulation.whole_service.payloads import number_of
 
 if TYPE_CHECKING:
     from tests.simulation.whole_service.simulation import Simulation
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 _NewTime = Callable[[Int64Array, int], Int64Array]
 """Gives new times from the old ones and the time that it is."""
 
-_REFUSALS: Final = (BrokerError, LedgerError, ManagedLedgerClosedError)
+_REFUSALS: Final = (BrokerError, ChangeUnderWayError, LedgerError, ManagedLedgerClosedError)
 
 
 # Pause and resume.
@@ -112,27 +115,89 @@ def adopt_pause(sim: "Simulation", sub: SubscriptionModel) -> None:
 
 
 def cancel_by_id(sim: "Simulation") -> None:
-    """Messages are cancelled by their ids, due ones too, and now and then one message of a batch."""
+    """Messages are cancelled by their ids, due ones too."""
     found = _chosen(sim)
     if found is None:
         return
-    subs, keys = found
-    ids = [MessageId(Position(*key)) for key in keys]
-    batches = [key for key in keys if sim.oracle.entries[key].count > 1]
-    if batches and sim.chance.random() < 0.5:
-        key = sim.chance.choice(batches)
-        ids = [MessageId(Position(*key), sim.chance.randrange(sim.oracle.entries[key].count))]
-    sim.start_task(_cancel(sim, subs, ids))
+    sim.start_task(_cancel(sim, *found))
 
 
-async def _cancel(sim: "Simulation", subs: list[SubscriptionModel], ids: list[MessageId]) -> None:
+async def _cancel(sim: "Simulation", subs: list[SubscriptionModel], keys: list[Key]) -> None:
     operations = _operations(sim, subs)
-    sim.note(f"{[sub.name for sub in subs]} cancel by id {[str(one) for one in ids[:20]]}")
+    sim.note(f"{[sub.name for sub in subs]} cancel by id {keys[:20]}")
     with suppress(*_REFUSALS):
-        matched = await operations.find(Selector(message_ids=ids))
+        outcome = await operations.cancel(Selector(message_ids=[Position(*key) for key in keys]))
         if not sim.life.is_dead:
-            sim.did("cancel by id", matched.message_count)
-            await operations.cancel(matched)
+            sim.did("cancel by id", outcome.changed)
+            _judge_sum(sim, outcome, outcome.changed + outcome.in_hand + outcome.gone)
+
+
+def cancel_while_moved(sim: "Simulation") -> None:
+    """Everything of a subscription is cancelled a moment after some of it begins to be moved."""
+    found = _chosen(sim)
+    if found is not None:
+        subs, keys = found
+        sim.start_task(
+            _replace(sim, "reschedule", subs, keys, lambda times_ms, now_ms: np.maximum(times_ms, now_ms) + 1)
+        )
+        sim.start_task(_cancel_all(sim, sim.chance.choice(subs), sim.chance.random() * 0.03))
+
+
+async def _cancel_all(sim: "Simulation", sub: SubscriptionModel, after_s: float) -> None:
+    await asyncio.sleep(after_s)
+    if sim.life.is_dead or not _delays(sim, sub) or sub.pending_seek is not None:
+        return
+    sim.note(f"{sub.name} cancels everything")
+    meant, seeks = sim.scheduled_keys(sub), sub.seeks_seen
+    numbers = {number_of(sim.oracle.entries[key].payload) for key in meant}
+    with suppress(*_REFUSALS):
+        outcome = await _operations(sim, [sub]).cancel(Selector())
+        if sim.life.is_dead:
+            return
+        sim.did("cancel of everything", outcome.changed)
+        _judge_sum(sim, outcome, outcome.changed + outcome.in_hand + outcome.gone)
+        if sub.seeks_seen != seeks or sub.pending_seek is not None:
+            return
+        for key in sim.scheduled_keys(sub) - meant:
+            entry = sim.oracle.entries[key]
+            # A message that has come due may have been in a hand, and have come back.
+            if entry.copy_of is not None and number_of(entry.payload) in numbers and not sim.oracle.is_due(entry):
+                sim.complain(
+                    f"{sub.name}: everything was cancelled, and {key}, a copy of {entry.copy_of}, is still to come"
+                )
+
+
+def _judge_sum(sim: "Simulation", outcome: ChangeOutcome, told: int) -> None:
+    if told != outcome.matched:
+        sim.complain(f"of {outcome.matched} messages that were meant, a change tells of {told}: {outcome}")
+
+
+def look(sim: "Simulation") -> None:
+    """An operator lists the messages of a subscription, while they are delivered, moved and cancelled."""
+    sub = a_subscription(sim)
+    if sub is not None and not sub.is_busy and _delays(sim, sub) and sim.oracle.delays_off_at < sim.clock.now_s():
+        sim.start_task(_look(sim, sub))
+
+
+async def _look(sim: "Simulation", sub: SubscriptionModel) -> None:
+    found = sim.subscription(sub)
+    if found is None or sim.life.is_dead:
+        return
+    sim.oracle.sync(sub)
+    expected = sim.scheduled_keys(sub)
+    schedule = TopicSchedule(sim.life.topic, sim.life.service.catalog, [found], sim.clock.now_ms)
+    schedule.moment  # noqa: B018 - it is of now
+    with suppress(*_REFUSALS):
+        rows = await schedule.rows(Wanted())
+        if sim.life.is_dead:
+            return
+        sim.did("look", len(rows))
+        seen = list(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True))
+        # A ledger that was trimmed meanwhile cannot be read.
+        missing = expected.difference(seen) & sim.oracle.entries.keys()
+        beyond = set(seen) - expected
+        if missing or beyond or len(set(seen)) != len(seen):
+            sim.complain(f"{sub.name}: a look misses {sorted(missing)[:5]}, and has {sorted(beyond)[:5]} beyond")
 
 
 def reschedule(sim: "Simulation") -> None:
@@ -158,16 +223,14 @@ async def _replace(
     operations = _operations(sim, subs)
     sim.note(f"{[sub.name for sub in subs]} {name} {keys[:20]}")
     with suppress(*_REFUSALS):
-        matched = await operations.find(Selector(message_ids=[MessageId(Position(*key)) for key in keys]))
-        movable = await operations.movable(matched)
         now_ms = sim.clock.now_ms()
-        count, moved = await operations.move(movable, lambda times_ms: new_time(times_ms, now_ms))
+        selector = Selector(message_ids=[Position(*key) for key in keys])
+        outcome = await operations.move(selector, lambda times_ms: new_time(times_ms, now_ms))
         if sim.life.is_dead:
             return
-        sim.did(name, count)
-        told = sum(sim.oracle.entries[key].count for key in moved)
-        if told > count or (told < count and len(moved) < MOVED_TOLD_MAX):
-            sim.complain(f"{count} messages were moved, and {told} are told")
+        sim.did(name, outcome.changed)
+        others = outcome.already_due + outcome.in_hand + outcome.gone + outcome.already_shifted
+        _judge_sum(sim, outcome, outcome.changed + others)
 
 
 def _chosen(sim: "Simulation") -> tuple[list[SubscriptionModel], list[Key]] | None:
@@ -191,8 +254,10 @@ def _delays(sim: "Simulation", sub: SubscriptionModel) -> bool:
 def _operations(sim: "Simulation", subs: list[SubscriptionModel]) -> Operations:
     """Return the operations as the web port makes them."""
     chosen = [found for sub in subs if (found := sim.subscription(sub)) is not None]
+    topic, service = sim.life.topic, sim.life.service
     return Operations(
-        TopicSchedule(sim.life.topic, sim.life.service.catalog, chosen, sim.clock.now_ms),
+        topic,
+        lambda: TopicSchedule(topic, service.catalog, chosen, sim.clock.now_ms, has_in_hand=True),
         now_ms=sim.clock.now_ms,
         early_ms=early_ms_of(sim.life.topic, is_strict=sim.variant.config.tracker.is_deliver_at_time_strict),
         progress=Progress(),
@@ -200,5 +265,5 @@ def _operations(sim: "Simulation", subs: list[SubscriptionModel]) -> Operations:
 
 
 SCHEDULED_EVENTS: Final[dict[str, Event]] = {
-    event.__name__: event for event in (pause, resume, cancel_by_id, reschedule, deliver_now)
+    event.__name__: event for event in (pause, resume, cancel_by_id, cancel_while_moved, reschedule, deliver_now, look)
 }

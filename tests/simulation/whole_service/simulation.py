@@ -10,7 +10,7 @@ tells.
 import asyncio
 import hashlib
 import traceback
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,7 +18,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from broker.errors import BrokerError
-from broker.topics.cancelled_parts import parts_of
 from broker.topics.subscription import Subscription
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.core.intake import Intake
@@ -32,16 +31,19 @@ from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.core_checks import check_tracker
+from tests.helpers.fakes.apscheduler_clock import ListedTurns, apscheduler_clock
 from tests.helpers.fakes.life_loop import Clock
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.simulation.whole_service import events
 from tests.simulation.whole_service.clients import Link, SimulatedConsumer
 from tests.simulation.whole_service.coverage import Coverage, Met
 from tests.simulation.whole_service.life import Killed, Life
-from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times, bits_of
+from tests.simulation.whole_service.mistimed import mistime_snapshots
+from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times
 from tests.simulation.whole_service.payloads import content_of, number_of, payload_of
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
 from tests.simulation.whole_service.scheduled import SCHEDULED_EVENTS, adopt_pause
+from tests.simulation.whole_service.upkeep import Upkeep
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.shared.shared_view import SharedIndexView
@@ -52,6 +54,9 @@ ADMINISTRATION_S: Final = 2.0
 """How long a request of an administrator or a client may take, in every state of the snapshot storage."""
 
 COMPLAINTS_MAX: Final = 5
+
+_MISTIMED_SHARE: Final = 0.15
+"""How many lives begin with an index that has other times than the log."""
 
 _SEGMENTS_BEYOND_MAX: Final = 20
 """Segments that may be loaded beyond the limit and beside one of each bucket: those with rows of one time."""
@@ -110,6 +115,8 @@ class Simulation:
         self.oracle.seeks_of = self._seeks_of
         self.oracle.attached = self._attached
         self.life: Life
+        self.upkeep: Upkeep | None = None
+        """The periodic jobs of this life, where the clock is put back and forth."""
         self.lives = 0
         self.step = 0
         self.trace: list[str] = []
@@ -146,13 +153,17 @@ class Simulation:
 
     def run(self) -> Result:
         """Play it to its end or to the first complaint."""
+        with apscheduler_clock(self.clock.now_ms) as listed:
+            return self._run(listed)
+
+    def _run(self, listed: ListedTurns) -> Result:
         start_s = 0.0
         is_over = False
         while not is_over and not self.complaints:
             self.lives += 1
             self.life = Life(self.variant, self.disk, self.stored, self.clock, self.chance, start_s, self.complain)
             try:
-                is_over = self.life.run(self._live())
+                is_over = self.life.run(self._live(listed))
             except Killed:
                 self.note("the power fails" if self.is_power_cut else "killed")
                 self.did("power cut" if self.is_power_cut else "kill")
@@ -180,18 +191,24 @@ class Simulation:
             self.coverage.met,
         )
 
-    async def _live(self) -> bool:
+    async def _live(self, listed: ListedTurns) -> bool:
         """Live until the story is over (True) or the service is restarted."""
         self._ends_life = self.is_power_cut = self.is_resting = False
+        self.upkeep = None
         # An outage outlives the service.
         self.life.storage.is_hanging = self.storage_state == "hangs"
         self.life.storage.is_down = self.storage_state == "is down"
+        # By dice of their own: the stories of all seeds would be other ones else.
+        if (die := Random(f"index {self.seed} {self.lives}")).random() < _MISTIMED_SHARE:
+            mistime_snapshots(self, die)
         await self.in_time("start", self.life.open(), ADMINISTRATION_S)
-        # By a die of its own: the stories of all seeds would be other ones else.
         has_switch = "switch_delays" in self.variant.weights and Random(f"{self.seed} {self.lives}").random() < 0.15
         if has_switch and self.oracle.subs and not self.is_at_the_end:
             await events.switch_delays_of_closed_topic(self)
         await self.in_time("opening", self.life.open_topic(), ADMINISTRATION_S)
+        self.upkeep = Upkeep(self, listed) if self.variant.has_clock_steps else None
+        if self.upkeep is not None:
+            self.upkeep.start()
         self._look_at_cursors()
         events.look_at_policies(self)
         events.apply_faults(self)
@@ -225,6 +242,8 @@ class Simulation:
     async def close_life(self) -> None:
         """Stop the service in order; the next life follows."""
         self.is_resting = True
+        if self.upkeep is not None:
+            await self.upkeep.close()
         config = self.variant.config
         await self.in_time("stop", self.life.service.close(), 15.0 + config.tracker.close_timeout_ms / 1_000)
         self._is_closed_in_order = True
@@ -345,39 +364,38 @@ class Simulation:
         # An active consumer is given entries in the order of the log.
         return set(sorted(waiting)[: sum(one.unsent_entries for one in dispatcher.stats().consumers)])
 
+    def scheduled_keys(self, sub: SubscriptionModel) -> set[Key]:
+        """Return what a look shows of a subscription: delayed messages that no consumer has, or is about to be sent.
+
+        A message that is being moved is the old one until its copy is durable.
+        """
+        waiting = {key for rows in sub.delayed.values() for _, key in rows} - self.unsent(sub)
+        entries = self.oracle.entries
+        moving = {
+            old
+            for old, copy in sub.replaced.items()
+            if old in entries and copy in entries and entries[copy].committed_at is None
+        }
+        return waiting | moving
+
     def watch(self, sub: SubscriptionModel) -> None:
         """Have every move of the mark-delete position judged from now on, and know of every cancellation."""
         self._watch_cursor(sub)
         found = self.subscription(sub)
         assert found is not None
-        cancel, cancel_parts = found.cancel, found.cancel_parts
+        cancel = found.cancel
 
-        def on_cancel(positions: Sequence[Key], message_count: int | None = None) -> None:
+        def on_cancel(positions: Sequence[Key]) -> None:
             if found.cursor.is_closed:
                 # The service stops: it is refused, and nothing is cancelled.
-                cancel(positions, message_count)
+                cancel(positions)
                 return
             self.note(f"{sub.name}: cancelled are {list(positions)[:20]}")
             self.oracle.sync(sub)
-            self.oracle.acknowledged(sub, positions)
-            cancel(positions, message_count)
+            self.oracle.cancelled(sub, positions)
+            cancel(positions)
 
-        async def on_cancel_parts(parts: Sequence[tuple[Position, int, int]]) -> set[tuple[Position, int]]:
-            if found.cursor.is_closed:
-                return await cancel_parts(parts)
-            self.note(f"{sub.name}: cancelled are {list(parts)} of batches")
-            self.oracle.sync(sub)
-            for position, place, _ in parts:
-                if not found.cursor.is_acknowledged(*position):
-                    self.oracle.cancelled_part(sub, tuple(position), place)
-            under_way = {(tuple(position), place) for position, place, _ in parts}
-            sub.cancelling |= under_way
-            try:
-                return await cancel_parts(parts)
-            finally:
-                sub.cancelling -= under_way
-
-        found.cancel, found.cancel_parts = on_cancel, on_cancel_parts  # type: ignore[method-assign]
+        found.cancel = on_cancel  # type: ignore[method-assign]
 
     def _watch_replacements(self) -> None:
         """Know of all entries that give way to others, where the log is asked to replace them."""
@@ -488,6 +506,8 @@ class Simulation:
     def check(self) -> None:
         """Judge what can be seen at any moment."""
         self._look_at_ledgers()
+        if self.upkeep is not None:
+            self.upkeep.judge()
         for sub in self.oracle.subs.values():
             self.oracle.sync(sub)
             dispatcher = self.dispatcher(sub)
@@ -521,7 +541,7 @@ class Simulation:
                     f"and {stats.unsent_entries} unsent entries: charged and not sent, or sent and not charged"
                 )
             # A cancellation may wait for the one before it, which is being stored: the oracle knows it already.
-            if sub.is_single or stats.unsent_entries or is_expiring or sub.cancelling:
+            if sub.is_single or stats.unsent_entries or is_expiring:
                 continue
             held = (len(sub.held_by.get(consumer, ())), sub.messages_held.get(consumer, 0))
             if held != (stats.pending_entries, stats.unacked_messages):
@@ -608,20 +628,6 @@ class Simulation:
         if shown:
             self.complain(f"{sub.name}: copies for others are to be sent to it: {sorted(shown)[:5]}")
 
-    def adopt_parts(self, sub: SubscriptionModel, unsure: Collection[Key]) -> None:
-        """Of batches, cancelled messages stay so; what consumers acknowledged of them may have been forgotten.
-
-        Of entries of which the acknowledgement was lost, nothing is known.
-        """
-        stored = {key: bits_of(words) for key, words in parts_of(self.cursor(sub).properties).items()}
-        for key, left in stored.items():
-            entry = self.oracle.entries.get(key)
-            if entry is None or key in sub.acknowledged:
-                continue
-            if sub.remaining_before.get(key, entry.everything) & ~left and key not in unsure:
-                self.complain(f"{sub.name}: of {key} are left {left:b}, and more is not acknowledged")
-            sub.remaining[key] = left & entry.everything
-
     def _adopt(self, sub: SubscriptionModel, unsure: set[Key], lost: set[Key]) -> None:
         """Take the acknowledged entries of the cursor, if they can be; `unsure` was durable, without a receipt."""
         cursor = self.cursor(sub)
@@ -643,8 +649,7 @@ class Simulation:
         if self._is_closed_in_order and sub.acknowledged - durable:
             gone = sorted(sub.acknowledged - durable)[:5]
             self.complain(f"{sub.name}: acknowledgements did not survive a stop in order: {gone}")
-        was_sought = sub.pending_seek is not None or sub.before_seek is not None
-        if not was_sought:
+        if sub.pending_seek is None and sub.before_seek is None:
             self._judge_replaced(sub, durable, lost)
             forgotten = (sub.synced if self.is_after_power_cut else sub.stored) & self.oracle.entries.keys() - durable
             if forgotten:
@@ -665,9 +670,7 @@ class Simulation:
         sub.is_busy = False
         sub.joining = 0
         sub.on_time_since_s = float("inf")
-        acknowledged_before = sub.acknowledged
         self.oracle.begin_with(sub, durable)
-        self.adopt_parts(sub, self.oracle.entries if was_sought else acknowledged_before)
         adopt_pause(self, sub)
 
     def _on_committed(self) -> None:

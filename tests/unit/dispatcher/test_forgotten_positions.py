@@ -1,13 +1,12 @@
 """A tracker that forgets which entries of a ledger it has, before a scan comes by: each entry is delivered once."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 from pyroaring import BitMap
 
 from dispatcher import DispatcherConfig, SubscriptionType
-from snapshot_storage.bucket_key import LedgerRange
 from tests.helpers.fakes.dispatcher_world import FakeLog, FakeTracker
 from tests.helpers.fakes.shell_world import ShellWorld, settle
 from tests.helpers.fakes.virtual_time import now_ms, run
@@ -31,16 +30,12 @@ class ForgetfulTracker(FakeTracker):
         super().__init__(on_available, recovery_seconds=recovery_seconds)
         self._forgotten: set[int] = set()
         self._untracked: dict[int, BitMap] = {}
-        self._untracked_ranges: list[LedgerRange] = []
         for row in sealed:
             self._add(*row)
 
     def forget(self, ledger_id: int) -> None:
         self._forgotten.add(ledger_id)
-
-    def will_read(self, ledger_id: int) -> None:
-        if ledger_id in self._forgotten:
-            asyncio.get_running_loop().call_later(self.remembers_after_s, self._remember, ledger_id)
+        asyncio.get_running_loop().call_later(self.remembers_after_s, self._remember, ledger_id)
 
     def _remember(self, ledger_id: int) -> None:
         self._forgotten.discard(ledger_id)
@@ -52,18 +47,8 @@ class ForgetfulTracker(FakeTracker):
         self._untracked = {ledger_id: BitMap(entry_ids)}
         self.on_available()
 
-    def lose_all_of(self, ledger_id: int) -> None:
-        """Lose a snapshot of which the positions are not in memory."""
-        self.note_acknowledged(ledger_id, self.positions[ledger_id].copy())
-        self._untracked_ranges = [LedgerRange(ledger_id, ledger_id)]
-        self.on_available()
-
     def take_untracked(self) -> Mapping[int, BitMap]:
         untracked, self._untracked = self._untracked, {}
-        return untracked
-
-    def take_untracked_ranges(self) -> Sequence[LedgerRange]:
-        untracked, self._untracked_ranges = self._untracked_ranges, []
         return untracked
 
     def is_recovering(self, ledger_id: int) -> bool:
@@ -126,7 +111,7 @@ def test_what_a_snapshot_loses_twice_is_tracked_again_while_an_earlier_ledger_wa
         await settle()
         tracker.lose(2, [0, 3])
         await settle()
-        tracker.lose_all_of(2)
+        tracker.lose(2, range(4))
         await settle(12)
         assert sorted(consumer.positions()) == [(2, 0), (2, 1), (2, 2), (2, 3)]
 

@@ -75,7 +75,7 @@ class _DamagedStorage(MemoryBucketSnapshotStorage):
     async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         await self._check(bucket_id, 0)
         head = await super().get_bucket_snapshot_head(bucket_id)
-        return BucketSnapshotHead(head.info, head.metadata, ())
+        return BucketSnapshotHead(head.info, head.metadata)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         await self._check(bucket_id, 0)

@@ -1,19 +1,26 @@
 """Reading: reads at the tail need no database, trimmed entries are left out, and lost ones are an error."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.disk.keys import Family
+from managed_ledger.disk.keys import Family, block_key
 from managed_ledger.entries.blocks import HeaderBlock, rows_at
 from managed_ledger.entries.headers import PACK_ROW, EntryHeaders
-from managed_ledger.errors import StoreCorruptedError
+from managed_ledger.errors import (
+    EntriesDamagedError,
+    EntriesUnreadableError,
+    LedgerError,
+    StoreCorruptedError,
+    StoreUnavailableError,
+)
 from managed_ledger.position import Position
 from managed_ledger.reading.selection import HeadersRead
-from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, MemoryRows, append_all, open_store
 from tests.helpers.log_reading import read_entries
 
 
@@ -155,7 +162,7 @@ def test_an_entry_that_the_log_has_lost_is_an_error(family: Family) -> None:
         await append_all(ledger, [b"b"])
         del database.tables[family][max(database.tables[family])]
 
-        with pytest.raises(StoreCorruptedError, match="ledger 1 lacks entries between"):
+        with pytest.raises(StoreCorruptedError, match="the log is damaged at 1:1"):
             await read_entries(ledger, ledger.first_position, entries_max=10)
         await store.close()
 
@@ -194,3 +201,65 @@ def test_blocks_that_overlap_give_each_entry_its_own_header(
     found = rows_at(blocks, np.array(entry_ids, dtype=np.int64))
 
     assert found[:, 0].tolist() == list(entry_ids)
+
+
+class _UnreadableDatabase(MemoryDatabase):
+    """A database of which some values of payloads cannot be read."""
+
+    def __init__(self, error: type[LedgerError]) -> None:
+        super().__init__()
+        self.unreadable: set[bytes] = set()
+        self._error = error
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        self._check(family, [key])
+        return super().get(family, key)
+
+    @contextmanager
+    def rows(self, family: Family) -> Iterator[MemoryRows]:
+        with super().rows(family) as rows:
+            value = rows.value
+            rows.value = lambda: self._check(family, [rows.key()]) or value()  # type: ignore[method-assign]
+            yield rows
+
+    def listed(self, family: Family, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        found = list(MemoryDatabase.scan(self, family, start, end))
+        self._check(family, [key for key, _ in found])
+        return found
+
+    def _check(self, family: Family, keys: list[bytes]) -> bytes:
+        """Raise for an unreadable value; return nothing that would stand for one."""
+        if family is Family.PAYLOADS and self.unreadable.intersection(keys):
+            raise self._error("the disk says no")
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [(StoreCorruptedError, EntriesDamagedError), (StoreUnavailableError, EntriesUnreadableError)],
+)
+def test_an_unreadable_value_takes_its_own_entries_with_it_and_no_others(
+    kind: type[LedgerError], told: type[EntriesDamagedError] | type[EntriesUnreadableError]
+) -> None:
+    async def scenario() -> None:
+        database = _UnreadableDatabase(kind)
+        store = await open_store(database, cache_bytes_max=0)
+        ledger = await store.open_managed_ledger("orders")
+        for begin in (0, 3, 6):
+            await append_all(ledger, [b"%d" % number for number in range(begin, begin + 3)])
+        database.unreadable.add(block_key(1, 3))
+
+        with pytest.raises(told) as caught:
+            await ledger.read_payloads([1] * 9, range(9))
+        assert caught.value.entries == {1: BitMap([3, 4, 5])}
+        with pytest.raises(told) as caught:
+            await ledger.read_payloads([1, 1], [5, 8])
+        assert caught.value.entries == {1: BitMap([5])}
+        assert await ledger.read_payloads([1] * 6, [0, 1, 2, 6, 7, 8]) == [b"0", b"1", b"2", b"6", b"7", b"8"]
+        if kind is StoreCorruptedError:
+            payloads, damaged = await ledger.read_intact_payloads([1] * 9, range(9))
+            assert payloads == [b"0", b"1", b"2", None, None, None, b"6", b"7", b"8"]
+            assert damaged == {1: BitMap([3, 4, 5])}
+        await store.close()
+
+    asyncio.run(scenario())

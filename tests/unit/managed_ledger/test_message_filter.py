@@ -1,8 +1,6 @@
 """The filter of messages by the properties and the key in their metadata."""
 
 import base64
-import zlib
-from itertools import zip_longest
 
 import pytest
 from hypothesis import given
@@ -32,7 +30,7 @@ def test_messages_with_all_properties_are_meant(
     for name, value in properties:
         metadata.properties.add(key=name, value=value)
 
-    found = MessageFilter(properties=tuple((name.encode(), value.encode()) for name, value in wanted)).chosen(
+    found = MessageFilter(properties=tuple((name.encode(), value.encode()) for name, value in wanted)).matches(
         _entry(metadata.SerializeToString())
     )
 
@@ -54,36 +52,21 @@ def test_messages_of_a_key_are_meant(fields: dict[str, object], is_meant: bool) 
     """The ordering key if there is one, as Key_Shared has it."""
     entry = _entry(_metadata(**fields).SerializeToString())
 
-    assert MessageFilter((b"order-17", b"other")).chosen(entry) is is_meant
+    assert MessageFilter((b"order-17", b"other")).matches(entry) is is_meant
 
 
-def _batch(*names: str, is_compressed: bool, keys: tuple[bytes | None, ...] = ()) -> bytes:
-    """A batch with a message of each name, and no property of its own, as clients send them."""
-    payload = b""
-    for name, key in zip_longest(names, keys):
-        single = SingleMessageMetadata(payload_size=2, partition_key=key)
-        single.properties.add(key="name", value=name)
-        data = single.SerializeToString()
-        payload += len(data).to_bytes(4) + data + b"ab"
-    fields: dict[str, object] = {"num_messages_in_batch": len(names), "partition_key": keys[0] if keys else None}
-    if is_compressed:
-        fields |= {"compression": "ZLIB", "uncompressed_size": len(payload)}
-        payload = zlib.compress(payload)
-    return _entry(_metadata(**fields).SerializeToString(), payload)
+def test_a_batch_is_whole() -> None:
+    """It is meant by what its own metadata says: the key, which Key_Shared orders by, and no property of a message."""
+    single = SingleMessageMetadata(payload_size=2, partition_key=b"other")
+    single.properties.add(key="name", value="a")
+    data = single.SerializeToString()
+    entry = _entry(
+        _metadata(num_messages_in_batch=1, partition_key=b"k").SerializeToString(), len(data).to_bytes(4) + data + b"ab"
+    )
 
-
-@pytest.mark.parametrize("is_compressed", [False, True])
-def test_the_messages_of_a_batch_are_meant_one_by_one(is_compressed: bool) -> None:
-    """Each by its own properties, and by its own key where it has one; also where their bytes cannot be searched."""
-    named_a = MessageFilter(properties=((b"name", b"a"),))
-    of_k = MessageFilter((b"k",))
-
-    assert named_a.chosen(_batch("a", "b", "a", is_compressed=is_compressed)) == {0, 2}
-    assert named_a.chosen(_batch("a", "a", is_compressed=is_compressed)) is True
-    assert named_a.chosen(_batch("b", "c", is_compressed=is_compressed)) is False
-    assert of_k.chosen(_batch("a", "b", is_compressed=is_compressed, keys=(b"k", None))) is True
-    assert of_k.chosen(_batch("a", "b", is_compressed=is_compressed, keys=(b"k", b"other"))) == {0}
-    assert of_k.chosen(_batch("a", "b", is_compressed=is_compressed, keys=(b"other", b"k"))) is False
+    assert MessageFilter((b"k",)).matches(entry)
+    assert not MessageFilter((b"other",)).matches(entry)
+    assert not MessageFilter(properties=((b"name", b"a"),)).matches(entry)
 
 
 @given(st.binary(max_size=40), st.integers(0, 60))
@@ -94,7 +77,7 @@ def test_what_makes_no_sense_is_not_meant(data: bytes, cut: int) -> None:
     wanted = MessageFilter((b"k" * 30,), ((b"name", b"value" * 9),))
     whole = metadata.SerializeToString()
 
-    assert wanted.chosen(_entry(whole))
-    assert not wanted.chosen(_entry(whole[: min(cut, len(whole) - 1)]))
-    assert not wanted.chosen(_entry(data))
-    assert not wanted.chosen(data)
+    assert wanted.matches(_entry(whole))
+    assert not wanted.matches(_entry(whole[: min(cut, len(whole) - 1)]))
+    assert not wanted.matches(_entry(data))
+    assert not wanted.matches(data)

@@ -7,7 +7,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tracker.core.merge_windows import groups_down_to, window_to_merge
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.staging import StagingFolder, StagingWriter
@@ -20,6 +19,7 @@ from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
+from tracker.merge_windows import groups_down_to, window_to_merge
 
 CURSOR = CursorName("t", "c")
 RULES = RebuildRules(now_ms=0, step_ms=1_000, rows_max=7)

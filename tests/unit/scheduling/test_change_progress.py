@@ -30,7 +30,7 @@ class OperationTeller:
             raise ScheduleRequestError(404, "not yet", field="operation", advice="")
         return state
 
-    def get(self, path: str, query: object) -> dict[str, Any]:
+    def look(self, path: str, asked: object) -> dict[str, Any]:
         return {"total": 1_000}
 
 

@@ -16,7 +16,7 @@ from broker.admin.web import WebServer
 from broker.cli.service_commands import postdate
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, play
-from tests.helpers.send_frames import batch_frame
+from tests.helpers.send_frames import named_frames
 
 Ask = Callable[[str], Result]
 
@@ -25,7 +25,7 @@ def run(folder: Path, check: Callable[[Ask, list[str]], None]) -> None:
     """Run a check with a function that runs a command line (`T` is the topic), and the ids, the due one first."""
 
     async def story(server: WebServer, peer: Peer) -> None:
-        ids = await ScheduledApi(server, peer).publish(batch_frame(["due"], deliver_at_ms=NOW_MS - 1), 3)
+        ids = await ScheduledApi(server, peer).publish(named_frames(["due"], deliver_at_ms=NOW_MS - 1), 3)
 
         def ask(words: str) -> Result:
             line = [TOPIC if word == "T" else word for word in words.split()]
@@ -71,13 +71,16 @@ def test_an_unknown_subscription_is_refused_and_is_not_a_match_of_nothing(tmp_pa
             assert (result.exit_code, result.stdout) == (2, "")
             assert "There is no subscription nosub" in result.stderr
         nothing = ask("scheduled cancel T 999:1 --json")
-        assert (nothing.exit_code, json.loads(nothing.stdout)) == (1, {"matched": 0, "alreadyDue": 0, "unknown": 1})
+        assert (nothing.exit_code, json.loads(nothing.stdout)) == (
+            1,
+            {"matched": 0, "alreadyDue": 0, "inHand": 0, "unknown": 1},
+        )
 
     run(tmp_path, check)
 
 
-@pytest.mark.parametrize("time", ["2027", "20270115"])
-def test_a_date_in_digits_selects_nothing(tmp_path: Path, time: str) -> None:
+@pytest.mark.parametrize("time", ["2027", "20270115", "1800000000"])
+def test_a_date_in_digits_or_seconds_select_nothing(tmp_path: Path, time: str) -> None:
     def check(ask: Ask, _: list[str]) -> None:
         result = ask(f"scheduled cancel T --from {time} --dry-run")
         assert (result.exit_code, result.stdout) == (2, "")
@@ -149,18 +152,6 @@ def test_a_shift_is_repeated_by_its_id_and_nothing_else_is(tmp_path: Path) -> No
         assert again.exit_code == 1
         other = ask("scheduled reschedule T --all --yes --delay 1h --operation-id spring")
         assert (other.exit_code, "--operation-id is of a --shift" in other.stderr) == (2, True)
-
-    run(tmp_path, check)
-
-
-def test_batches_of_which_a_part_is_left_are_skipped_where_that_is_asked(tmp_path: Path) -> None:
-    def check(ask: Ask, ids: list[str]) -> None:
-        assert ask(f"scheduled cancel T {ids[2]}").exit_code == 0
-        refused = ask("scheduled reschedule T --all --yes --delay 1h")
-        assert refused.exit_code == 2
-        assert "skipBatchesInPart" in refused.stderr
-        skipped = ask("scheduled reschedule T --all --yes --delay 1h --skip-batches-in-part --json")
-        assert json.loads(skipped.stdout)["skipped"] == 1
 
     run(tmp_path, check)
 

@@ -10,7 +10,7 @@ import pytest
 from broker.admin import scheduled_requests
 from scheduling.errors import ScheduleRequestError, SchedulingError, ServiceUnavailableError
 from scheduling.scheduler import Scheduler
-from scheduling.values import EVERYTHING, TIME_MS_MAX, ScheduledMessage
+from scheduling.values import EVERYTHING, TIME_MS_MAX, Matching, ScheduledMessage
 
 
 def message_due(deliver_at_ms: int) -> ScheduledMessage:
@@ -55,6 +55,28 @@ def test_a_message_for_a_time_after_the_year_9999_is_refused_before_it_is_publis
 
     assert (refused.value.status, refused.value.field) == (400, field)
     assert refused.value.advice
+
+
+@pytest.mark.parametrize("at", [-1, 0, 1, 1_800_000_000, 631_151_999_999])
+def test_a_number_that_may_be_seconds_is_refused_before_it_is_published(at: int) -> None:
+    """Nothing listens at the address: a request would be another error."""
+    with (
+        Scheduler("pulsar://127.0.0.1:1", "http://127.0.0.1:1", "t") as scheduler,
+        pytest.raises(ScheduleRequestError, match="is before 1990 in milliseconds: it may be seconds") as refused,
+    ):
+        scheduler.schedule(b"x", at=at)
+
+    assert (refused.value.status, refused.value.field) == (400, "deliverAtMs")
+    assert refused.value.advice
+
+
+def test_a_datetime_before_1990_is_asked_for_as_it_is() -> None:
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+
+    assert Matching(due_from=epoch, due_until=1_800_000_000_000).to_json() == {
+        "from": "1970-01-01T00:00:00+00:00",
+        "until": 1_800_000_000_000,
+    }
 
 
 class AnsweringServer(HTTPServer):

@@ -267,14 +267,14 @@ def test_an_hour_of_outage_is_told_once_and_fills_memory_up_to_the_limit(
         assert len(tracker.get_scheduled_messages(10)) == 1
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert len(warnings) == 2
-        assert sum("StoreSnapshot failed" in message for message in warnings) == 1
+        assert sum("CreateSnapshot failed" in message for message in warnings) == 1
         assert sum("50 indexes wait in memory" in message for message in warnings) == 1
 
         world.storage.is_down = world.storage.is_hanging = False
         await asyncio.sleep(120)
         assert not tracker.should_pause_all_deliveries()
         assert world.named_ids() == await world.snapshot_ids() != set()
-        assert sum("StoreSnapshot works again" in record.getMessage() for record in caplog.records) == 1
+        assert sum("CreateSnapshot works again" in record.getMessage() for record in caplog.records) == 1
         await tracker.close()
 
     run_virtually(main())
@@ -894,7 +894,7 @@ def test_what_failed_and_is_wanted_no_more_fails_no_longer(sound_world: BucketTr
         sound_world.storage.is_down = True
         add(tracker, 6_000, *range(1, 7))
         await sound_world.rest()
-        assert tracker.stats().failing == {"StoreSnapshot"}
+        assert tracker.stats().failing == {"CreateSnapshot"}
         sound_world.storage.is_down = False
         sound_world.cursor.mark_delete_position = Position(9, 0)
         await sound_world.rest()

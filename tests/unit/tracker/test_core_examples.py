@@ -23,11 +23,11 @@ from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Call,
     CallFailed,
+    CreateSnapshot,
     ListSnapshots,
     LoadSegments,
     MergeSnapshots,
     ReadHead,
-    StoreSnapshot,
 )
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
@@ -385,7 +385,7 @@ def test_rows_are_served_from_memory_until_the_property_is_durable(driver: Drive
     """A snapshot that is slow or fails holds nothing up."""
     driver.add(*((2_000 + n, n, n) for n in range(1, 7)))
     driver.answer(driver.pending[0])  # The sweep for orphans that begins every life.
-    driver.fail(driver.waiting(StoreSnapshot)[0])
+    driver.fail(driver.waiting(CreateSnapshot)[0])
     driver.now_ms = 2_003
 
     assert driver.pop() == [(2_001, 1, 1), (2_002, 2, 2), (2_003, 3, 3)]
@@ -856,7 +856,7 @@ def test_a_snapshot_whose_creation_is_not_answered_yet_is_no_orphan(driver: Driv
     """A listing that sees it is not trusted, and is made again."""
     listing = driver.waiting(ListSnapshots)[0]
     driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
-    persist = driver.waiting(StoreSnapshot)[0]
+    persist = driver.waiting(CreateSnapshot)[0]
     created = driver.runner.run(answer_to(driver.calls, persist))
     driver.answer(listing)
 
@@ -1016,7 +1016,7 @@ def test_trimmed_ledgers_are_dropped_also_from_segments_that_are_not_loaded(driv
 def test_clearing_deletes_everything_and_keeps_what_is_added_meanwhile(driver: Driver) -> None:
     """Snapshots in flight included, and the same ledgers may be sealed again at once."""
     driver.add(*((60_000, n, n) for n in range(1, 12)))
-    persist = driver.waiting(StoreSnapshot)[0]
+    persist = driver.waiting(CreateSnapshot)[0]
     driver.answer(persist)
 
     driver.core.clear()
@@ -1144,14 +1144,14 @@ def test_a_clock_that_steps_back_does_not_hold_up_a_retry(driver: Driver) -> Non
     """A wait for another try ends when the clock leaves it, or an hour's step would cost an hour."""
     driver.now_ms = 3_600_000
     driver.add(*[(7_200_000, ledger, 0) for ledger in range(1, 7)])
-    (persist,) = driver.waiting(StoreSnapshot)
+    (persist,) = driver.waiting(CreateSnapshot)
     driver.fail(persist)
-    assert driver.waiting(StoreSnapshot) == []
+    assert driver.waiting(CreateSnapshot) == []
 
     driver.now_ms = NOW_MS
     driver.plan()
 
-    assert len(driver.waiting(StoreSnapshot)) == 1
+    assert len(driver.waiting(CreateSnapshot)) == 1
 
 
 def test_the_latest_time_there_is_is_a_time(driver: Driver) -> None:

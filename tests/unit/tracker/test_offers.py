@@ -1,7 +1,6 @@
 """Messages offered to either tracker: which ones it refuses, and that they mean the same to both."""
 
 import asyncio
-import tracemalloc
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -9,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from managed_ledger.position import Position
 from postdate.testing import FakeClock, FakeCursor, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
 from tracker.errors import TrackerClosedError
-from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
+from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
 
@@ -189,54 +187,3 @@ def test_every_time_up_to_the_last_there_is_can_be_tracked(run: Run) -> None:
         assert tracker.number_of_delayed_messages() == len(times) + 2
 
     run(test)
-
-
-@pytest.mark.parametrize("are_many", [False, True])
-def test_a_message_that_was_refused_and_is_added_again_is_not_early(run: Run, are_many: bool) -> None:
-    """The time that was forgotten with it does not come back."""
-
-    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
-        def offer(deliver_at: int) -> list[bool]:
-            if are_many:
-                return tracker.add_messages([1, 1], [1, 2], [deliver_at] * 2).tolist()
-            return [tracker.add_message(1, entry_id, deliver_at) for entry_id in (1, 2)]
-
-        assert offer(NOW_MS + 5_000) == [True, True]
-        assert tracker.add_message(1, 3, NOW_MS + 5_000)
-        assert offer(NOW_MS - 1) == [False, False]
-        assert offer(NOW_MS + 50_000) == [True, True]
-        clock.now_ms = NOW_MS + 49_999
-        assert [row[1:] for row in tracker.get_scheduled_messages(5).to_rows()] == [(1, 3)]
-        clock.now_ms = NOW_MS + 50_000
-        assert [row[1:] for row in tracker.get_scheduled_messages(5).to_rows()] == [(1, 1), (1, 2)]
-        assert tracker.number_of_delayed_messages() == 0
-
-    run(test)
-
-
-def test_the_in_memory_tracker_frees_what_the_cursor_has_passed() -> None:
-    """At once, not when it would have been due."""
-
-    async def main() -> None:
-        cursor = FakeCursor()
-        context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
-        config = TrackerConfig(tick_time_ms=1, is_deliver_at_time_strict=True)
-        tracker = InMemoryDelayedDeliveryTracker(context, config, now_ms=FakeClock(NOW_MS))
-        tracemalloc.start()
-        for ledger_id in range(10):
-            times = range(LATER_MS + 1_000 * ledger_id, LATER_MS + 1_000 * (ledger_id + 1))
-            tracker.add_messages([ledger_id] * 1_000, range(1_000), times)
-        full_bytes = tracemalloc.get_traced_memory()[0]
-        cursor.mark_delete_position = Position(9, -1)
-        last_bytes = tracemalloc.get_traced_memory()[0]
-        assert tracker.number_of_delayed_messages() == 1_000
-        assert tracker.next_delivery_time() == LATER_MS + 9_000
-        cursor.mark_delete_position = Position(10, -1)
-        empty_bytes = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        assert tracker.next_delivery_time() is None
-        assert last_bytes < full_bytes / 5
-        assert empty_bytes < full_bytes / 20
-        await tracker.close()
-
-    asyncio.run(main())

@@ -126,7 +126,6 @@ def test_an_add_from_another_thread_that_wants_a_turn_is_refused() -> None:
 
 def test_a_tracker_takes_the_names_of_its_arguments(run: Callable[[Test], None]) -> None:
     async def test(tracker: DelayedDeliveryTracker, _: MemoryCursor) -> None:
-        tracker.will_read(ledger_id=7)
         assert tracker.add_messages(ledger_ids=[9], entry_ids=[0], deliver_ats=[NOW_MS]).tolist() == [False]
         assert len(tracker.get_scheduled_messages(max_messages=10)) == 0
 

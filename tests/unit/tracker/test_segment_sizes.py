@@ -8,7 +8,7 @@ import pytest
 from postdate.testing import FakeCursor
 from tracker.columns.segment_table import SegmentTable
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.core.actions import Answer, Call, ListSnapshots, MergeSnapshots, Stored, StoreSnapshot
+from tracker.core.actions import Answer, Call, CreateSnapshot, ListSnapshots, MergeSnapshots, Stored
 from tracker.core.tracker_core import TrackerCore
 from tracker.segment_sizes import SEGMENT_ROWS_MIN, WAITING_ROWS, segment_row_count_max
 
@@ -48,7 +48,7 @@ def test_each_bucket_is_cut_by_how_many_there_are_when_it_is_sealed() -> None:
     """Also when its snapshot is made later, beside others: a rebuild in bulk finds the same."""
     core = core_of(300, TrackerConfig(index_count_per_bucket_min=1, operations_in_flight_max=300))
 
-    persisted = [action for action in core.plan(now_ms=0) if isinstance(action, StoreSnapshot)]
+    persisted = [action for action in core.plan(now_ms=0) if isinstance(action, CreateSnapshot)]
 
     assert [action.segment_row_count_max for action in persisted] == [
         segment_row_count_max(CONFIGURED, number) for number in range(1, 301)
@@ -70,7 +70,7 @@ def test_a_merge_is_cut_by_how_many_buckets_there_are_after_it() -> None:
 
 def answer_to(call: Call) -> Answer:
     """The answers of a storage and a cursor that never fail."""
-    if isinstance(call, StoreSnapshot):
+    if isinstance(call, CreateSnapshot):
         times, ends = np.array([1_000]), np.array([1], np.int32)
         return Stored(call.serial, 1, SegmentTable(times, times, ends, ends))
     return frozenset() if isinstance(call, ListSnapshots) else None

@@ -6,20 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in_bitmap
 from tracker.config import TrackerConfig
-from tracker.core.actions import Event
-from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.shared_cursor import SharedCursor
@@ -63,16 +60,11 @@ class SharedIndexWorld:
         cursor = self.cursors.setdefault(name, FakeCursor())
         self.taken.setdefault(name, set())
 
-        def has_taken(ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-            positions = zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True)
-            return np.array([position in self.taken[name] for position in positions], np.bool_)
-
         context = TrackerContext(
             topic_name="t",
             cursor_name=name,
             cursor=cursor,
             on_available=lambda: self.told.append(name),
-            has_taken=has_taken,
         )
         self.views[name] = self.index.new_view(context)
         return self.views[name]
@@ -157,52 +149,6 @@ def test_a_poll_goes_on_behind_what_was_acknowledged() -> None:
     play(story, "a", "b")
 
 
-def test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log() -> None:
-    """Rows up to the limit, then positions; messages that are read again come in order, and nothing before them."""
-
-    async def story(world: SharedIndexWorld) -> None:
-        entry_ids = list(range(12))
-        # The later the entry, the earlier it is due.
-        rows = [(START_MS + 200 - entry_id, 1, entry_id) for entry_id in entry_ids]
-        world.views["a"].add_messages([1] * 12, entry_ids, [row[0] for row in rows])
-        await asyncio.sleep(0.3)
-        expected = sorted(rows)
-        assert [row for _ in range(3) for row in world.rows("a", 12)] == expected
-        b = world.views["b"]
-        assert (b.number_of_delayed_messages(), b.next_delivery_time()) == (12, expected[0][0])
-        assert b.first_withheld_time() == expected[2][0]
-        assert world.rows("b") == expected[:2]
-        assert b.tracked_in(1) == BitMap(entry_id for _, _, entry_id in expected[2:])
-        await rest()
-        assert "b" in world.told
-        to_read = b.take_untracked()
-        assert to_read == {1: BitMap(entry_id for _, _, entry_id in expected[2:4])}
-        # The log gives the later one of the two first.
-        assert b.add_message(1, expected[3][2], expected[3][0])
-        assert world.rows("b") == []
-        world.told.clear()
-        assert b.add_message(1, expected[2][2], expected[2][0])
-        await rest()
-        assert world.told == ["b"]
-        assert world.rows("b") == expected[2:4]
-        # Messages that are acknowledged before they are read again are never offered, and hold nothing up.
-        (entry_ids_left,) = b.take_untracked().values()
-        world.cursors["b"].acknowledge(1, *entry_ids_left)
-        b.add_messages([], [], [])
-        assert b.has_message_available()
-        assert world.rows("b") == []
-        assert b.number_of_delayed_messages() == 6
-        for first in (6, 8, 10):
-            window = expected[first : first + 2]
-            assert b.take_untracked() == {1: BitMap(entry_id for _, _, entry_id in window)}
-            assert b.add_messages([1, 1], [row[2] for row in window], [row[0] for row in window]).all()
-            assert world.rows("b") == window
-        assert b.number_of_delayed_messages() == 0
-        assert not b.has_message_available()
-
-    play(story, "a", "b", row_count_max=4)
-
-
 def test_an_earlier_message_that_is_indexed_late_comes_first() -> None:
     """Rows that another's poll brought do not overtake what is due in the index since."""
 
@@ -269,36 +215,6 @@ def test_a_message_without_a_delay_leaves_what_is_indexed_alone() -> None:
     play(story, "a", "b")
 
 
-def test_a_read_that_began_before_a_message_was_indexed_leaves_it_alone() -> None:
-    async def story(world: SharedIndexWorld) -> None:
-        ledger_ids, entry_ids = np.array([1, 1]), np.array([1, 2])
-        assert world.views["b"].tracked_meanwhile(ledger_ids, entry_ids) is None
-        world.views["a"].add_message(1, 2, START_MS + 100)
-        for _ in range(2):
-            is_tracked = world.views["b"].tracked_meanwhile(ledger_ids, entry_ids)
-            assert is_tracked is not None
-            assert is_tracked.tolist() == [False, True]
-            # The second time it waits in the view's own rows.
-            await asyncio.sleep(0.2)
-            world.rows("a")
-
-    play(story, "a", "b")
-
-
-def test_what_a_subscription_took_before_another_indexed_it_does_not_come_again() -> None:
-    """The clock was put back, say: the late subscription delays what the other one has delivered."""
-
-    async def story(world: SharedIndexWorld) -> None:
-        world.taken["a"] = {(1, 1)}
-        world.views["b"].add_messages([1, 1], [1, 2], [START_MS + 100] * 2)
-        assert (world.views["a"].number_of_delayed_messages(), world.views["b"].number_of_delayed_messages()) == (1, 2)
-        await asyncio.sleep(0.2)
-        assert len(world.rows("b")) == 2
-        assert world.rows("a") == [(START_MS + 100, 1, 2)]
-
-    play(story, "a", "b")
-
-
 def test_a_view_that_comes_later_gets_what_is_indexed_and_not_what_was_polled() -> None:
     """That it finds in the log: it is not tracked, so that its reader does not pass over it."""
 
@@ -344,7 +260,6 @@ def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
         await asyncio.sleep(16)
         lost = {name: view.take_untracked() for name, view in world.views.items()}
         assert lost["a"] == lost["b"] == {1: BitMap(range(6))}
-        assert world.views["b"].tracked_in(1) == BitMap(range(6))
         world.taken["b"] = {(1, entry_id) for entry_id in range(6)}
         assert world.views["a"].add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6).all()
         await asyncio.sleep(5)
@@ -352,57 +267,6 @@ def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
         assert world.views["b"].add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6).all()
         assert world.rows("b") == []
         assert world.views["b"].number_of_delayed_messages() == 0
-
-    play(story, "a", "b")
-
-
-def test_what_was_lost_and_is_offered_before_it_is_reported_need_not_be_read_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A view that offers it when it is due has delivered it, and the other view has not."""
-
-    def offer(world: SharedIndexWorld, due: int, late: int) -> None:
-        assert not world.views["a"].add_message(1, due, START_MS - 1)
-        assert world.views["a"].add_message(1, late, START_MS + 20_000)
-
-    async def story(world: SharedIndexWorld) -> None:
-        a, b = world.views["a"], world.views["b"]
-        a.add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6)
-        a.add_message(2, 0, START_MS + 20_000)
-        await rest()
-        (bucket_id,) = map(int, world.own.properties.values())
-        await world.storage.delete_bucket_snapshot(bucket_id)
-        handle = TrackerCore.handle
-
-        def handle_and_offer(core: TrackerCore, event: Event, *, now_ms: int) -> None:
-            handle(core, event, now_ms=now_ms)
-            if core.has_losses:
-                offer(world, 0, 1)
-
-        monkeypatch.setattr(TrackerCore, "handle", handle_and_offer)
-        await asyncio.sleep(16)
-        offer(world, 2, 3)
-
-        assert a.take_untracked() == {1: BitMap([4, 5])}
-        assert b.take_untracked() == {1: BitMap(range(6))}
-
-    play(story, "a", "b")
-
-
-def test_a_range_of_which_something_was_lost_is_read_again_by_every_view() -> None:
-    """Messages that one view puts back come to another view too if it had read them as tracked."""
-
-    async def story(world: SharedIndexWorld) -> None:
-        world.taken["b"] = {(1, 0), (7, 0)}
-        for view in world.views.values():
-            view.note_lost({}, [LedgerRange(1, 5)])
-        assert [list(view.take_untracked_ranges()) for view in world.views.values()] == [[LedgerRange(1, 5)]] * 2
-        assert list(world.views["b"].take_untracked_ranges()) == []
-        assert world.views["a"].add_messages([1, 7], [0, 0], [START_MS + 100] * 2).all()
-        await asyncio.sleep(0.2)
-        assert len(world.rows("a")) == 2
-        # Of what was not lost, it holds what it read.
-        assert world.rows("b") == [(START_MS + 100, 1, 0)]
 
     play(story, "a", "b")
 
@@ -521,30 +385,6 @@ def test_due_messages_that_a_view_is_told_are_acknowledged_are_forgotten() -> No
     play(story, "a", "b")
 
 
-def test_what_is_acknowledged_while_it_is_spilled_keeps_no_other_row_waiting() -> None:
-    async def story(world: SharedIndexWorld) -> None:
-        a, b = world.views["a"], world.views["b"]
-        a.add_messages([1] * 30, list(range(30)), [START_MS + 100 + entry_id for entry_id in range(30)])
-        await asyncio.sleep(0.2)
-        while world.rows("a"):
-            pass
-        gone = range(5, 29)
-        world.cursors["b"].acknowledge(1, *gone)
-        b.note_acknowledged(1, BitMap(gone))
-        assert b.number_of_delayed_messages() == 6
-        taken: Rows = []
-        for _ in range(30):
-            taken += world.rows("b")
-            for ledger_id, entry_ids in b.take_untracked().items():
-                for entry_id in entry_ids:
-                    assert b.add_message(ledger_id, entry_id, START_MS + 100 + entry_id)
-            await rest()
-        assert [row[2] for row in taken] == [0, 1, 2, 3, 4, 29]
-        assert b.number_of_delayed_messages() == 0
-
-    play(story, "a", "b", row_count_max=8)
-
-
 def test_a_closed_view_refuses_to_be_polled() -> None:
     async def story(world: SharedIndexWorld) -> None:
         await world.views["a"].close()
@@ -552,3 +392,35 @@ def test_a_closed_view_refuses_to_be_polled() -> None:
             world.rows("a")
 
     play(story, "a", "b")
+
+
+def test_what_a_subscription_that_takes_nothing_leaves_behind_is_read_again_by_position() -> None:
+    """Its rows in memory are bounded; the rest is due, and comes from the log when there is room."""
+
+    async def story() -> None:
+        world = SharedIndexWorld(row_count_max=4)
+        await world.open("a", "b")
+        rows = [(START_MS + 1_000 + n, 1, n) for n in range(12)]
+        for time_ms, ledger_id, entry_id in rows:
+            assert world.views["a"].add_message(ledger_id, entry_id, time_ms)
+        await asyncio.sleep(2)
+        taken = []
+        while some := world.rows("a", 3):
+            taken += some
+        assert taken == rows
+
+        b = world.views["b"]
+        assert b.number_of_delayed_messages() == 12
+        received = world.rows("b", 3)
+        assert received == rows[:3]
+        for _ in range(20):
+            # All that the dispatcher reads again is due, so it is not tracked.
+            for ledger_id, entry_ids in b.take_untracked().items():
+                times = [rows[entry_id][0] for entry_id in entry_ids]
+                assert not b.add_messages([ledger_id] * len(times), list(entry_ids), times).any()
+                received += [rows[entry_id] for entry_id in entry_ids]
+            received += world.rows("b", 3)
+        assert sorted(received) == rows
+        assert b.number_of_delayed_messages() == 0
+
+    run_virtually(story())

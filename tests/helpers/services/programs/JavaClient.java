@@ -1,9 +1,13 @@
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.EnumSet;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.TimeUnit;
 
 import com.fasterxml.jackson.databind.ObjectMapper;
@@ -12,16 +16,18 @@ import org.apache.pulsar.client.api.AuthenticationFactory;
 import org.apache.pulsar.client.api.ClientBuilder;
 import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.Message;
+import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.PulsarClientException;
 import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
+import org.apache.pulsar.client.api.TypedMessageBuilder;
 import org.apache.pulsar.common.policies.data.AuthAction;
 
 /**
- * A small program on the Java client, for the tests of tokens and TLS: one task, one JSON line; see go_client/main.go.
+ * A small program on the Java client, for the tests of foreign clients: one task, one JSON line; see go_client/main.go.
  *
  * <p>One task more: "grants" gives role grants for namespace and topic with Pulsar's admin client, shows and takes them.
  */
@@ -45,6 +51,7 @@ public final class JavaClient {
     private int sent;
     private int received;
     private int early;
+    private String refused = "";
 
     private JavaClient(Task asked) {
         this.asked = asked;
@@ -63,8 +70,11 @@ public final class JavaClient {
         } catch (PulsarClientException failure) {
             error = failure.getClass().getSimpleName() + ": " + failure.getMessage();
         }
-        Map<String, Object> found = Map.of(
-                "error", error, "sent", program.sent, "received", program.received, "early", program.early);
+        Map<String, Object> found = new TreeMap<>(Map.of(
+                "error", error, "sent", program.sent, "received", program.received, "early", program.early));
+        if (!program.refused.isEmpty()) {
+            found.put("refused", program.refused);
+        }
         System.out.println(json.writeValueAsString(found));
     }
 
@@ -75,6 +85,10 @@ public final class JavaClient {
         }
         if (asked.task.equals("roundtrip")) {
             roundtrip(client);
+            return;
+        }
+        if (asked.task.equals("refused")) {
+            refused(client);
             return;
         }
         try (Producer<byte[]> producer = producer(client)) {
@@ -131,7 +145,11 @@ public final class JavaClient {
     }
 
     private Producer<byte[]> producer(PulsarClient client) throws PulsarClientException {
-        return client.newProducer(Schema.BYTES).topic(asked.topic).sendTimeout(10, TimeUnit.SECONDS).create();
+        return client.newProducer(Schema.BYTES)
+                .topic(asked.topic)
+                .sendTimeout(10, TimeUnit.SECONDS)
+                .enableBatching(!asked.task.equals("refused"))
+                .create();
     }
 
     private Consumer<byte[]> subscribe(PulsarClient client) throws PulsarClientException {
@@ -141,6 +159,31 @@ public final class JavaClient {
                 .subscriptionType(SubscriptionType.Shared)
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest)
                 .subscribe();
+    }
+
+    private void refused(PulsarClient client) throws PulsarClientException {
+        try (Producer<byte[]> producer = producer(client)) {
+            List<CompletableFuture<MessageId>> answers = new ArrayList<>();
+            for (int i = 0; i <= 2 * asked.count; i++) {
+                TypedMessageBuilder<byte[]> message = producer.newMessage().value(("" + i).getBytes());
+                if (i == asked.count) {
+                    message.deliverAfter(asked.delayMs, TimeUnit.MILLISECONDS);
+                }
+                answers.add(message.sendAsync());
+            }
+            for (int i = 0; i <= 2 * asked.count; i++) {
+                try {
+                    answers.get(i).join();
+                    sent++;
+                } catch (CompletionException failure) {
+                    refused = i == asked.count ? failure.getCause().getMessage() : refused;
+                }
+            }
+            for (int i = 0; i < asked.count; i++) {
+                producer.send(new byte[] {'x'});
+                sent++;
+            }
+        }
     }
 
     private void roundtrip(PulsarClient client) throws PulsarClientException {

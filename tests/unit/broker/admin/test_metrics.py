@@ -230,6 +230,7 @@ def test_the_numbers_of_a_subscription() -> None:
         is_paused=True,
         held_by_pause=11,
         overdue=14,
+        damaged=237,
     )
     found = rendered(topic(shown))
 
@@ -253,6 +254,7 @@ def test_the_numbers_of_a_subscription() -> None:
         "postdate_subscription_draining_hashes_cleared": 5,
         "postdate_entries_read_total": 120_200,
         "postdate_delayed_reread_at_recovery_total": 77,
+        "postdate_index_mistimed_total": 0,
         "postdate_delayed_buckets_recovered_total": 3,
         "postdate_delayed_buckets_lost_total": 1,
         "postdate_delayed_snapshots_failing": 0,
@@ -268,6 +270,7 @@ def test_the_numbers_of_a_subscription() -> None:
         "postdate_subscription_paused": 1,
         "postdate_subscription_held_by_pause": 11,
         "postdate_subscription_overdue": 14,
+        "postdate_damaged_entries": 237,
         "postdate_scheduled_cancelled_total": 12,
         "postdate_scheduled_rescheduled_total": 13,
     }

@@ -21,6 +21,7 @@ ASKED = [
     "/postdate/v1/openapi.json",
     "/postdate/v1/topics",
     f"/postdate/v1/topics/{TOPIC}",
+    f"/postdate/v1/topics/{TOPIC}/subscriptions",
     f"/postdate/v1/topics/{TOPIC}/scheduled",
     f"/postdate/v1/topics/{TOPIC}/scheduled?payload=true&limit=1",
     f"/postdate/v1/topics/{TOPIC}/scheduled/histogram?buckets=3",
@@ -30,6 +31,9 @@ ASKED = [
     f"/admin/v2/persistent/{TOPIC}/delayedIndex",
 ]
 POSTED: list[tuple[str, dict[str, Any]]] = [
+    ("scheduled/list", {"limit": 1, "payload": True}),
+    ("scheduled/histogram", {"property": {"name": "a"}, "buckets": 3}),
+    ("explain", {"key": "k"}),
     ("pause", {}),
     ("resume", {"ratePerSecond": 5}),
     ("scheduled/cancel", {"all": True, "dryRun": True}),

@@ -92,6 +92,15 @@ def test_health_says_what_is_wrong_with_503() -> None:
     )
 
 
+def test_a_process_with_problems_is_alive() -> None:
+    """A supervisor that ended it for damage or an outage would have it start over for ever."""
+
+    def problems() -> list[str]:
+        raise AssertionError("nothing is asked for it")
+
+    assert ask("GET", "/livez", problems=problems)[:3] == (200, "text/plain; charset=utf-8", "ok")
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
 def test_metrics_are_prometheus_text(path: str) -> None:
     assert ask("GET", path)[:3] == (200, "text/plain; version=0.0.4; charset=utf-8", "one 1.0\n")

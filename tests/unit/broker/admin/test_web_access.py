@@ -86,6 +86,7 @@ def play_web(folder: Path, story: Story, **access: Any) -> None:
 
 
 EVERYTHING = [
+    ("GET", "/livez"),
     ("GET", "/health"),
     ("GET", "/metrics"),
     ("GET", "/metrics/"),
@@ -119,7 +120,7 @@ EVERYTHING = [
     ("GET", "/health/"),
     ("GET", "/health/../admin/v2/brokers/health"),
 ]
-OPEN = {"/health", "/metrics", "/metrics/", "/", "/page/app.js"}
+OPEN = {"/livez", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
 FOR_READERS = {
     *(f"{TOPIC}/{what}" for what in ("stats", "internalStats", "delayedIndex")),
     f"{TOPIC}/subscription/s/keyStatus?key=k",
@@ -176,6 +177,7 @@ def test_reading_one_topic_needs_a_grant_and_everything_else_a_super_user(tmp_pa
 
 SCHEDULED = {
     ("GET", ""): {"produce", "consume"},
+    ("GET", "/subscriptions"): {"produce", "consume"},
     ("GET", "/scheduled/histogram"): {"produce", "consume"},
     ("GET", "/scheduled/histogram?buckets=1&key=k"): {"consume"},
     ("HEAD", "/scheduled/histogram?keyBase64=aw=="): {"consume"},
@@ -184,6 +186,10 @@ SCHEDULED = {
     ("GET", "/scheduled?payload=true"): {"consume"},
     ("HEAD", "/scheduled"): {"consume"},
     ("GET", "/explain?key=k"): {"consume"},
+    ("POST", "/explain"): {"consume"},
+    ("POST", "/keys"): {"produce", "consume"},
+    ("POST", "/scheduled/list"): {"consume"},
+    ("POST", "/scheduled/histogram"): {"produce", "consume"},
     ("POST", "/scheduled/cancel"): {"consume"},
     ("POST", "/scheduled/reschedule"): set(),
     ("POST", "/scheduled/deliver-now"): set(),
@@ -208,6 +214,20 @@ def test_contents_and_cancels_need_consume_and_moves_need_both_grants(tmp_path: 
             assert (await ask("root", method, path, {} if method == "POST" else None))[0] != 403
             assert (await ask("anna", method, path.replace("orders", "others")))[0] == 403
         assert (await ask("anna", "GET", "/postdate/v1/operations/none"))[0] == 404
+
+    play_web(tmp_path, story)
+
+
+@pytest.mark.parametrize("asked", [{"key": "k"}, {"keyBase64": "aw=="}, {"property": {"a": "b"}}, {"property": "a=b"}])
+def test_a_count_by_what_a_body_names_needs_consume_as_by_what_a_query_names(tmp_path: Path, asked: Any) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await produce_request(connect(service, token("root")))
+        path = "/postdate/v1/topics/shop/eu/orders/scheduled/histogram"
+        for granted, status in ((PRODUCE, 403), (CONSUME, 200)):
+            await service.set_grant(ORDERS, "anna", granted)
+            assert (await ask("anna", "POST", path, asked))[0] == status
+            assert (await ask("anna", "POST", path, {"buckets": 1}))[0] == 200
+        assert (await ask("root", "POST", path, asked))[0] == 200
 
     play_web(tmp_path, story)
 

@@ -826,3 +826,54 @@ def test_a_message_with_too_long_a_delay_is_refused_in_its_turn(
 
     caplog.set_level("INFO")
     play(tmp_path, story, tracker=TrackerConfig(delay_ms_max=1_000))
+
+
+@pytest.mark.parametrize("client_version", ["Pulsar-Go-v0.19.0", "Pulsar Go v0.14.0-my service"])
+def test_a_go_client_hears_why_a_message_was_refused_when_it_returns_and_nothing_is_stored_unseen(
+    tmp_path: Path, client_version: str
+) -> None:
+    """After an error it would hear of no receipt of that producer any more."""
+
+    async def story(service: Service) -> None:
+        peer = Peer(service, has_to_connect=False)
+        peer.send(
+            BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": client_version, "protocol_version": 20})
+        )
+        await producer(peer)
+        topic = service.topics[TopicName.parse("t")]
+
+        peer.send_bytes(send_frame(0) + send_frame(1, deliver_at_ms=10**9) + send_frame(2))
+        await until(lambda: any(one.type == BaseCommand.CLOSE_PRODUCER for one in peer.answers()))
+        peer.send_bytes(send_frame(3))
+        refused = await producer(peer)
+        made = await producer(peer)
+        peer.send_bytes(send_frame(4))
+        await until(lambda: peer.answers()[-1].type == BaseCommand.SEND_RECEIPT)
+
+        assert (refused.type, ServerError.Name(refused.error.error)) == (
+            BaseCommand.ERROR,
+            "ProducerBlockedQuotaExceededException",
+        )
+        assert refused.error.message == "Exceeds max allowed delivery delay of 1000 milliseconds"
+        assert made.type == BaseCommand.PRODUCER_SUCCESS
+        receipts = [one.send_receipt for one in peer.answers() if one.type == BaseCommand.SEND_RECEIPT]
+        assert [receipt.sequence_id for receipt in receipts] == [0, 4]
+        assert topic.entries_in_total == 2
+        assert not any(one.type == BaseCommand.SEND_ERROR for one in peer.answers())
+
+    play(tmp_path, story, tracker=TrackerConfig(delay_ms_max=1_000))
+
+
+def test_a_producer_that_its_client_closes_after_a_refusal_is_made_anew_without_it(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service, has_to_connect=False)
+        connect = {"client_version": "Pulsar-Go-v0.19.0", "protocol_version": 20}
+        peer.send(BaseCommand(type=BaseCommand.CONNECT, connect=connect))
+        await producer(peer)
+        peer.send_bytes(send_frame(0, deliver_at_ms=10**9))
+        peer.send(BaseCommand(type=BaseCommand.CLOSE_PRODUCER, close_producer={"producer_id": 1, "request_id": 9}))
+        await until(lambda: any(one.type == BaseCommand.SUCCESS for one in peer.answers()))
+
+        assert (await producer(peer)).type == BaseCommand.PRODUCER_SUCCESS
+
+    play(tmp_path, story, tracker=TrackerConfig(delay_ms_max=1_000))

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
 from managed_ledger.position import Position
 from tests.helpers.scheduled_world import KINDS, World, play
@@ -14,7 +13,7 @@ from tests.helpers.scheduled_world import KINDS, World, play
 
 def by_id(world: World, entry_id: int) -> Selector:
     ledger = world.topic.ledger.ledgers()[0]
-    return Selector(message_ids=[MessageId(Position(ledger.ledger_id, entry_id))])
+    return Selector(message_ids=[Position(ledger.ledger_id, entry_id)])
 
 
 @KINDS
@@ -53,12 +52,11 @@ def test_a_cancel_by_id_reads_no_message(monkeypatch: pytest.MonkeyPatch) -> Non
         await world.start()
         await world.connect()
         await world.publish()
-        moved = world.operations()
-        copies = (await moved.move(await moved.find(by_id(world, 7)), lambda times_ms: times_ms + 1_000))[1]
+        copies = (await world.operations().move(by_id(world, 7), lambda times_ms: times_ms + 1_000)).moved
         monkeypatch.setattr(world.topic.ledger, "read_payloads", _fail)
 
         assert await world.cancel(by_id(world, 3)) == 1
-        assert await world.cancel(Selector(message_ids=[MessageId(at) for at in copies.values()])) == 1
+        assert await world.cancel(Selector(message_ids=list(copies.values()))) == 1
 
     play("bucket", story)
 

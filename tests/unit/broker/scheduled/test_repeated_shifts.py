@@ -44,6 +44,7 @@ def test_a_shift_that_is_repeated_with_its_id_moves_nothing_twice(tmp_path: Path
         again = await client.shift("spring-1")
 
         assert (first["rescheduled"], again["matched"], again["rescheduled"]) == (2, 2, 0)
+        assert (again["alreadyShifted"], again["alreadyDue"]) == (2, 0)
         assert await client.hours_later() == {1}
 
     play(tmp_path, story)
@@ -61,6 +62,6 @@ def test_another_shift_moves_all_again(tmp_path: Path) -> None:
         assert await client.hours_later() == {4}
         assert (await client.shift(None))["rescheduled"] == 2
         assert await client.hours_later() == {5}
-        assert (await client.shift("spring-2", dryRun=True)).keys() == {"matched", "alreadyDue", "unknown"}
+        assert (await client.shift("spring-2", dryRun=True)).keys() == {"matched", "alreadyDue", "inHand", "unknown"}
 
     play(tmp_path, story)

@@ -11,7 +11,7 @@ import yarl
 
 from broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
-from tests.helpers.scheduled_topic import TOPIC, play
+from tests.helpers.scheduled_topic import NOW_MS, TOPIC, play
 
 TOPIC_PATH = f"/postdate/v1/topics/{TOPIC}"
 SURROGATE = "\ud800"
@@ -19,6 +19,7 @@ SURROGATE = "\ud800"
 DATES_IN_DIGITS = ["2027", "202706", "20270615", "202706150830"]
 """Read as milliseconds they are before 1977."""
 TIMES: list[Any] = [None, True, 1.5, [], {}, "", "soon", -1, 10**20, "2027-01-15T08:00:00", SURROGATE, *DATES_IN_DIGITS]
+TIMES += [5, 1_800_000_000]
 WRONG: dict[str, list[Any]] = {
     "messageIds": [None, 5, "1:0", [], {}, [5], [None], ["x"], ["1"], ["1:-1"], ["1:0:x"], ["99999999999999999999:0"]],
     "key": [None, 5, True, [], {}, SURROGATE],
@@ -41,7 +42,7 @@ NOTHING_MEANT: dict[str, Any] = {
     "keyBase64": "bm9ib2R5",
     "property": "no=one",
     "from": "9999-01-01T00:00:00Z",
-    "until": 1,
+    "until": "1970-01-01T00:00:00.001Z",
 }
 
 Case = tuple[str, Any, int, str | None]
@@ -66,10 +67,10 @@ def _cases() -> list[Case]:
             (change, {"all": True, "Key": "k", **more}, 400, "Key"),
             (change, {"all": True, "ratePerSecond": 5, **more}, 400, "ratePerSecond"),
             (change, {"all": True, "key": "k", **more}, 400, "key"),
-            (change, {"messageIds": ["1:0"], "from": 5, **more}, 400, "from"),
+            (change, {"messageIds": ["1:0"], "from": NOW_MS, **more}, 400, "from"),
             (change, {"key": "a", "keyBase64": "YQ==", **more}, 400, "keyBase64"),
             (change, {"property": ["a=1", "a=2"], **more}, 400, "property"),
-            (change, {"from": 5, "until": 5, **more}, 400, "until"),
+            (change, {"from": NOW_MS, "until": NOW_MS, **more}, 400, "until"),
         ]
     cases += [
         ("scheduled/reschedule", {"all": True, field: value}, 400, field)
@@ -102,7 +103,9 @@ QUERIES: list[Case] = [
     ("scheduled?payload=maybe", None, 400, "payload"),
     ("scheduled?after=rubbish", None, 400, "after"),
     ("scheduled?from=soon", None, 400, "from"),
-    ("scheduled?from=5&until=5", None, 400, "until"),
+    (f"scheduled?from={NOW_MS}&until={NOW_MS}", None, 400, "until"),
+    ("scheduled?until=1800000000", None, 400, "until"),
+    ("scheduled/histogram?from=1800000000", None, 400, "from"),
     ("scheduled?property=x", None, 400, "property"),
     ("scheduled?keyBase64=*", None, 400, "keyBase64"),
     ("scheduled?subscription=nobody", None, 404, "subscription"),

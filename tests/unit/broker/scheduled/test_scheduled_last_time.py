@@ -8,8 +8,8 @@ import pytest
 
 from broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
-from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, entry_of, play
-from tests.helpers.send_frames import batch_frame
+from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, play
+from tests.helpers.send_frames import named_frames
 
 LAST_MS = 2**63 - 1
 
@@ -22,7 +22,7 @@ def _counts(histogram: dict[str, Any]) -> list[int]:
 def test_a_message_at_the_last_time_there_is_lies_in_the_last_bucket(tmp_path: Path, names: list[str]) -> None:
     async def story(server: WebServer, peer: Peer) -> None:
         api = ScheduledApi(server, peer)
-        await api.publish(batch_frame(names, deliver_at_ms=LAST_MS), 2 + len(names))
+        await api.publish(named_frames(names, deliver_at_ms=LAST_MS), 2 + len(names))
 
         in_all = await api.get("/scheduled/histogram?buckets=3")
         in_one = await api.get("/scheduled/histogram?buckets=1")
@@ -45,7 +45,7 @@ def test_messages_at_the_last_time_alone_are_counted_listed_held_and_changed(tmp
         api = ScheduledApi(server, peer)
         await api.post("cancel", all=True)
         first, second = await api.publish(
-            batch_frame(["x"], deliver_at_ms=LAST_MS) + batch_frame(["y"], deliver_at_ms=LAST_MS), 2
+            named_frames(["x"], deliver_at_ms=LAST_MS) + named_frames(["y"], deliver_at_ms=LAST_MS), 2
         )
 
         found = await api.get("/scheduled/histogram?buckets=5")
@@ -63,7 +63,7 @@ def test_messages_at_the_last_time_alone_are_counted_listed_held_and_changed(tmp
             async with aiohttp.request("POST", url) as reply:
                 statuses.append(reply.status)
         refused, error = await api.post("reschedule", all=True, shiftMs=1)
-        sent, outcome = await api.post("deliver-now", messageIds=[entry_of(first)])
+        sent, outcome = await api.post("deliver-now", messageIds=[first])
         cancelled, _ = await api.post("cancel", messageIds=[second])
 
         assert (found["total"], sum(_counts(found)), found["nextDueMs"]) == (2, 2, LAST_MS)

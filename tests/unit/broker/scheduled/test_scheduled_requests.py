@@ -34,7 +34,11 @@ NOW_MS = 1_800_000_000_000
         ({"from": True}, "from"),
         ({"from": -1}, "from"),
         ({"until": 2**63}, "until"),
-        ({"from": 5, "until": 5}, "until"),
+        ({"from": NOW_MS, "until": NOW_MS}, "until"),
+        ({"from": NOW_MS // 1_000}, "from"),
+        ({"from": str(NOW_MS // 1_000)}, "from"),
+        ({"until": NOW_MS // 1_000}, "until"),
+        ({"from": 0}, "from"),
     ],
 )
 def test_a_selector_that_says_nothing_or_two_things_is_refused(body, field) -> None:
@@ -63,6 +67,24 @@ def test_a_new_time_that_is_none_or_past_is_refused(body, field) -> None:
         requests.parse_new_time(body, NOW_MS)
 
     assert (refused.value.status, refused.value.field) == (400, field)
+
+
+@pytest.mark.parametrize("value", [NOW_MS // 1_000, str(NOW_MS // 1_000), 0, 631_151_999_999])
+def test_seconds_for_milliseconds_are_refused_in_every_time_field(value: int | str) -> None:
+    """Such a message would be due at once, and such a selection would mean everything or nothing."""
+    for parse in (requests.parse_selector, requests.parse_range):
+        for field in ("from", "until"):
+            with pytest.raises(RequestError, match="is before 1990 in milliseconds: it may be seconds") as refused:
+                parse({field: value})
+            assert (refused.value.status, refused.value.field) == (400, field)
+            assert "2027-01-15T08:00:00Z" in refused.value.advice
+    with pytest.raises(RequestError, match="deliverAtMs is past") as refused:
+        requests.parse_new_time({"deliverAtMs": value}, NOW_MS)
+    assert "it may be seconds" in refused.value.advice
+
+
+def test_a_date_before_1990_that_is_written_out_is_no_mistake() -> None:
+    assert requests.parse_range({"from": "1970-01-01T00:00:01Z", "until": 631_152_000_000}) == (1_000, 631_152_000_000)
 
 
 @pytest.mark.parametrize("rate", [0, -1, "fast", True, float("nan"), 10**9])

@@ -90,8 +90,12 @@ class CountedLife:
 
     def change(self) -> Operations:
         """Change what is scheduled, of all subscriptions."""
-        schedule = TopicSchedule(self.topic, self.service.catalog, list(self.topic.subscriptions.values()), self.clock)
-        return Operations(schedule, now_ms=self.clock, early_ms=0, progress=Progress())
+        subscriptions = list(self.topic.subscriptions.values())
+
+        def new_schedule() -> TopicSchedule:
+            return TopicSchedule(self.topic, self.service.catalog, subscriptions, self.clock, has_in_hand=True)
+
+        return Operations(self.topic, new_schedule, now_ms=self.clock, early_ms=0, progress=Progress())
 
     async def look(self) -> None:
         """Look at every counter of `/metrics` that is of no single topic."""
@@ -169,11 +173,8 @@ async def messages_are_cancelled_and_moved(life: CountedLife) -> None:
     for delay_ms in (10 * HOUR_MS, 20 * HOUR_MS):
         await life.publish(delay_ms)
     now_ms = life.clock()
-    change = life.change()
-    await change.cancel(await change.find(Selector(from_ms=now_ms + 19 * HOUR_MS)))
-    change = life.change()
-    movable = await change.movable(await change.find(Selector(from_ms=now_ms + 9 * HOUR_MS)))
-    await change.move(movable, lambda times_ms: times_ms + 1)
+    await life.change().cancel(Selector(from_ms=now_ms + 19 * HOUR_MS))
+    await life.change().move(Selector(from_ms=now_ms + 9 * HOUR_MS), lambda times_ms: times_ms + 1)
 
 
 async def the_topic_rests_and_is_opened_again(life: CountedLife) -> None:

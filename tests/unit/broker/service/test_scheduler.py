@@ -8,10 +8,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from broker.configuration.config import load_config
+from broker.service.clock_steps import ClockWatch, steady_ms
 from broker.service.scheduler import Housekeeping, Job
+from tests.helpers.fakes.apscheduler_clock import apscheduler_clock
+from tests.helpers.fakes.life_loop import Clock, LifeLoop, LoopExecutor
 
 INTERVAL_S = 0.005
 CLOSE_TIMEOUT_S = 20
+
+
+def housekeeping_of(jobs: list[Job]) -> Housekeeping:
+    """Return a schedule by a clock that makes no step."""
+    return Housekeeping(jobs, ClockWatch(lambda: time.time_ns() // 1_000_000, steady_ms))
 
 
 def run_until_done(work: Callable[[], Awaitable[None]]) -> None:
@@ -38,7 +46,7 @@ def test_functions_and_coroutine_functions_have_their_turns_on_the_loop() -> Non
             await asyncio.sleep(0)
             note("async")
 
-        housekeeping = Housekeeping(
+        housekeeping = housekeeping_of(
             [Job("plain", INTERVAL_S, lambda: note("plain")), Job("async", INTERVAL_S, note_later)]
         )
         housekeeping.start()
@@ -66,7 +74,7 @@ def test_the_longest_intervals_can_be_waited_for() -> None:
     async def scenario() -> None:
         long_jobs = [Job(name, getattr(config, name), lambda: begun.append("long")) for name in longest.values()]
         enough = asyncio.Event()
-        housekeeping = Housekeeping([*long_jobs, Job("short", INTERVAL_S, enough.set)])
+        housekeeping = housekeeping_of([*long_jobs, Job("short", INTERVAL_S, enough.set)])
         housekeeping.start()
         # Those that wait for decades keep no other job from its turn.
         await enough.wait()
@@ -79,7 +87,7 @@ def test_the_longest_intervals_can_be_waited_for() -> None:
 
 def test_what_could_not_start_is_closed_in_silence() -> None:
     async def scenario() -> None:
-        housekeeping = Housekeeping([Job("never", 2.0**40, lambda: None)])
+        housekeeping = housekeeping_of([Job("never", 2.0**40, lambda: None)])
         with pytest.raises(OverflowError):
             housekeeping.start()
         await housekeeping.close(CLOSE_TIMEOUT_S)
@@ -99,7 +107,7 @@ def test_a_job_that_fails_has_its_next_turn(caplog: pytest.LogCaptureFixture) ->
                 enough.set()
             raise RuntimeError("no luck")
 
-        housekeeping = Housekeeping([Job("trim", INTERVAL_S, fail)])
+        housekeeping = housekeeping_of([Job("trim", INTERVAL_S, fail)])
         housekeeping.start()
         await enough.wait()
         await housekeeping.close(CLOSE_TIMEOUT_S)
@@ -132,7 +140,7 @@ def test_a_slow_job_leaves_out_turns_instead_of_piling_up(caplog: pytest.LogCapt
             if others == 10:
                 enough.set()
 
-        housekeeping = Housekeeping([Job("slow", INTERVAL_S, slow), Job("other", INTERVAL_S, other)])
+        housekeeping = housekeeping_of([Job("slow", INTERVAL_S, slow), Job("other", INTERVAL_S, other)])
         housekeeping.start()
         await enough.wait()
         assert slow_turns == 1
@@ -154,7 +162,7 @@ def test_closing_waits_for_the_job_that_runs(caplog: pytest.LogCaptureFixture) -
             await may_end.wait()
             ended = True
 
-        housekeeping = Housekeeping([Job("work", INTERVAL_S, work)])
+        housekeeping = housekeeping_of([Job("work", INTERVAL_S, work)])
         housekeeping.start()
         await begun.wait()
         closing = asyncio.create_task(housekeeping.close(CLOSE_TIMEOUT_S))
@@ -183,7 +191,7 @@ def test_a_job_without_an_interval_has_no_turn() -> None:
                 enough.set()
 
         off = [Job(f"off {interval}", interval, lambda: turns.append("off")) for interval in (0, -1)]
-        housekeeping = Housekeeping([*off, Job("on", INTERVAL_S, on)])
+        housekeeping = housekeeping_of([*off, Job("on", INTERVAL_S, on)])
         housekeeping.start()
         await enough.wait()
         await housekeeping.close(CLOSE_TIMEOUT_S)
@@ -196,7 +204,7 @@ def test_a_job_without_an_interval_has_no_turn() -> None:
 def test_closing_without_a_start_and_closing_twice_leave_nothing_that_runs() -> None:
     async def scenario() -> None:
         turns: list[str] = []
-        housekeeping = Housekeeping([Job("counted", INTERVAL_S, lambda: turns.append("a turn"))])
+        housekeeping = housekeeping_of([Job("counted", INTERVAL_S, lambda: turns.append("a turn"))])
         await housekeeping.close(CLOSE_TIMEOUT_S)
         housekeeping.start()
         await housekeeping.close(CLOSE_TIMEOUT_S)
@@ -226,7 +234,7 @@ def test_a_job_that_hangs_is_cancelled_when_the_time_limit_of_the_stop_has_passe
                 is_cancelled.set()
                 raise
 
-        housekeeping = Housekeeping([Job("other", INTERVAL_S, lambda: None), Job("trim", INTERVAL_S, hang)])
+        housekeeping = housekeeping_of([Job("other", INTERVAL_S, lambda: None), Job("trim", INTERVAL_S, hang)])
         housekeeping.start()
         await hangs.wait()
         await housekeeping.close(0.01)
@@ -247,7 +255,7 @@ def test_a_turn_that_is_due_at_the_end_under_load_is_no_error(
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        housekeeping = Housekeeping([Job(name, 0.001, lambda: None) for name in ("trim", "expire")])
+        housekeeping = housekeeping_of([Job(name, 0.001, lambda: None) for name in ("trim", "expire")])
         is_over = False
 
         def be_busy() -> None:
@@ -266,3 +274,48 @@ def test_a_turn_that_is_due_at_the_end_under_load_is_no_error(
     run_until_done(scenario)
 
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+SINCE_1970_MS = 1_800_000_000_000
+
+
+@pytest.mark.parametrize("step_ms", [30 * DAY_MS, 90 * DAY_MS, 365 * DAY_MS, SINCE_1970_MS, -HOUR_MS, -30 * DAY_MS])
+def test_a_step_of_the_clock_sets_the_jobs_anew_and_moves_no_time_limit(
+    caplog: pytest.LogCaptureFixture, step_ms: int
+) -> None:
+    """Before and after the step each job has the turns of the time that passes, and APScheduler lists no others."""
+    clock = Clock()
+    clock.offset_ms = -step_ms if step_ms == SINCE_1970_MS else 0
+    loop = clock.loop = LifeLoop(0.0, lambda of, workers: LoopExecutor(of, workers, lambda: 0.0))
+    watch = ClockWatch(clock.now_ms, lambda: round(loop.time() * 1_000))
+    turns: dict[str, list[float]] = {"often": [], "rarely": [], "limit": []}
+
+    def job(name: str, interval_s: float, *, is_time_limit: bool = False) -> Job:
+        return Job(name, interval_s, lambda: turns[name].append(loop.time()), is_time_limit)
+
+    async def story() -> None:
+        housekeeping = Housekeeping([job("often", 0.5), job("rarely", 60), job("limit", 30, is_time_limit=True)], watch)
+        housekeeping.start()
+        await asyncio.sleep(100.2)
+        clock.offset_ms += step_ms
+        await asyncio.sleep(200)
+        await housekeeping.close(CLOSE_TIMEOUT_S)
+
+    caplog.set_level(logging.WARNING)
+    with apscheduler_clock(clock.now_ms) as listed:
+        loop.run_until_complete(story())
+    loop.close()
+
+    # The step is seen within a second, or before the next turn of a job.
+    assert turns["rarely"][0] == pytest.approx(60, abs=0.01)
+    assert [at for at in turns["rarely"] if at > 60.5] == pytest.approx([160.7, 220.7, 280.7], abs=0.5)
+    assert len([at for at in turns["often"] if at < 100.2]) == 200
+    assert len([at for at in turns["often"] if at > 100.2]) in (397, 398, 399, 400)
+    assert turns["limit"] == pytest.approx([30 * number for number in range(1, 11)])
+    assert listed.count < 1_300
+    assert watch.steps == 1
+    assert [record.getMessage().split(" by ")[0] for record in caplog.records] == [
+        "the wall clock was put " + ("forward" if step_ms > 0 else "back")
+    ]

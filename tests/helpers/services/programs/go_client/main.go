@@ -1,9 +1,11 @@
-// Command go_client is a small program on the Go client, for the tests of tokens and TLS: one task, one JSON line.
+// Command go_client is a small program on the Go client, for the tests of foreign clients: one task, one JSON line.
 //
 //	go_client '{"task": "roundtrip", "url": "pulsar://...", "topic": "...", "tokenFile": "...", "count": 10}'
 //
 // Tasks: "roundtrip" sends count messages delayed by delayMs and receives them; "produce" and "subscribe" only try to;
-// "hold" sends a message every 50 ms for holdMs through one producer. The token is read anew whenever it is asked for.
+// "hold" sends a message every 50 ms for holdMs through one producer; "refused" sends count messages, one delayed by
+// delayMs and count more without waiting for receipts, and then count one after the other; sent is how many have
+// receipts. The token is read anew whenever it is asked for.
 // JavaClient.java is the same program on the Java client.
 package main
 
@@ -35,6 +37,7 @@ type task struct {
 
 type outcome struct {
 	Error    string `json:"error"`
+	Refused  string `json:"refused,omitempty"`
 	Sent     int    `json:"sent"`
 	Received int    `json:"received"`
 	Early    int    `json:"early"`
@@ -65,6 +68,9 @@ func run(asked task, found *outcome) error {
 	}
 	if asked.Task == "roundtrip" {
 		return roundtrip(client, asked, found)
+	}
+	if asked.Task == "refused" {
+		return refused(client, asked, found)
 	}
 	producer, err := client.CreateProducer(pulsar.ProducerOptions{Topic: asked.Topic, SendTimeout: 10 * time.Second})
 	if err != nil {
@@ -113,6 +119,48 @@ func subscribe(client pulsar.Client, asked task) (pulsar.Consumer, error) {
 		Type:                        pulsar.Shared,
 		SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest,
 	})
+}
+
+// refused tells what the client says of a message that the service does not take, and goes on with the same producer.
+func refused(client pulsar.Client, asked task, found *outcome) error {
+	producer, err := client.CreateProducer(pulsar.ProducerOptions{
+		Topic:           asked.Topic,
+		SendTimeout:     10 * time.Second,
+		DisableBatching: true,
+	})
+	if err != nil {
+		return err
+	}
+	defer producer.Close()
+	type answer struct {
+		isLate bool
+		err    error
+	}
+	answers := make(chan answer, 2*asked.Count+1)
+	for i := 0; i <= 2*asked.Count; i++ {
+		message := pulsar.ProducerMessage{Payload: []byte(fmt.Sprint(i))}
+		isLate := i == asked.Count
+		if isLate {
+			message.DeliverAfter = time.Duration(asked.DelayMs) * time.Millisecond
+		}
+		producer.SendAsync(context.Background(), &message,
+			func(_ pulsar.MessageID, _ *pulsar.ProducerMessage, err error) { answers <- answer{isLate, err} })
+	}
+	for i := 0; i <= 2*asked.Count; i++ {
+		given := <-answers
+		if given.err == nil {
+			found.Sent++
+		} else if given.isLate {
+			found.Refused = given.err.Error()
+		}
+	}
+	for i := 0; i < asked.Count; i++ {
+		if _, err := producer.Send(context.Background(), &pulsar.ProducerMessage{Payload: []byte("x")}); err != nil {
+			return err
+		}
+		found.Sent++
+	}
+	return nil
 }
 
 func roundtrip(client pulsar.Client, asked task, found *outcome) error {

@@ -1,0 +1,120 @@
+"""Scheduled messages that are damaged in the log are listed, explained and left out of changes, and each is named."""
+
+import pytest
+
+from broker.scheduled.explanation import explain_key, explain_message
+from broker.scheduled.listing import list_messages
+from broker.scheduled.messages import MessageId
+from broker.scheduled.operations import Selector
+from broker.scheduled.topic_schedule import TopicSchedule
+from managed_ledger.disk.keys import Family, block_key, pair
+from managed_ledger.entries.blocks import encode_payloads, payload_at, payload_count
+from managed_ledger.position import Position
+from tests.helpers.scheduled_world import ALL, FIRST_DUE_MS, MESSAGES, World, play
+
+DAMAGED = 3
+"""The number of the damaged message."""
+
+
+async def _damage(world: World) -> Position:
+    """Take the stored value of a message away, as a block that RocksDB cannot read, and forget what is in memory."""
+    await world.start()
+    await world.connect()
+    await world.publish()
+    at = Position(world.topic.ledger.ledgers()[0].ledger_id, DAMAGED)
+    table = world.disk.tables[Family.PAYLOADS]
+    key = max(key for key in table if key <= block_key(*at))
+    stored, first = table.pop(key), pair.unpack(key)[1]
+    for place in range(payload_count(stored)):
+        if first + place != at.entry_id:
+            table[block_key(at.ledger_id, first + place)] = encode_payloads([payload_at(stored, place)])
+    world.store.reader.drop_ledger(at.ledger_id)
+    return at
+
+
+def _schedule(world: World) -> TopicSchedule:
+    return TopicSchedule(
+        world.topic, world.service.catalog, list(world.topic.subscriptions.values()), world.clock.now_ms
+    )
+
+
+def test_a_list_shows_a_damaged_message_without_its_key() -> None:
+    async def story(world: World) -> None:
+        at = await _damage(world)
+        messages, following = await list_messages(_schedule(world), ALL, limit=1_000, after=None, has_payload=True)
+
+        assert (len(messages), following) == (MESSAGES, None)
+        assert [one["messageId"] for one in messages if one["damaged"]] == [str(at)]
+        (shown,) = [one for one in messages if one["damaged"]]
+        assert (shown["key"], shown["properties"], "payload" in shown) == (None, {}, False)
+        # By properties alone it is not known whether it is meant.
+        by_property = Selector(properties={"a": "b"})
+        messages, _ = await list_messages(_schedule(world), by_property, limit=1_000, after=None, has_payload=False)
+        assert messages == []
+
+    play("memory", story)
+
+
+def test_an_explanation_names_the_damage_and_the_remedy() -> None:
+    async def story(world: World) -> None:
+        at = await _damage(world)
+        found = await explain_message(_schedule(world), MessageId(at), now_ms=world.clock.now_ms(), ttl_ms=0)
+
+        assert found is not None
+        (state,) = found["messages"][0]["subscriptions"]
+        assert state["state"] == "damaged"
+        assert "the log is damaged" in found["sentence"]
+        assert "postdate ledger repair" in found["sentence"]
+
+    play("memory", story)
+
+
+def test_the_explanation_of_a_key_has_its_damaged_messages_by_their_hash() -> None:
+    async def story(world: World) -> None:
+        at = await _damage(world)
+        of_key = {}
+        messages, _ = await list_messages(_schedule(world), ALL, limit=1_000, after=None, has_payload=False)
+        for key in {one["key"] for one in messages if one["key"] is not None}:
+            explained = await explain_key(_schedule(world), key.encode(), now_ms=world.clock.now_ms(), ttl_ms=0)
+            states = {one["messageId"]: one["subscriptions"][0]["state"] for one in explained.answer["messages"]}
+            of_key[key] = [message_id for message_id, state in states.items() if state == "damaged"]
+        assert sorted(of_key.values()) == [[], [], [], [str(at)]]
+
+    play("memory", story)
+
+
+def test_a_move_leaves_damaged_messages_out_and_a_cancel_by_id_takes_them() -> None:
+    async def story(world: World) -> None:
+        at = await _damage(world)
+        operations = world.operations()
+        moved, _ = await operations.move(await operations.find(ALL), lambda times_ms: times_ms + 1_000)
+        assert moved == MESSAGES - 1
+        assert {ledger_id: list(ids) for ledger_id, ids in operations.damaged.items()} == {at.ledger_id: [DAMAGED]}
+
+        by_filter = world.operations()
+        matched = await by_filter.find(Selector(properties={"a": "b"}))
+        assert (matched.message_count, by_filter.damaged_count) == (0, 1)
+        assert await world.cancel(Selector(message_ids=[MessageId(at)])) == 1
+
+    play("memory", story)
+
+
+@pytest.mark.parametrize("kind", ["memory", "bucket", "shared"])
+def test_a_damaged_message_is_a_problem_when_it_is_due_and_until_it_is_acknowledged(kind: str) -> None:
+    async def story(world: World) -> None:
+        at = await _damage(world)
+        assert await world.service.problems() == []
+        await world.run_until(FIRST_DUE_MS + MESSAGES * 1_000 + 30_000)
+
+        assert len(world.came) == MESSAGES - 1
+        (problem,) = await world.service.problems()
+        assert f"1 entries of it go to no consumer: {at}." in problem
+        assert "postdate ledger repair" in problem
+        (subscription,) = world.topic.subscriptions.values()
+        assert (subscription.metrics().damaged, subscription.metrics().overdue) == (1, 0)
+        # As a repair does for every cursor.
+        subscription.cancel([at])
+        assert await world.service.problems() == []
+        assert subscription.metrics().damaged == 0
+
+    play(kind, story)

@@ -1,0 +1,61 @@
+"""Delayed, overdue and in hand add up to the unacknowledged delayed messages, wherever they are counted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.admin.web import WebServer
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.scheduled_topic import NOW_MS, ScheduledApi, play
+from tests.helpers.send_frames import named_frames, send_frame
+
+STATES = ("delayed", "overdue", "inHand")
+
+
+async def counts_of(api: ScheduledApi, subscription: str | None) -> dict[str, Any]:
+    """Return the counts of a subscription or of the topic, which all questions must agree about."""
+    of_one = "" if subscription is None else f"&subscription={subscription}"
+    topic = await api.get("")
+    summary = topic if subscription is None else next(x for x in topic["subscriptions"] if x["name"] == subscription)
+    found = {name: summary[name] for name in STATES}
+    by_key = await api.get(f"/scheduled/histogram?buckets=3&key=k{of_one}")
+    for histogram in (await api.get(f"/scheduled/histogram?buckets=3{of_one}"), by_key):
+        assert {name: histogram[name] for name in STATES} == found
+        assert histogram["total"] == found["delayed"] + found["overdue"]
+        assert sum(one["count"] for one in histogram["buckets"]) == histogram["total"]
+    assert len(await api.ids(f"?limit=100{of_one}")) == found["delayed"] + found["overdue"]
+    body = {} if subscription is None else {"subscription": subscription}
+    _, dry = await api.post("cancel", all=True, dryRun=True, **body)
+    assert dry["matched"] == sum(found.values())
+    return found
+
+
+@pytest.mark.parametrize("permits", [0, 2, 100])
+def test_the_states_add_up_in_quiet_and_with_messages_in_hand(tmp_path: Path, permits: int) -> None:
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        values = {"subType": CommandSubscribe.Shared, "consumer_id": 2, "consumer_name": "o"}
+        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="other", **values)
+        # Messages without a delay, which take permits, are in none of these counts.
+        peer.send_bytes(send_frame(7))
+        await api.publish(named_frames(["c", "d", "e", "f"], deliver_at_ms=NOW_MS - 1), 6)
+        if permits:
+            peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": permits}))
+            sent = min(permits, 5)
+            await until(lambda: sum(one.type == BaseCommand.MESSAGE for one in peer.answers()) == sent)
+
+        mine, others, all_of = [await counts_of(api, name) for name in ("sub", "other", None)]
+
+        await api.post("cancel", all=True, subscription="other")
+
+        assert (sum(mine.values()), sum(others.values())) == (6, 4)
+        assert (mine["delayed"], others) == (2, {"delayed": 0, "overdue": 4, "inHand": 0})
+        assert mine["inHand"] == {0: 0, 2: mine["inHand"], 100: 4}[permits]
+        assert (mine["inHand"] > 0) is bool(permits)
+        # The other subscription waits for all that is due, until it is cancelled there.
+        assert all_of == {"delayed": 2, "overdue": 4, "inHand": 0}
+        assert await counts_of(api, None) == mine
+
+    play(tmp_path, story)
