@@ -8,11 +8,10 @@ answers that come together would share one look at all buckets. Measured is the 
 and of the longest call that the event loop makes, which is how long another callback may wait. Apart from it
 are the one call that starts a tracker, and the longest collection of garbage. Shown is the middle of several rounds.
 
-`seal` makes the buckets; `overdue` starts again when all are due, with a reader that asks for every ledger, and hands
-out 500 at a time until the last snapshot is deleted; `few` does the same with permits for 10 at a time; `shared` is
-`overdue` on an index that knows all positions; in `overlapping` each bucket has a ledger in common with the one before
-it; `waiting` hands out what a storage that hangs has left in memory; `down` starts while segments cannot be read, and
-hands out when they can; `merge` starts with a limit of 50 buckets; `clear` deletes all.
+`seal` makes the buckets; `overdue` starts again when all are due, and hands out 500 at a time until the last snapshot
+is deleted; `few` does the same with permits for 10 at a time; in `overlapping` each bucket has a ledger in common
+with the one before it; `waiting` hands out what a storage that hangs has left in memory; `down` starts while segments
+cannot be read, and hands out when they can; `merge` starts with a limit of 50 buckets; `clear` deletes all.
 """
 
 import argparse
@@ -195,13 +194,12 @@ class ManyBucketsWorld:
         self.news = asyncio.Event()
         self.tracker = self._new_tracker(CONFIG)
 
-    def _new_tracker(self, config: TrackerConfig, *, keeps_positions: bool = False) -> BucketDelayedDeliveryTracker:
+    def _new_tracker(self, config: TrackerConfig) -> BucketDelayedDeliveryTracker:
         context = TrackerContext(
             topic_name="t",
             cursor_name="c",
             cursor=self.cursor,
             on_available=self.news.set,
-            keeps_positions=keeps_positions,
         )
         return BucketDelayedDeliveryTracker(context, config, self.storage, now_ms=self.clock, run_blocking=run_inline)
 
@@ -221,22 +219,18 @@ class ManyBucketsWorld:
         if is_settled:
             await self.cursor.until(lambda names: len(names) >= self.bucket_count)
 
-    async def restart(self, config: TrackerConfig = CONFIG, *, keeps_positions: bool = False) -> None:
+    async def restart(self, config: TrackerConfig = CONFIG) -> None:
         """Let the tracker go and make another one, which has not started."""
         await self.tracker.close()
-        self.tracker = self._new_tracker(config, keeps_positions=keeps_positions)
+        self.tracker = self._new_tracker(config)
 
     async def start(self) -> None:
-        """Start the tracker, beside the other calls; a reader asks for every ledger."""
+        """Start the tracker, beside the other calls."""
         await asyncio.sleep(0)
         began_s = time.process_time()
         self.tracker.start()
         self.meter.start_s = time.process_time() - began_s
         await asyncio.sleep(0)
-        for number in range(self.bucket_count):
-            self.tracker.will_read(number + 1)
-            if number % ADDS_PER_TURN == 0:
-                await asyncio.sleep(0)
 
     async def hand_out(self, rows_max: int = POLL_ROWS, *, rows_per_bucket: int = 1) -> None:
         """Take everything that was sealed, as it becomes available."""
@@ -259,11 +253,11 @@ async def seal(world: ManyBucketsWorld) -> None:
         await world.seal()
 
 
-async def overdue(world: ManyBucketsWorld, *, rows_max: int = POLL_ROWS, keeps_positions: bool = False) -> None:
+async def overdue(world: ManyBucketsWorld, *, rows_max: int = POLL_ROWS) -> None:
     """Measure a start when all is due, until nothing is left."""
     await world.seal()
     world.clock.now_ms = OVERDUE_MS
-    await world.restart(keeps_positions=keeps_positions)
+    await world.restart()
     with world.meter.measure():
         await world.start()
         await world.hand_out(rows_max)
@@ -273,11 +267,6 @@ async def overdue(world: ManyBucketsWorld, *, rows_max: int = POLL_ROWS, keeps_p
 async def few(world: ManyBucketsWorld) -> None:
     """Measure the same with few permits."""
     await overdue(world, rows_max=10)
-
-
-async def shared(world: ManyBucketsWorld) -> None:
-    """Measure the same for an index that knows all positions."""
-    await overdue(world, keeps_positions=True)
 
 
 async def overlapping(world: ManyBucketsWorld) -> None:
@@ -339,14 +328,19 @@ async def clear(world: ManyBucketsWorld) -> None:
 
 
 SCENARIOS: Final[dict[str, Callable[[ManyBucketsWorld], Coroutine[Any, Any, None]]]] = {
-    scenario.__name__: scenario for scenario in (seal, overdue, few, shared, overlapping, waiting, down, merge, clear)
+    scenario.__name__: scenario for scenario in (seal, overdue, few, overlapping, waiting, down, merge, clear)
 }
+
+
+async def _run(name: str, bucket_count: int, meter: Meter) -> None:
+    # A tracker is made on its event loop.
+    await SCENARIOS[name](ManyBucketsWorld(bucket_count, meter))
 
 
 def run_once(name: str, bucket_count: int, profile: cProfile.Profile | None = None) -> Meter:
     """Return what a scenario took."""
     meter = Meter(profile)
-    asyncio.run(SCENARIOS[name](ManyBucketsWorld(bucket_count, meter)))
+    asyncio.run(_run(name, bucket_count, meter))
     return meter
 
 

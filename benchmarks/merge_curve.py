@@ -25,16 +25,11 @@ from pyroaring import BitMap
 from tracker.columns.segment_table import SegmentTable
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
-    Action,
-    DeleteSnapshot,
-    Event,
-    MergeBuckets,
-    PersistBucket,
-    PropertyPut,
-    PropertyRemoved,
-    PutProperty,
-    SnapshotCreated,
-    SnapshotDeleted,
+    Answer,
+    Call,
+    MergeSnapshots,
+    Stored,
+    StoreSnapshot,
 )
 from tracker.core.tracker_core import TrackerCore
 
@@ -79,34 +74,30 @@ def written_per_row_of(row_counts: Iterable[int], limit: int) -> Iterator[float]
         core.add_messages(*rows, now_ms=now_ms)
         core.seal(index_count_min=1)
         added += row_count
-        while actions := core.plan(now_ms=now_ms):
-            for action in actions:
-                event = _answer(action)
-                if isinstance(event, SnapshotCreated):
-                    written += event.table.row_count
-                core.handle(event, now_ms=now_ms)
+        while calls := core.plan(now_ms=now_ms):
+            for call in calls:
+                answer = _answer(call)
+                if isinstance(answer, Stored):
+                    written += answer.table.row_count
+                core.handle(call, answer, now_ms=now_ms)
         assert core.unsettled_count == 0
         now_ms += _STEP_MS
         yield written / added
 
 
-def _answer(action: Action) -> Event:
+def _answer(call: Call) -> Answer:
     """Return what a storage says that keeps nothing and never fails."""
-    match action:
-        case PersistBucket():
-            return _created(action.serial, sum(map(len, action.parts)))
-        case MergeBuckets():
-            return _created(action.serial, sum(source.table.row_count for source in action.sources))
-        case PutProperty():
-            return PropertyPut(action.serial)
-        case DeleteSnapshot():
-            return SnapshotDeleted(action.serial)
-    return PropertyRemoved(action.serial)
+    match call:
+        case StoreSnapshot():
+            return _stored(call.serial, sum(map(len, call.parts)))
+        case MergeSnapshots():
+            return _stored(call.serial, sum(map(len, call.tracked.values())))
+    return None
 
 
-def _created(serial: int, row_count: int) -> SnapshotCreated:
+def _stored(serial: int, row_count: int) -> Stored:
     times, ends = np.array([_DELIVER_AT_MS]), np.array([row_count], np.int32)
-    return SnapshotCreated(serial, serial, row_count, SegmentTable(times, times, ends, np.ones(1, np.int32)))
+    return Stored(serial, row_count, SegmentTable(times, times, ends, np.ones(1, np.int32)))
 
 
 def least_written_per_row(ledger_count: int, limit: int) -> list[float]:

@@ -9,5 +9,6 @@ async def settle(tracker: BucketDelayedDeliveryTracker, *, every_s: float = 0.00
     """Wait until nothing is being sealed, merged, read, recovered or removed."""
     await asyncio.sleep(0)
     # A poll, as nothing of the tracker's is to be measured while waiting.
-    while tracker._core.unsettled_count or tracker._core.has_work or tracker._actions._tasks:  # noqa: ASYNC110
+    core, calls = tracker._core, tracker._calls
+    while core.unsettled_count or core._state.recovering or calls._tasks or calls._log_tasks:  # noqa: ASYNC110
         await asyncio.sleep(every_s)

@@ -114,8 +114,6 @@ class MemoryWorld:
             context, TrackerConfig(index_count_at_close_min=1), self.storage, now_ms=self.clock
         )
         tracker.start()
-        # A dispatcher does so when it begins to read.
-        tracker.will_read(0)
         yield tracker
         await tracker.close()
         await self.storage.close()
@@ -168,7 +166,7 @@ async def add(folder: Path, law: str, ledgers: int) -> Figures:
                 await asyncio.sleep(0)
             world.clock.now_ms = START_MS - ADDS_TAKE_MS + ADDS_TAKE_MS * ledger_id // ledgers
             # A publisher that is faster than the storage is asked to wait.
-            while tracker._core.unsealed_row_count > UNSEALED_ROWS_MAX:  # noqa: ASYNC110
+            while tracker._core._state.unsealed_row_count > UNSEALED_ROWS_MAX:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             if ledger_id % 20 == 0:
                 world.above_empty()
@@ -231,15 +229,10 @@ async def ask_about_all(world: MemoryWorld, tracker: BucketDelayedDeliveryTracke
     tracked = 0
     while unread:
         world.is_news.clear()
-        for ledger_id in unread:
-            tracker.will_read(ledger_id)
         unknown = [ledger_id for ledger_id in unread if tracker.is_recovering(ledger_id)]
         for ledger_id in sorted(set(unread) - set(unknown)):
             tracked += len(tracker.tracked_in(ledger_id) or ())
         if len(unknown) == len(unread):
-            # A second is what the tracker waits before it lets one go for another.
-            world.clock.now_ms += 50
-            tracker._turn_soon()
             await asyncio.sleep(0.001)
         unread = unknown
         world.above_empty()

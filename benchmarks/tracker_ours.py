@@ -12,13 +12,11 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from tracker.shell.snapshot_work import StorageWork
-from tracker.shell.storage_worker import SnapshotOwner
 
 from benchmarks.settling import settle
 from benchmarks.tracker_workload import (
@@ -33,18 +31,11 @@ from benchmarks.tracker_workload import (
 )
 from broker.tuning import tune_process
 from postdate.testing import FakeClock, FakeCursor
+from snapshot_storage.encoding.codec import decode_metadata_columns
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
-from tracker.core.actions import (
-    DeleteSnapshot,
-    Event,
-    LoadSegments,
-    MetadataRead,
-    ReadMetadata,
-    ReadPositions,
-    StorageAction,
-)
 from tracker.delayed_delivery_tracker import TrackerContext
 
 BATCH_ROWS = 1_000
@@ -55,35 +46,41 @@ RECOVERIES = 5
 Figures = dict[str, float]
 
 
-class CountingWork(StorageWork):
+class CountingStorage(RocksDBBucketSnapshotStorage):
     """Counts reads, and on demand the rows of every snapshot that was ever stored."""
 
     def __init__(self, folder: Path, *, counts_rows: bool = False) -> None:
-        super().__init__(RocksDBBucketSnapshotStorage(folder))
+        super().__init__(folder)
         self.read_count = 0
         self._counts_rows = counts_rows
         self._rows_deleted = 0
 
-    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
-        is_load = isinstance(action, LoadSegments) and not action.data
-        self.read_count += is_load or isinstance(action, ReadMetadata | ReadPositions)
-        if isinstance(action, DeleteSnapshot) and self._counts_rows:
-            self._rows_deleted += await self._row_count(action.bucket_id)
-        return await super().run_action(owner, action)
+    async def get_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        self.read_count += 1
+        return await super().get_bucket_snapshot_head(bucket_id)
+
+    async def get_bucket_snapshot_segment(
+        self, bucket_id: int, first_segment: int, last_segment: int
+    ) -> Sequence[bytes]:
+        self.read_count += 1
+        return await super().get_bucket_snapshot_segment(bucket_id, first_segment, last_segment)
+
+    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
+        if self._counts_rows:
+            self._rows_deleted += await self._row_count(bucket_id)
+        await super().delete_bucket_snapshot(bucket_id)
 
     async def rows_stored(self) -> int:
         """Return how many rows the snapshots have."""
-        return sum([await self._row_count(info.bucket_id) for info in await self.list_snapshots()])
+        return sum([await self._row_count(info.bucket_id) for info in await self.list_bucket_snapshots("bench", "sub")])
 
     async def rows_written(self) -> int:
         """Return how many rows went into snapshots, deleted ones included."""
         return self._rows_deleted + await self.rows_stored()
 
     async def _row_count(self, bucket_id: int) -> int:
-        owner = SnapshotOwner("bench", "sub", TrackerConfig())
-        event = await super().run_action(owner, ReadMetadata(-1, bucket_id, through_ms=0, row_count_max=0))
-        assert isinstance(event, MetadataRead)
-        return event.table.row_count
+        metadata = await self.get_bucket_snapshot_metadata(bucket_id)
+        return int(decode_metadata_columns(metadata).row_counts.sum())
 
 
 class Laps:
@@ -141,7 +138,7 @@ class TrackerRun:
     async def _measure_batched(self) -> Figures:
         """Add in batches; then ask, recover beside it, and drain what was added."""
         cursor, clock = FakeCursor(), FakeClock(NOW_MS)
-        async with CountingWork(self._folder / "batched") as storage:
+        async with CountingStorage(self._folder / "batched") as storage:
             is_news = asyncio.Event()
             tracker = self._tracker(storage, cursor, clock, is_news.set)
             figures = await self._add_batched(tracker)
@@ -157,7 +154,7 @@ class TrackerRun:
         return figures
 
     async def _measure_single(self) -> Figures:
-        async with CountingWork(self._folder / "single") as storage:
+        async with CountingStorage(self._folder / "single") as storage:
             tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
             figures = await self._add_singly(tracker)
             await tracker.close()
@@ -168,7 +165,7 @@ class TrackerRun:
 
     async def _measure_size(self) -> Figures:
         """Add in batches, count what was written for it, and tell the memory that the tracker gives back at its end."""
-        async with CountingWork(self._folder / "counted", counts_rows=True) as storage:
+        async with CountingStorage(self._folder / "counted", counts_rows=True) as storage:
             tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
             await self._add_batched(tracker)
             await settle(tracker)
@@ -224,37 +221,33 @@ class TrackerRun:
         return laps.figures("batched", len(self._times))
 
     async def _ask(self, tracker: BucketDelayedDeliveryTracker) -> Figures:
-        """Ask for all tracked positions of each ledger, as a read does; twice, as the first may have to load them."""
+        """Ask for all tracked positions of each ledger, as a read does, and of some positions one by one."""
         figures: Figures = {}
-        for name in ("contains_at_first_per_s", "contains_in_bulk_per_s"):
-            began = time.perf_counter()
-            count = 0
-            for ledger_id in range(int(self._ledger_ids[-1]) + 1):
-                tracker.will_read(ledger_id)
-                while tracker.is_recovering(ledger_id):  # noqa: ASYNC110, what tells of it is the dispatcher's
-                    await asyncio.sleep(0)
-                tracked = tracker.tracked_in(ledger_id)
-                assert tracked is not None
-                count += len(np.frombuffer(tracked.to_array(), np.uint32))
-            figures[name] = count / (time.perf_counter() - began)
-            assert count == len(self._times)
+        began = time.perf_counter()
+        count = 0
+        for ledger_id in range(int(self._ledger_ids[-1]) + 1):
+            tracked = tracker.tracked_in(ledger_id)
+            assert tracked is not None
+            count += len(np.frombuffer(tracked.to_array(), np.uint32))
+        figures["contains_in_bulk_per_s"] = count / (time.perf_counter() - began)
+        assert count == len(self._times)
         ledger_ids, entry_ids = self._ledger_ids[-50_000:].tolist(), self._entry_ids[-50_000:].tolist()
         began = time.perf_counter()
         found = sum(map(tracker.contains_message, ledger_ids, entry_ids))
         figures["contains_per_s"] = found / (time.perf_counter() - began)
         return figures
 
-    async def _recover(self, storage: CountingWork, first: FakeCursor) -> Figures:
+    async def _recover(self, storage: CountingStorage, first: FakeCursor) -> Figures:
         """Recover a second tracker from what the first one has stored, several times; the middle one counts."""
         rounds = [await self._recover_once(storage, first) for _ in range(RECOVERIES)]
         return sorted(rounds, key=lambda figures: figures["recovery_ms"])[RECOVERIES // 2]
 
-    async def _recover_once(self, storage: CountingWork, first: FakeCursor) -> Figures:
+    async def _recover_once(self, storage: CountingStorage, first: FakeCursor) -> Figures:
         cursor = FakeCursor()
         cursor.properties = dict(first.properties)
         storage.read_count = 0
         began = time.perf_counter()
-        tracker = self._tracker(storage, cursor, FakeClock(NOW_MS), announces=False)
+        tracker = self._tracker(storage, cursor, FakeClock(NOW_MS))
         await settle(tracker, every_s=0.0005)
         figures: Figures = {
             "recovery_ms": (time.perf_counter() - began) * 1_000,
@@ -282,19 +275,14 @@ class TrackerRun:
 
     def _tracker(
         self,
-        storage: StorageWork,
+        storage: BucketSnapshotStorage,
         cursor: FakeCursor,
         clock: FakeClock,
         on_available: Callable[[], None] = lambda: None,
-        *,
-        announces: bool = True,
     ) -> BucketDelayedDeliveryTracker:
         context = TrackerContext(topic_name="bench", cursor_name="sub", cursor=cursor, on_available=on_available)
         tracker = BucketDelayedDeliveryTracker(context, self._config, storage, now_ms=clock)
         tracker.start()
-        if announces:
-            # A dispatcher does so when it begins to read.
-            tracker.will_read(0)
         return tracker
 
 

@@ -64,6 +64,8 @@ def _check_buckets(state: TrackerState) -> None:
             assert 0 <= bucket.loaded_spans <= len(bucket.table)
         if bucket.holds_up and bucket.serial not in state.waived:
             assert (bucket.barrier, bucket.serial) in state.ahead
+        if bucket.phase is Phase.SEALED and bucket.is_loaded:
+            assert (bucket.last_ms, bucket.serial) in state.ending
     sources = {serial for bucket in buckets for serial in bucket.sources}
     assert sources == {one.serial for one in buckets if one.is_source}
 

@@ -627,13 +627,6 @@ FOUND: Final = [
         says="before its time",
     ),
     Mutant(
-        "put-back-by-another",
-        "tracker/shared/shared_view.py",
-        "            self._rows.foreign.discard(ledgers[is_open], entries[is_open])\n",
-        "",
-        "a message that two subscriptions put back into a shared index comes to one of them alone",
-    ),
-    Mutant(
         "timer-each-half-second",
         "tracker/core/planning.py",
         "    times += [state.merging.at_ms, ",

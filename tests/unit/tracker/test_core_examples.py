@@ -776,6 +776,41 @@ def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:
     assert driver.pop() == rows.to_rows()
 
 
+@pytest.mark.parametrize("has_other_rows", [False, True])
+def test_positions_that_entry_0_names_and_no_row_has_are_read_again(
+    runner: asyncio.Runner, has_other_rows: bool
+) -> None:
+    """Readers have passed over them, as they were tracked."""
+    driver = recovered_driver(runner)
+    [(key, bucket_id)] = driver.cursor.properties.items()
+    named = DelayedIndexes.of([60_001, 60_002], [1, 2], [1, 2])
+    rows = DelayedIndexes.of([60_001, 60_002], [1, 2], [1, 7])
+    driver.storage.snapshots.pop(int(bucket_id))
+    driver.cursor.properties[key] = str(
+        runner.run(
+            driver.storage.create_bucket_snapshot(
+                encode_metadata([segment_metadata(named)]),
+                [encode_rows(rows).data],
+                bucket_key=key,
+                topic_name="t",
+                cursor_name="c",
+            )
+        )
+    )
+    driver.now_ms = 70_000
+    driver.recover()
+    driver.answer_all()
+    if has_other_rows:
+        driver.add((90_000, 9, 9))
+
+    assert driver.pop() == [(60_001, 1, 1)]
+    driver.answer_all()
+
+    assert driver.core.to_read_again() == {2: BitMap([2])}
+    assert driver.core.message_count == int(has_other_rows)
+    assert driver.cursor.properties == {}
+
+
 def test_a_bucket_that_is_recovered_late_does_not_bring_back_what_was_delivered(runner: asyncio.Runner) -> None:
     """Two snapshots hold the same rows, as a crash in a merge leaves them."""
     driver = Driver(runner, order_wait_ms_max=0)
