@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from tracker.core.actions import Call, CreateSnapshot, DeleteSnapshot, LoadSegments, MergeSnapshots
-
 LATENCY_BOUNDS_MS: Final = (50, 100, 500, 1_000, 5_000, 30_000, 60_000)
 """The `quantile` label: an operation counts in the first bound it does not exceed; beyond all, in `overflow`."""
 
@@ -29,21 +27,6 @@ class BucketOperation(StrEnum):
     LOAD = "load"
     DELETE = "delete"
     MERGE = "merge"
-
-
-def operation_of(call: Call) -> BucketOperation | None:
-    """Return as what a call is counted, None if it is not."""
-    match call:
-        case CreateSnapshot():
-            return BucketOperation.CREATE
-        case LoadSegments():
-            return BucketOperation.LOAD
-        case DeleteSnapshot():
-            return BucketOperation.DELETE
-        case MergeSnapshots():
-            return BucketOperation.MERGE
-        case _:
-            return None
 
 
 @dataclass(slots=True)

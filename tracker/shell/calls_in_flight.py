@@ -6,11 +6,21 @@ from contextlib import suppress
 
 from managed_ledger.value_types import Clock
 from snapshot_storage.errors import StorageUnavailableError
-from tracker.core.actions import Answer, Call, CallFailed, PutName, RemoveName
+from tracker.core.actions import (
+    Answer,
+    Call,
+    CallFailed,
+    CreateSnapshot,
+    DeleteSnapshot,
+    LoadSegments,
+    MergeSnapshots,
+    PutName,
+    RemoveName,
+)
 from tracker.shell.next_turn import do_nothing
 from tracker.shell.outages import Outages
 from tracker.shell.tracker_calls import TrackerCalls
-from tracker.stats import TrackerStats, operation_of
+from tracker.stats import BucketOperation, TrackerStats
 
 
 class CallsInFlight:
@@ -96,3 +106,18 @@ class CallsInFlight:
         elif operation is not None:
             self._stats.operations[operation].count_success(max(0, self._now_ms() - started_at_ms))
         self._give_back(call, answer)
+
+
+def operation_of(call: Call) -> BucketOperation | None:
+    """Return as what a call is counted, None if it is not."""
+    match call:
+        case CreateSnapshot():
+            return BucketOperation.CREATE
+        case LoadSegments():
+            return BucketOperation.LOAD
+        case DeleteSnapshot():
+            return BucketOperation.DELETE
+        case MergeSnapshots():
+            return BucketOperation.MERGE
+        case _:
+            return None
