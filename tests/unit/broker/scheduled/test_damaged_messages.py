@@ -4,7 +4,6 @@ import pytest
 
 from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.listing import list_messages
-from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from managed_ledger.disk.keys import Family, block_key, pair
@@ -58,7 +57,7 @@ def test_a_list_shows_a_damaged_message_without_its_key() -> None:
 def test_an_explanation_names_the_damage_and_the_remedy() -> None:
     async def story(world: World) -> None:
         at = await _damage(world)
-        found = await explain_message(_schedule(world), MessageId(at), now_ms=world.clock.now_ms(), ttl_ms=0)
+        found = await explain_message(_schedule(world), at, now_ms=world.clock.now_ms(), ttl_ms=0)
 
         assert found is not None
         (state,) = found["messages"][0]["subscriptions"]
@@ -86,15 +85,13 @@ def test_the_explanation_of_a_key_has_its_damaged_messages_by_their_hash() -> No
 def test_a_move_leaves_damaged_messages_out_and_a_cancel_by_id_takes_them() -> None:
     async def story(world: World) -> None:
         at = await _damage(world)
-        operations = world.operations()
-        moved, _ = await operations.move(await operations.find(ALL), lambda times_ms: times_ms + 1_000)
-        assert moved == MESSAGES - 1
-        assert {ledger_id: list(ids) for ledger_id, ids in operations.damaged.items()} == {at.ledger_id: [DAMAGED]}
+        moved = await world.operations().move(ALL, lambda times_ms: times_ms + 1_000)
+        assert (moved.matched, moved.changed, moved.gone) == (MESSAGES, MESSAGES - 1, 0)
+        assert {ledger_id: list(ids) for ledger_id, ids in moved.damaged.items()} == {at.ledger_id: [DAMAGED]}
 
-        by_filter = world.operations()
-        matched = await by_filter.find(Selector(properties={"a": "b"}))
-        assert (matched.message_count, by_filter.damaged_count) == (0, 1)
-        assert await world.cancel(Selector(message_ids=[MessageId(at)])) == 1
+        by_property = await world.operations().look_at_cancel(Selector(properties={"a": "b"}))
+        assert (by_property.matched, by_property.damaged_count) == (0, 1)
+        assert (await world.operations().cancel(Selector(message_ids=[at]))).changed == 1
 
     play("memory", story)
 
