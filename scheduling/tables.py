@@ -175,12 +175,13 @@ def count_lines(histogram: Json) -> list[str]:
     if not total:
         return ["Nothing is scheduled" + (f"; {in_hand:,} in hand" if in_hand else ""), *undelayed]
     verb = "is" if total == 1 else "are"
-    first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
-    when = f"for {first}" if first == last else f"from {first} to {last}"
     states = f"{histogram['delayed']:,} delayed, {histogram['overdue']:,} overdue"
     if in_hand:
         states += f"; {in_hand:,} more in hand"
-    lines = [f"{counted(total, 'message')} {verb} scheduled: {states}", when]
+    lines = [f"{counted(total, 'message')} {verb} scheduled: {states}"]
+    if histogram["delayed"]:
+        first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
+        lines.append(f"for {first}" if first == last else f"from {first} to {last}")
     buckets = histogram["buckets"]
     most = max((one["count"] for one in buckets), default=0)
     if len(buckets) > 1 and most:

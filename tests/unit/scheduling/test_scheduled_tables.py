@@ -6,7 +6,7 @@ from unicodedata import combining, east_asian_width
 import pytest
 
 from command_line.output import output_width
-from scheduling.tables import explanation_lines, message_lines, pause_lines, topic_lines
+from scheduling.tables import count_lines, explanation_lines, message_lines, pause_lines, topic_lines
 
 TEXTS = ["東京" * 20, "a" + "東京" * 20, "キー値" * 9, "x" * 90, "🎉" * 30, "wide 東 and narrow " * 8, "e\u0301" * 90]
 
@@ -38,6 +38,20 @@ def test_columns_behind_wide_characters_stand_where_the_others_stand() -> None:
     starts = {_columns(line.partition("a=b")[0]) for line in message_lines(messages, is_more=False)[1:]}
 
     assert len(starts) == 1
+
+
+def test_a_count_of_what_is_overdue_alone_names_no_times_to_come() -> None:
+    overdue: dict[str, Any] = {
+        "total": 3,
+        "delayed": 0,
+        "overdue": 3,
+        "inHand": 0,
+        "nextDueMs": None,
+        "lastDueMs": None,
+    }
+    bucket = {"fromMs": 0, "untilMs": 1, "count": 3}
+
+    assert count_lines(overdue | {"buckets": [bucket]}) == ["3 messages are scheduled: 0 delayed, 3 overdue"]
 
 
 def test_no_sentence_of_an_explanation_stands_there_twice() -> None:
