@@ -10,6 +10,8 @@ from scheduling.tables import count_lines, explanation_lines, message_lines, pau
 
 TEXTS = ["東京" * 20, "a" + "東京" * 20, "キー値" * 9, "x" * 90, "🎉" * 30, "wide 東 and narrow " * 8, "e\u0301" * 90]
 
+STATES = {"delayed": 1, "overdue": 0, "inHand": 0}
+
 
 def _columns(line: str) -> int:
     return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in line)
@@ -18,7 +20,7 @@ def _columns(line: str) -> int:
 @pytest.mark.parametrize("text", TEXTS)
 def test_no_line_is_wider_than_80_columns_with_wide_characters(text: str) -> None:
     message = {"messageId": "12345:678", "deliverAtMs": 0, "key": text, "sizeBytes": 5, "properties": {text: text}}
-    figures = {"name": text, "delayed": 1, "backlog": 1, "paused": False, "nextDueMs": 0, "lastDueMs": 0}
+    figures = {"name": text, **STATES, "backlog": 1, "paused": False, "nextDueMs": 0, "lastDueMs": 0}
     state = {"subscription": text, "sentence": text}
     answer = {"sentence": text, "messages": [{"subscriptions": [state, state]}]}
 
@@ -70,7 +72,7 @@ def test_no_sentence_of_an_explanation_stands_there_twice() -> None:
 
 
 def _topic(name: str, **subscriptions: bool) -> dict[str, Any]:
-    figures = {"delayed": 1, "backlog": 1, "nextDueMs": 1_800_000_000_000, "lastDueMs": 1_800_000_005_999}
+    figures = {**STATES, "backlog": 1, "nextDueMs": 1_800_000_000_000, "lastDueMs": 1_800_000_005_999}
     return {
         **figures,
         "name": name,
@@ -80,7 +82,7 @@ def _topic(name: str, **subscriptions: bool) -> dict[str, Any]:
 
 
 def test_topics_show_the_first_and_the_last_time_beside_a_pause() -> None:
-    lines = topic_lines([_topic("t", a=True, b=True), _topic("u", a=True, b=False), _topic("v", a=False)])[1:]
+    lines = topic_lines([_topic("t", a=True, b=True), _topic("u", a=True, b=False), _topic("v", a=False)], 98)[1:]
 
     assert all("2027-01-15T08:00:00Z  2027-01-15T08:00:05Z" in line for line in lines if "1 " in line[20:])
     shown = [line.split("   ")[0].strip() for line in lines if line.strip()[0].isalpha()]
