@@ -266,7 +266,7 @@ class Operations:
         schedule = self._new_schedule()
         self._subscriptions = schedule.subscriptions
         if selector.message_ids is not None:
-            matched = await match_ids(schedule, selector.message_ids)
+            matched = await match_ids(schedule, selector.message_ids, self._leave_out)
         else:
             takes = None if selector.filter.is_trivial else selector.filter
             rows = await schedule.rows(selector.wanted, takes, self._progress.note_search, self._leave_out)

@@ -576,7 +576,8 @@ class Subscription:
             logger.warning("%s / %s: its type could not be noted: %s", self._ledger.name, self.name, error)
 
     def _on_delay_ignored(self) -> None:
-        if self._is_delay_warned:
+        # A reader reads what there is by its purpose, and is told of nothing: each is a subscription of its own.
+        if self._is_delay_warned or not self.cursor.is_durable:
             return
         self._is_delay_warned = True
         kind = self.type_without_delays

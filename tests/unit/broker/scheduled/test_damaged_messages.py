@@ -3,16 +3,33 @@
 import pytest
 
 from broker.scheduled.explanation import explain_key, explain_message
-from broker.scheduled.listing import list_messages
+from broker.scheduled.listing import list_messages, topic_summary
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from managed_ledger.disk.keys import Family, block_key, pair
-from managed_ledger.entries.blocks import encode_payloads, payload_at, payload_count
+from managed_ledger.entries.blocks import encode_payloads, payload_at, payload_count, row_count
+from managed_ledger.entries.headers import ROW_BYTES
 from managed_ledger.position import Position
 from tests.helpers.scheduled_world import ALL, FIRST_DUE_MS, MESSAGES, World, play
 
 DAMAGED = 3
 """The number of the damaged message."""
+
+
+async def _damage_headers(world: World) -> Position:
+    """Take the stored header of a message away, as a block that RocksDB cannot read, and forget what is in memory."""
+    await world.start()
+    await world.connect()
+    await world.publish()
+    at = Position(world.topic.ledger.ledgers()[0].ledger_id, DAMAGED)
+    table = world.disk.tables[Family.HEADERS]
+    key = max(key for key in table if key <= block_key(*at))
+    stored, first = table.pop(key), pair.unpack(key)[1]
+    for place in range(row_count(stored)):
+        if first + place != at.entry_id:
+            table[block_key(at.ledger_id, first + place)] = stored[place * ROW_BYTES : (place + 1) * ROW_BYTES]
+    world.store.reader.drop_ledger(at.ledger_id)
+    return at
 
 
 async def _damage(world: World) -> Position:
@@ -92,6 +109,26 @@ def test_a_move_leaves_damaged_messages_out_and_a_cancel_by_id_takes_them() -> N
         by_filter = await world.operations().cancel(Selector(properties={"a": "b"}))
         assert (by_filter.matched, by_filter.changed, by_filter.damaged_count) == (0, 0, 1)
         assert await world.cancel(Selector(message_ids=[at])) == 1
+
+    play("memory", story)
+
+
+def test_a_damaged_header_leaves_its_own_message_out_and_no_others() -> None:
+    async def story(world: World) -> None:
+        at = await _damage_headers(world)
+        messages, _ = await list_messages(_schedule(world), ALL, limit=1_000, after=None, has_payload=False)
+        assert len(messages) == MESSAGES - 1
+        summary = await topic_summary(world.topic, world.service.catalog, world.clock.now_ms)
+        assert summary["delayed"] == MESSAGES - 1
+        key = messages[0]["key"].encode()
+        of_key = await explain_key(_schedule(world), key, now_ms=world.clock.now_ms(), ttl_ms=0)
+        assert {one["subscriptions"][0]["state"] for one in of_key.answer["messages"]} == {"delayed"}
+
+        moved = await world.operations().move(ALL, lambda times_ms: times_ms + 1_000)
+        assert (moved.matched, moved.changed, moved.gone, moved.damaged_count) == (MESSAGES - 1, MESSAGES - 1, 0, 1)
+        by_id = await world.operations().cancel(Selector(message_ids=[at, *list(moved.moved.values())[:1]]))
+        assert (by_id.matched, by_id.changed, by_id.unknown) == (1, 1, 0)
+        assert {ledger_id: list(ids) for ledger_id, ids in by_id.damaged.items()} == {at.ledger_id: [DAMAGED]}
 
     play("memory", story)
 
