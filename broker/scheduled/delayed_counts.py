@@ -4,8 +4,8 @@ The index does not know it while it recovers, and a subscription that has had no
 it costs memory, and most of ten thousand topics are quiet. The headers in the log and the cursor say it exactly. A
 request for the stats of one topic counts all its subscriptions. `/metrics` asks for all topics, again and again, so it
 counts those whose dispatcher does not know all or has other entries than delayed ones, and in a long log those whose
-index does not say when the next message comes due (`broker.scheduled.due_times`). Of a long log only a few times are kept, and it is counted again only so often
-that counting takes a small share of the time.
+index does not say when the next message comes due (`broker.scheduled.due_times`). Of a long log only a few times are
+kept, and it is counted again only so often that counting takes a small share of the time.
 """
 
 import logging
