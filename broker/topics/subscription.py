@@ -22,7 +22,7 @@ from broker.errors import MetadataError
 from broker.topics.consumer import Consumer
 from broker.topics.delayed_range import delays_through
 from broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
-from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot
+from broker.topics.figures import NOTHING_COUNTED, ScheduledCounts, SubscriptionCounters, SubscriptionSnapshot
 from broker.topics.link import ClientLink
 from broker.topics.pause import PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
@@ -87,6 +87,8 @@ class DelayedInLog:
     """Entries that were not acknowledged at that time."""
     some_deliver_at_ms: Sequence[int] = ()
     """Some of their delivery times, ascending, with the first and the last."""
+    delays_through: Position | None = None
+    """The last entry of which the delivery time was heeded."""
 
 
 class Subscription:
@@ -135,6 +137,8 @@ class Subscription:
         self.mark_delete_advanced_ms = 0
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
+        self.scheduled: ScheduledCounts | None = None
+        """The last count of delayed and overdue messages and of those in hand; None where it is not known."""
         self._gate = DeliveryGate()
         """Of all its dispatchers, one after the other."""
         self.lateness: LatenessHistogram | None = None
@@ -221,7 +225,7 @@ class Subscription:
     def metrics(self) -> SubscriptionSnapshot:
         """Give the figures for `/metrics`."""
         stats = self.stats()
-        waiting, is_paused = self._waiting(stats), self.pause.is_paused
+        is_paused = self.pause.is_paused
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
@@ -237,8 +241,8 @@ class Subscription:
             mark_delete_advanced_ms=self.mark_delete_advanced_ms,
             backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
             is_paused=is_paused,
-            held_by_pause=waiting if is_paused else 0,
-            overdue=0 if is_paused else waiting,
+            held_by_pause=self._waiting(stats) if is_paused else 0,
+            scheduled=self.scheduled,
             damaged=0 if stats is None else stats.damaged_entries,
             next_deliver_at_ms=next(iter(self.delayed_in_log.some_deliver_at_ms), None),
         )
@@ -261,11 +265,8 @@ class Subscription:
     def _waiting(self, stats: SubscriptionStats | None) -> int:
         """Return how many due entries no consumer has, by the dispatcher's figures or the last count in the log.
 
-        Damaged ones do not count: they wait for a repair, and for no consumer. Without delays it counts only what a
-        pause holds.
+        Damaged ones do not count: they wait for a repair, and for no consumer.
         """
-        if not (self.pause.is_paused or self.has_delays):
-            return 0
         backlog, counted = self.cursor.backlog, self.delayed_in_log
         if not self.knows_all_delayed and counted.through is not None:
             # Messages that were published since the count may be delayed.
