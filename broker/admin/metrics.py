@@ -279,7 +279,7 @@ class _Table(Generic[T]):
             for values in self._values:
                 values.append(0)
         for value, values in zip(added, self._values, strict=True):
-            # What is not known of one leaves the sum of the others.
+            # A figure that is not known of one thing leaves the sum of the others.
             values[row] += 0 if isnan(value) else value
 
     def families(self, more: Mapping[str, Iterable[Sample]] = MappingProxyType({})) -> Iterator[bytes]:
