@@ -178,7 +178,7 @@ def count_lines(histogram: Json) -> list[str]:
     ...     {"fromMs": 0, "untilMs": 30_000, "count": 2}, {"fromMs": 30_000, "untilMs": 60_001, "count": 1}]}):
     ...     print(line)
     3 messages are scheduled: 2 delayed, 1 overdue; 4 more in hand
-    from 1970-01-01T00:00:00.000Z to 1970-01-01T00:01:00.000Z
+    the delayed ones: from 1970-01-01T00:00:00.000Z to 1970-01-01T00:01:00.000Z
     1970-01-01T00:00:00.000Z           2  ████████████████████████████
     1970-01-01T00:00:30.000Z           1  ██████████████
     >>> count_lines({"total": 2, "delayed": 0, "overdue": 2, "inHand": 0, "nextDueMs": None, "lastDueMs": None,
@@ -194,10 +194,9 @@ def count_lines(histogram: Json) -> list[str]:
     if in_hand:
         states += f"; {in_hand:,} more in hand"
     lines = [f"{counted(total, 'message')} {verb} scheduled: {states}"]
-    # Where nothing is delayed, no message is still to come due.
     if histogram["delayed"]:
         first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
-        lines.append(f"for {first}" if first == last else f"from {first} to {last}")
+        lines.append(f"the delayed ones: for {first}" if first == last else f"the delayed ones: from {first} to {last}")
     buckets = histogram["buckets"]
     most = max((one["count"] for one in buckets), default=0)
     if len(buckets) > 1 and most:
