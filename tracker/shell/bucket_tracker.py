@@ -133,6 +133,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     # The tracker's interface.
 
     @property
+    @_guarded
     def lead_ms(self) -> int:
         return self._core.lead_ms
 

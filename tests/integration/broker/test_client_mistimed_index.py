@@ -65,11 +65,11 @@ def test_what_the_index_gives_too_early_comes_at_its_time(own_service: PostdateP
     subscribe(client, TOPIC).close()
     producer = client.create_producer(TOPIC, batching_enabled=False)
     started_ms = now_ms()
-    due_ms = {"in an hour": started_ms + 3_600_000, "soon": started_ms + 8_000, "right": started_ms + 1_000}
-    ids = [producer.send(text.encode(), deliver_at=at_ms) for text, at_ms in due_ms.items()]
+    deliver_at_ms = {"in an hour": started_ms + 3_600_000, "soon": started_ms + 8_000, "right": started_ms + 1_000}
+    ids = [producer.send(text.encode(), deliver_at=at_ms) for text, at_ms in deliver_at_ms.items()]
     client.close()
     own_service.stop()
-    write_index(own_service, ids, [started_ms - 2, started_ms - 1, due_ms["right"]])
+    write_index(own_service, ids, [started_ms - 2, started_ms - 1, deliver_at_ms["right"]])
 
     own_service.start()
     consumer = subscribe(own_clients.new(), TOPIC)
@@ -77,6 +77,6 @@ def test_what_the_index_gives_too_early_comes_at_its_time(own_service: PostdateP
 
     assert nothing_comes(consumer)
     assert list(came_at_ms) == ["right", "soon"]
-    assert all(came_at_ms[text] >= due_ms[text] for text in came_at_ms)
+    assert all(came_at_ms[text] >= deliver_at_ms[text] for text in came_at_ms)
     assert mistimed(own_service) == 2
     assert own_service.log_path.read_text().count(WARNING) == 1

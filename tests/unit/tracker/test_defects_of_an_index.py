@@ -75,6 +75,7 @@ def _uses(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> list[Cal
         tracker.take_untracked,
         tracker.take_untracked_ranges,
         tracker.has_message_available,
+        lambda: tracker.lead_ms,
         tracker.next_delivery_time,
         tracker.first_withheld_time,
         lambda: tracker.get_scheduled_messages(10),
