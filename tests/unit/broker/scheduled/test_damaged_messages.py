@@ -1,5 +1,7 @@
 """Scheduled messages that are damaged in the log are listed, explained and left out of changes, and each is named."""
 
+from collections.abc import Callable
+
 import pytest
 
 from broker.scheduled.explanation import explain_key, explain_message
@@ -16,36 +18,37 @@ DAMAGED = 3
 """The number of the damaged message."""
 
 
-async def _damage_headers(world: World) -> Position:
-    """Take the stored header of a message away, as a block that RocksDB cannot read, and forget what is in memory."""
+async def _damage_value(world: World, family: Family, rest: Callable[[bytes], list[bytes]]) -> Position:
+    """Take the stored value of a message away, as a block that RocksDB cannot read, and forget what is in memory.
+
+    `rest` divides a value into those of its entries.
+    """
     await world.start()
     await world.connect()
     await world.publish()
     at = Position(world.topic.ledger.ledgers()[0].ledger_id, DAMAGED)
-    table = world.disk.tables[Family.HEADERS]
+    table = world.disk.tables[family]
     key = max(key for key in table if key <= block_key(*at))
     stored, first = table.pop(key), pair.unpack(key)[1]
-    for place in range(row_count(stored)):
-        if first + place != at.entry_id:
-            table[block_key(at.ledger_id, first + place)] = stored[place * ROW_BYTES : (place + 1) * ROW_BYTES]
+    for entry_id, value in enumerate(rest(stored), first):
+        if entry_id != at.entry_id:
+            table[block_key(at.ledger_id, entry_id)] = value
     world.store.reader.drop_ledger(at.ledger_id)
     return at
+
+
+async def _damage_headers(world: World) -> Position:
+    def rest(stored: bytes) -> list[bytes]:
+        return [stored[place * ROW_BYTES : (place + 1) * ROW_BYTES] for place in range(row_count(stored))]
+
+    return await _damage_value(world, Family.HEADERS, rest)
 
 
 async def _damage(world: World) -> Position:
-    """Take the stored value of a message away, as a block that RocksDB cannot read, and forget what is in memory."""
-    await world.start()
-    await world.connect()
-    await world.publish()
-    at = Position(world.topic.ledger.ledgers()[0].ledger_id, DAMAGED)
-    table = world.disk.tables[Family.PAYLOADS]
-    key = max(key for key in table if key <= block_key(*at))
-    stored, first = table.pop(key), pair.unpack(key)[1]
-    for place in range(payload_count(stored)):
-        if first + place != at.entry_id:
-            table[block_key(at.ledger_id, first + place)] = encode_payloads([payload_at(stored, place)])
-    world.store.reader.drop_ledger(at.ledger_id)
-    return at
+    def rest(stored: bytes) -> list[bytes]:
+        return [encode_payloads([payload_at(stored, place)]) for place in range(payload_count(stored))]
+
+    return await _damage_value(world, Family.PAYLOADS, rest)
 
 
 def _schedule(world: World) -> TopicSchedule:
