@@ -55,7 +55,7 @@ PROGRESS_INTERVAL_S: Final = 0.5
 @json_option("the answer of GET /postdate/v1/topics")
 @on_service
 def topics(api: ScheduleApi, is_json: bool) -> None:
-    """List topics: how many messages are delayed, the next delivery time, and which subscriptions are paused."""
+    """List topics: how many messages are delayed, overdue and in hand, the next time, and what is paused."""
     answer = api.get("/topics")
     if is_json:
         print_json(answer)
@@ -132,7 +132,7 @@ def count(
     is_json: bool,
     **filters: Any,
 ) -> None:
-    """Count the messages of TOPIC that are still to come, and say when they are due."""
+    """Count the messages of TOPIC that are delayed, overdue and in hand, and say when the delayed ones are due."""
     asked = {**fields_of_filters(**filters), "subscription": subscription, "buckets": buckets}
     answer = api.look(f"{topic_path(topic)}/scheduled/histogram", asked)
     if is_json:

@@ -18,6 +18,8 @@ from managed_ledger.value_types import Json
 WIDTH: Final = 80
 _BAR: Final = 28
 _NAME: Final = 16
+_WIDTH_WITH_LAST_DUE: Final = 98
+"""Where the table of topics has room for a second time beside names of `_NAME` columns."""
 _KEY: Final = 15
 _DAMAGED_SHOWN_MAX: Final = 10
 
@@ -60,27 +62,33 @@ def padded(text: str, width: int) -> str:
 def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
     """Return the table of `postdate topics`, subscriptions below their topics.
 
-    A name that is wider than its column has a line of its own.
+    A name that is wider than its column has a line of its own. The last due time needs more than 80 columns.
 
-    >>> for line in topic_lines([{"name": "public/default/reminders", "delayed": 2, "backlog": 3, "paused": True,
-    ...     "nextDueMs": 0, "lastDueMs": 5_000, "subscriptions": [{"name": "me", "delayed": 2, "backlog": 3,
-    ...     "paused": True, "nextDueMs": 0, "lastDueMs": 5_000}]}]):
+    >>> for line in topic_lines([{"name": "public/default/reminders", "delayed": 2, "overdue": 1, "inHand": 0,
+    ...     "backlog": 3, "paused": True, "nextDueMs": 0, "lastDueMs": 5_000, "subscriptions": [{"name": "me",
+    ...     "delayed": 2, "overdue": 1, "inHand": 0, "backlog": 3, "paused": True, "nextDueMs": 0,
+    ...     "lastDueMs": 5_000}]}]):
     ...     print(line)
-    topic              delayed   backlog  next due              last due
+    topic              delayed  overdue  in hand   backlog  next due
     public/default/reminders (paused)
-                             2         3  1970-01-01T00:00:00Z  1970-01-01T00:00:05Z
-      me (paused)            2         3  1970-01-01T00:00:00Z  1970-01-01T00:00:05Z
+                             2        1        0         3  1970-01-01T00:00:00Z
+      me (paused)            2        1        0         3  1970-01-01T00:00:00Z
 
     Args:
         topics: The answer of GET /postdate/v1/topics.
         width: The columns of the screen.
     """
-    rows = [("topic", "", f"{'delayed':>9} {'backlog':>9}  {'next due':<20}  last due")]
+    has_last = width >= _WIDTH_WITH_LAST_DUE
+    heads = ["next due", "last due"] if has_last else ["next due"]
+    rows = [("topic", "", _figures_line(("delayed", "overdue", "in hand", "backlog"), heads))]
     for topic in topics:
-        rows.append((topic["name"], _paused_mark(topic), _topic_figures(topic)))
+        rows.append((topic["name"], _paused_mark(topic), _topic_figures(topic, has_last=has_last)))
         if without := topic.get("publishedWithoutSubscription", 0):
             rows.append((f"  published without a subscription: {without:,}", "", ""))
-        rows += [(f"  {one['name']}", _subscription_marks(one), _topic_figures(one)) for one in topic["subscriptions"]]
+        rows += [
+            (f"  {one['name']}", _subscription_marks(one), _topic_figures(one, has_last=has_last))
+            for one in topic["subscriptions"]
+        ]
     names = [cut(name, width - len(mark)) + mark for name, mark, _ in rows]
     widest = max(cell_len(name) for name, (_, _, figures) in zip(names, rows, strict=True) if figures)
     column = min(widest, max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
@@ -89,9 +97,9 @@ def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
         if not figures:
             lines.append(name)
         elif cell_len(name) <= column:
-            lines.append(f"{padded(name, column)} {figures}")
+            lines.append(f"{padded(name, column)} {figures}".rstrip())
         else:
-            lines += [name, f"{'':{column}} {figures}"]
+            lines += [name, f"{'':{column}} {figures}".rstrip()]
     return lines
 
 
@@ -113,11 +121,15 @@ def _paused_mark(topic: Json) -> str:
     return " (paused)" if paused == total else f" ({paused} of {total} paused)"
 
 
-def _topic_figures(one: Json) -> str:
-    next_due, last_due = (
-        "-" if one[name] is None else _to_the_second(one[name]) for name in ("nextDueMs", "lastDueMs")
-    )
-    return f"{one['delayed']:>9,} {one['backlog']:>9,}  {next_due:<20}  {last_due}"
+def _topic_figures(one: Json, *, has_last: bool) -> str:
+    due = [one["nextDueMs"], one["lastDueMs"]] if has_last else [one["nextDueMs"]]
+    counts = [f"{one[name]:,}" for name in ("delayed", "overdue", "inHand", "backlog")]
+    return _figures_line(counts, ["-" if time_ms is None else _to_the_second(time_ms) for time_ms in due])
+
+
+def _figures_line(counts: Sequence[str], times: Sequence[str]) -> str:
+    delayed, overdue, in_hand, backlog = counts
+    return f"{delayed:>9} {overdue:>8} {in_hand:>8} {backlog:>9}" + "".join(f"  {one:<20}" for one in times)
 
 
 def _to_the_second(time_ms: int) -> str:
@@ -166,21 +178,25 @@ def count_lines(histogram: Json) -> list[str]:
     ...     {"fromMs": 0, "untilMs": 30_000, "count": 2}, {"fromMs": 30_000, "untilMs": 60_001, "count": 1}]}):
     ...     print(line)
     3 messages are scheduled: 2 delayed, 1 overdue; 4 more in hand
-    from 1970-01-01T00:00:00.000Z to 1970-01-01T00:01:00.000Z
+    the delayed ones: from 1970-01-01T00:00:00.000Z to 1970-01-01T00:01:00.000Z
     1970-01-01T00:00:00.000Z           2  ████████████████████████████
     1970-01-01T00:00:30.000Z           1  ██████████████
+    >>> count_lines({"total": 2, "delayed": 0, "overdue": 2, "inHand": 0, "nextDueMs": None, "lastDueMs": None,
+    ...     "buckets": []})
+    ['2 messages are scheduled: 0 delayed, 2 overdue']
     """
     undelayed = folded(*(one["sentence"] for one in histogram.get("undelayed", ())))
     total, in_hand = histogram["total"], histogram["inHand"]
     if not total:
         return ["Nothing is scheduled" + (f"; {in_hand:,} in hand" if in_hand else ""), *undelayed]
     verb = "is" if total == 1 else "are"
-    first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
-    when = f"for {first}" if first == last else f"from {first} to {last}"
     states = f"{histogram['delayed']:,} delayed, {histogram['overdue']:,} overdue"
     if in_hand:
         states += f"; {in_hand:,} more in hand"
-    lines = [f"{counted(total, 'message')} {verb} scheduled: {states}", when]
+    lines = [f"{counted(total, 'message')} {verb} scheduled: {states}"]
+    if histogram["delayed"]:
+        first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
+        lines.append(f"the delayed ones: for {first}" if first == last else f"the delayed ones: from {first} to {last}")
     buckets = histogram["buckets"]
     most = max((one["count"] for one in buckets), default=0)
     if len(buckets) > 1 and most:

@@ -213,10 +213,21 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
         lambda one: one.held_by_pause,
     ),
     Metric(
+        "postdate_subscription_delayed",
+        "Messages with a delivery time that has not come. Of topics without clients it is an upper bound from the "
+        "first one's time on, until the last one is due.",
+        lambda one: nan if one.scheduled is None else one.scheduled.delayed,
+    ),
+    Metric(
         "postdate_subscription_overdue",
-        "Entries that are due, that no consumer has and no pause holds, of Shared and Key_Shared subscriptions. Of "
-        "topics without clients it is a lower bound, until the last one is due.",
-        lambda one: one.overdue,
+        "Messages with a delivery time that are due and in no hand, be they held by a pause. Of topics without clients "
+        "it is a lower bound, until the last one is due.",
+        lambda one: nan if one.scheduled is None else one.scheduled.overdue,
+    ),
+    Metric(
+        "postdate_subscription_in_hand",
+        "Messages with a delivery time that a consumer has not acknowledged, or is about to be sent.",
+        lambda one: nan if one.scheduled is None else one.scheduled.in_hand,
     ),
     Metric(
         "postdate_damaged_entries",

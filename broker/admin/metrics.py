@@ -279,7 +279,8 @@ class _Table(Generic[T]):
             for values in self._values:
                 values.append(0)
         for value, values in zip(added, self._values, strict=True):
-            values[row] += value
+            # A figure that is not known of one thing leaves the sum of the others.
+            values[row] += 0 if isnan(value) else value
 
     def families(self, more: Mapping[str, Iterable[Sample]] = MappingProxyType({})) -> Iterator[bytes]:
         """Write every metric of the table; `more` are further samples by name."""

@@ -235,7 +235,8 @@ def scheduled_schemas() -> Json:
         "alreadyDue": {**COUNT, "description": "Of that, what is due and in no hand: cancelled, but not moved"},
         "inHand": {
             **COUNT,
-            "description": "Of that, what a consumer of a subscription concerned has in hand, or is about to be sent: "
+            "description": "Messages that a consumer of a subscription meant has in hand or is about to be sent, as "
+            "is all that an Exclusive or Failover subscription has not acknowledged: "
             "changed for the other subscriptions alone, and not counted as changed",
         },
         "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},

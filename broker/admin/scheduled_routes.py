@@ -514,7 +514,14 @@ class _Routes:
         # An unknown subscription is refused before the change has its turn.
         new_schedule()
         early_ms = early_ms_of(topic, is_strict=self._service.config.tracker.is_deliver_at_time_strict)
-        return Operations(topic, new_schedule, now_ms=self._service.now_ms, early_ms=early_ms, progress=progress)
+        return Operations(
+            topic,
+            new_schedule,
+            now_ms=self._service.now_ms,
+            early_ms=early_ms,
+            progress=progress,
+            is_for_all=name is None,
+        )
 
     async def _topic(self, request: web.Request) -> Topic:
         name = _topic_name(request)

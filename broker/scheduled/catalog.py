@@ -9,8 +9,11 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from pyroaring import BitMap
+
 from broker.scheduled.ledger_schedule import LedgerSchedule, extended
 from broker.slices import Turns
+from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
@@ -103,15 +106,25 @@ class ScheduleCatalog:
         begin = 0 if known is None else known.entries
         position, through = Position(ledger.ledger_id, begin), Position(ledger.ledger_id, ledger.entries - 1)
         parts: list[RowsRead] = []
+        damaged = BitMap()
+
+        def damaged_in(_: int) -> BitMap:
+            return damaged
+
         while position <= through:
-            read = await log.read_rows(position, entries_max=_READ_ENTRIES, through=through)
+            try:
+                read = await log.read_rows(position, entries_max=_READ_ENTRIES, skip=damaged_in, through=through)
+            except EntriesDamagedError as error:
+                # The same read goes on without them.
+                damaged |= error.entries[ledger.ledger_id]
+                continue
             parts.append(read)
             if read.next_position.ledger_id != ledger.ledger_id or read.next_position <= position:
                 break
             position = read.next_position
             # Cached schedules are read without suspending.
             await asyncio.sleep(0)
-        arguments = (known, ledger.ledger_id, ledger.entries, parts)
+        arguments = (known, ledger.ledger_id, ledger.entries, parts, damaged)
         if (0 if known is None else len(known)) + ledger.entries - begin >= _SORT_IN_THREAD_ROWS:
             schedule = await asyncio.to_thread(_extended, *arguments)
         else:
@@ -143,5 +156,7 @@ class ScheduleCatalog:
             del spans[passed]
 
 
-def _extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: Sequence[RowsRead]) -> LedgerSchedule:
-    return extended(known, ledger_id, entries, [part.headers() for part in parts])
+def _extended(
+    known: LedgerSchedule | None, ledger_id: int, entries: int, parts: Sequence[RowsRead], damaged: BitMap
+) -> LedgerSchedule:
+    return extended(known, ledger_id, entries, [part.headers() for part in parts], damaged)

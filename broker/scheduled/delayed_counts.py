@@ -1,11 +1,11 @@
-"""How many entries wait for their time, counted in the log instead of in the delayed index.
+"""How many messages are delayed, overdue and in hand, counted in the log instead of in the delayed index.
 
 The index does not know it while it recovers, and a subscription that has had no consumer since the start has no index:
 it costs memory, and most of ten thousand topics are quiet. The headers in the log and the cursor say it exactly. A
 request for the stats of one topic counts all its subscriptions. `/metrics` asks for all topics, again and again, so it
-counts those whose dispatcher does not know all, and in a long log those whose index does not say when the next message
-comes due (`broker.scheduled.due_times`). Of a long log only a few times are kept, and it is counted again only so often
-that counting takes a small share of the time.
+counts those whose dispatcher does not know all or has other entries than delayed ones, and in a long log those whose
+index does not say when the next message comes due (`broker.scheduled.due_times`). Of a long log only a few times are
+kept, and it is counted again only so often that counting takes a small share of the time.
 """
 
 import logging
@@ -17,6 +17,8 @@ from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.due_times import EXACT_ENTRIES_MAX, may_have_delayed, next_in_index
 from broker.scheduled.topic_schedule import schedules_of_each, totals_of_each
 from broker.slices import Turns
+from broker.topics.delayed_range import delays_through
+from broker.topics.figures import NOTHING_SCHEDULED, ScheduledCounts
 from broker.topics.subscription import DelayedInLog, Subscription
 from broker.topics.topic import Topic
 from managed_ledger.errors import LedgerError
@@ -59,7 +61,10 @@ async def note_delayed(
     kept_entries_max: int = EXACT_ENTRIES_MAX,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> list[Subscription]:
-    """Note at each subscription whose dispatcher does not know it how many messages are delayed; log what fails.
+    """Note at each subscription how many messages are delayed, overdue and in hand; log what fails.
+
+    The log is counted where a dispatcher does not know it: other entries than delayed ones wait as well, or consumers
+    have some. Where nothing has changed since the last count, that one holds.
 
     The result is the subscriptions that may have delayed messages.
 
@@ -76,16 +81,22 @@ async def note_delayed(
     counted: list[Subscription] = []
     turns = Turns()
     for subscription in list(topic.subscriptions.values()):
-        if may_have_delayed(topic, subscription, now):
+        may_delay = may_have_delayed(topic, subscription, now)
+        known = _known(subscription)
+        if may_delay:
             delaying.append(subscription)
-            if not subscription.knows_all_delayed or (is_long and next_in_index(subscription, now) is None):
-                counted.append(subscription)
-        else:
-            subscription.delayed_in_log = DelayedInLog()
+        if known is not None:
+            subscription.scheduled = known
+            if not may_delay:
+                subscription.delayed_in_log = DelayedInLog()
+        is_next_unknown = may_delay and is_long and next_in_index(subscription, now) is None
+        if (known is None or is_next_unknown) and not _is_as_counted(topic, subscription, now):
+            counted.append(subscription)
         await turns.give_way()
     begin_s = monotonic_s()
     backlogs = [one.cursor.backlog for one in counted]
-    if not counted or (is_long and all(begin_s < one.delayed_in_log.valid_until_s for one in counted)):
+    is_costly = is_long or topic.ledger.entries_total * len(counted) > COUNTED_ENTRIES_MAX
+    if not counted or (is_costly and all(begin_s < one.delayed_in_log.valid_until_s for one in counted)):
         return delaying
     # A catalog without room keeps nothing.
     columns = ScheduleCatalog(bytes_max=0) if is_long else catalog
@@ -95,10 +106,42 @@ async def note_delayed(
         totals = await totals_of_each(columns, await schedules_of_each(topic, columns, counted, now_ms))
     except LedgerError as error:
         logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
+        for subscription in counted:
+            subscription.scheduled = None
         return delaying
     end_s = monotonic_s()
     for subscription, of_one, backlog in zip(counted, totals, backlogs, strict=True):
+        subscription.scheduled = ScheduledCounts(of_one.delayed, of_one.overdue, of_one.in_hand)
         subscription.delayed_in_log = DelayedInLog(
-            of_one.delayed, end_s + (end_s - begin_s) / share, through, backlog, of_one.some_deliver_at_ms
+            of_one.delayed,
+            end_s + (end_s - begin_s) / share,
+            through,
+            backlog,
+            of_one.some_deliver_at_ms,
+            delays_through(subscription.cursor, topic.delayed_delivery),
         )
     return delaying
+
+
+def _known(subscription: Subscription) -> ScheduledCounts | None:
+    """Return the counts where the log need not be read for them."""
+    if not subscription.has_delays or not subscription.cursor.backlog:
+        return NOTHING_SCHEDULED
+    if subscription.dispatcher is None or not subscription.knows_all_delayed:
+        return None
+    delayed = subscription.dispatcher.delayed_if_quiet()
+    return None if delayed is None else ScheduledCounts(delayed)
+
+
+def _is_as_counted(topic: Topic, subscription: Subscription, now_ms: int) -> bool:
+    """Whether the last count still holds: the log and the backlog are the same, and nothing came due or to a hand."""
+    counts, counted = subscription.scheduled, subscription.delayed_in_log
+    return (
+        counts is not None
+        and not counts.in_hand
+        and not subscription.entries_in_hand()
+        and counted.through == topic.ledger.last_confirmed_position
+        and counted.backlog == subscription.cursor.backlog
+        and counted.delays_through == delays_through(subscription.cursor, topic.delayed_delivery)
+        and all(one > now_ms for one in counted.some_deliver_at_ms[:1])
+    )

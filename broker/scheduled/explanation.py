@@ -126,15 +126,14 @@ class _BacklogSearch:
         """Whether it has not ended before the end of the backlog."""
         self._schedule = schedule
         self._cursors = [one.cursor for one in schedule.subscriptions]
-        self._delayed_throughout: dict[int, int] = {}
-        """Ledgers that have nothing to look for: the schedule has all of their entries."""
+        self._not_to_search: dict[int, BitMap] = {}
 
     async def of_hash(self, wanted: int) -> AsyncIterator[EntryHeaders]:
         """Yield the entries of a hash that are not scheduled, in the order of the log, a slice at a time."""
         log = self._schedule.topic.ledger
         position = min((one.next_unacknowledged_position for one in self._cursors), default=AFTER_EVERYTHING)
         last = log.last_position
-        self._delayed_throughout = await self._schedule.delayed_throughout()
+        self._not_to_search = await self._schedule.not_to_search()
         while position <= last:
             entries_max = min(READ_ENTRIES, SEARCHED_ENTRIES_MAX - self.searched)
             if entries_max <= 0:
@@ -151,8 +150,7 @@ class _BacklogSearch:
 
     def _skipped_in(self, ledger_id: int) -> BitMap:
         skipped = reduce(and_, (one.acknowledged_in(ledger_id) for one in self._cursors))
-        skipped.add_range(0, self._delayed_throughout.get(ledger_id, 0))
-        return skipped
+        return skipped | self._not_to_search.get(ledger_id, BitMap())
 
     def _not_scheduled(self, headers: EntryHeaders) -> EntryHeaders:
         columns = zip(

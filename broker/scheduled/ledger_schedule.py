@@ -4,7 +4,7 @@ An entry takes 16 bytes. The log's headers are the source, so the columns change
 open. Acknowledgements are left out: they differ between subscriptions, and are passed with each call.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ class LedgerSchedule:
     deliver_at_ms: Int64Array
     entry_ids: NDArray[np.uint32]
     sticky_hashes: NDArray[np.int32]
+    damaged: BitMap = field(default_factory=BitMap)
+    """Entries whose headers cannot be read: they are not in the columns, as their times are not known."""
 
     def __len__(self) -> int:
         return len(self.deliver_at_ms)
@@ -58,7 +60,13 @@ class LedgerSchedule:
         return ~is_acknowledged[self.entry_ids[begin:end]]
 
 
-def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: list[EntryHeaders]) -> LedgerSchedule:
+def extended(
+    known: LedgerSchedule | None,
+    ledger_id: int,
+    entries: int,
+    parts: list[EntryHeaders],
+    damaged: BitMap | None = None,
+) -> LedgerSchedule:
     """Return the schedule with further headers at its end.
 
     Runtime complexity: O(n log n) for n rows; sorting gives the interpreter away, so it belongs into a thread.
@@ -68,18 +76,21 @@ def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: 
         ledger_id: The ledger.
         entries: How many entries were looked at then.
         parts: The headers in between, in order.
+        damaged: The entries in between that cannot be read.
     """
+    damaged = damaged or BitMap()
     delayed = [_delayed(part) for part in parts]
     times = [part.deliver_at_ms for part in delayed]
     ids = [part.entry_ids.astype(np.uint32) for part in delayed]
     hashes = [part.sticky_hashes for part in delayed]
     if known is not None:
         times, ids, hashes = [known.deliver_at_ms, *times], [known.entry_ids, *ids], [known.sticky_hashes, *hashes]
+        damaged = known.damaged | damaged
     if not times:
-        return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES)
+        return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES, damaged)
     all_times, all_ids, all_hashes = np.concatenate(times), np.concatenate(ids), np.concatenate(hashes)
     order = order_of_times(all_times)
-    return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order])
+    return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order], damaged)
 
 
 def _delayed(part: EntryHeaders) -> EntryHeaders:

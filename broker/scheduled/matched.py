@@ -12,12 +12,13 @@ from typing import Final
 import numpy as np
 
 from broker.scheduled.chunks import chunked_messages
-from broker.scheduled.messages import columns_of
+from broker.scheduled.messages import OnDamaged, columns_of
 from broker.scheduled.selection import Rows, Wanted, ordered, rows_of_times
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.slices import Turns
 from managed_ledger.entries.headers import NO_CHUNK, EntryHeaders
 from managed_ledger.entries.message_metadata import ChunkedMessage
+from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Int64Array, Mask
@@ -76,13 +77,23 @@ class Matched:
         )
 
 
-async def match_ids(schedule: TopicSchedule, ids: Sequence[Position]) -> Matched:
+async def match_ids(schedule: TopicSchedule, ids: Sequence[Position], on_damaged: OnDamaged) -> Matched:
     """Find the messages of these ids, and with a chunk the other chunks of its message.
+
+    Args:
+        schedule: The topic's schedule for the subscriptions that are concerned.
+        ids: The ids.
+        on_damaged: Told of those whose headers are damaged.
 
     Raises:
         LedgerError: The log cannot be read.
     """
-    headers = await schedule.topic.ledger.read_each_header(ids)
+    try:
+        headers = await schedule.topic.ledger.read_each_header(ids)
+    except EntriesDamagedError as error:
+        on_damaged(error.entries)
+        intact = [at for at in ids if at.entry_id not in error.entries.get(at.ledger_id, ())]
+        return await match_ids(schedule, intact, on_damaged)
     found: TimesByPosition = {}
     may_be_chunks: list[Position] = []
     unknown = 0

@@ -36,6 +36,7 @@ from managed_ledger.position import Position
 from managed_ledger.reading.unread_entries import united
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.value_types import Clock, Int64Array
+from tracker.columns.positions import bitmap_of, ledger_groups
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +158,8 @@ class Operations:
         now_ms: The clock.
         early_ms: How early a message may be delivered.
         progress: Receives the progress.
+        is_for_all: Whether all subscriptions are meant. One that does not delay then counts as about to be sent what it
+            has not acknowledged: a cancel leaves that to it.
     """
 
     def __init__(
@@ -167,8 +170,10 @@ class Operations:
         now_ms: Clock,
         early_ms: int,
         progress: Progress,
+        is_for_all: bool = False,
     ) -> None:
         self._topic = topic
+        self._is_for_all = is_for_all
         self._new_schedule = new_schedule
         self._subscriptions: Sequence[Subscription] = ()
         self._now_ms = now_ms
@@ -185,9 +190,9 @@ class Operations:
             LedgerError: The log cannot be read.
         """
         schedule, matched = await self._found(selector)
-        in_hand = self._in_hand_of(schedule, matched)
+        in_hand = self._not_cancellable(schedule, matched)
         due = matched.where(matched.deliver_at_ms <= self._now_ms())
-        already_due = len(due) - self._in_hand_of(schedule, due)
+        already_due = len(due) - self._not_cancellable(schedule, due)
         return self._outcome(matched, already_due=already_due, in_hand=in_hand)
 
     async def look_at_move(self, selector: Selector, check: Callable[[Rows], None]) -> ChangeOutcome:
@@ -250,6 +255,8 @@ class Operations:
             subscription.cancel(new)
             in_hand |= in_hand_here
             cancelled.update(new)
+        for subscription in self._without_delays():
+            in_hand.update(at for at in cancelled if not subscription.cursor.is_acknowledged(*at))
         cancelled -= in_hand
         now_ms = self._now_ms()
         outcome.changed += len(cancelled)
@@ -266,7 +273,7 @@ class Operations:
         schedule = self._new_schedule()
         self._subscriptions = schedule.subscriptions
         if selector.message_ids is not None:
-            matched = await match_ids(schedule, selector.message_ids)
+            matched = await match_ids(schedule, selector.message_ids, self._leave_out)
         else:
             takes = None if selector.filter.is_trivial else selector.filter
             rows = await schedule.rows(selector.wanted, takes, self._progress.note_search, self._leave_out)
@@ -287,6 +294,22 @@ class Operations:
         if isinstance(matched.entries, Rows):
             return matched.count_in(schedule.moment.in_any_hand())
         return len({at for one in self._subscriptions for at in one.in_hand(matched.entries.keys())})
+
+    def _without_delays(self) -> list[Subscription]:
+        """Return the subscriptions that get what is cancelled for the others, as they do not delay."""
+        return [one for one in self._topic.subscriptions.values() if not one.has_delays] if self._is_for_all else []
+
+    def _not_cancellable(self, schedule: TopicSchedule, matched: Matched) -> int:
+        """Return how many of some messages a consumer has in hand, or is about to be sent."""
+        without_delays = self._without_delays()
+        if not without_delays:
+            return self._in_hand_of(schedule, matched)
+        entries, rows = schedule.moment.in_any_hand(), matched.rows
+        for ledger_id, group in ledger_groups(rows.ledger_ids):
+            meant = bitmap_of(rows.entry_ids[group])
+            for one in without_delays:
+                entries[ledger_id] = entries.get(ledger_id, BitMap()) | (meant - one.cursor.acknowledged_in(ledger_id))
+        return matched.count_in(entries)
 
     async def _movable(self, schedule: TopicSchedule, matched: Matched) -> tuple[Matched, ChangeOutcome]:
         """Leave out messages that a consumer may have had: those that are due and were not held before their time."""

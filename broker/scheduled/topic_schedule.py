@@ -151,14 +151,19 @@ class TopicSchedule:
             await turns.give_way()
         return page.rows()
 
-    async def delayed_throughout(self) -> dict[int, int]:
-        """Return the ledgers in which every entry has a delivery time, with how many entries they had.
+    async def not_to_search(self) -> dict[int, BitMap]:
+        """Return by ledger what a search for undelayed entries leaves out, besides those that are acknowledged.
+
+        All entries where each has a delivery time, and those whose headers are damaged.
 
         Raises:
             LedgerError: The log cannot be read.
         """
         schedules = self._schedules(None, None)
-        return {one.ledger_id: one.entries async for one in schedules if len(one) == one.entries}
+        return {
+            one.ledger_id: BitMap(range(one.entries)) if len(one) == one.entries else one.damaged
+            async for one in schedules
+        }
 
     async def rows(
         self,
@@ -184,7 +189,10 @@ class TopicSchedule:
         parts: list[Rows] = []
         count = 0
         async for schedule in self._schedules(wanted.first_ms, wanted.until_ms):
-            rows = rows_of(schedule, self.left_out_of(schedule), wanted)
+            left_out = self.left_out_of(schedule)
+            rows = rows_of(schedule, left_out, wanted)
+            if damaged := schedule.damaged - (left_out or BitMap()):
+                on_damaged({schedule.ledger_id: damaged})
             if takes is None:
                 on_searched(len(rows), len(rows))
             else:

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from broker.admin.deleted_topics import DeletedTopics, with_deleted
 from broker.errors import BrokerError, SnapshotsLeftError
 from broker.slices import in_slices
-from broker.topics.figures import SubscriptionSnapshot, TopicSnapshot
+from broker.topics.figures import ScheduledCounts, SubscriptionSnapshot, TopicSnapshot
 from broker.topics.inactive import REST_AFTER_MS, InactiveTopicsConfig
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
@@ -257,13 +257,26 @@ def _with_next_due(figures: TopicSnapshot, now_ms: int) -> TopicSnapshot:
     """Return the figures once the first message has come due; the next one is not known before the next use."""
 
     def is_due(one: SubscriptionSnapshot) -> bool:
-        return one.next_deliver_at_ms is not None and one.next_deliver_at_ms <= now_ms and not one.is_paused
+        return one.next_deliver_at_ms is not None and one.next_deliver_at_ms <= now_ms
 
     return replace(
         figures,
-        subscriptions=[replace(one, overdue=one.overdue or 1) if is_due(one) else one for one in figures.subscriptions],
+        subscriptions=[_with_one_due(one) if is_due(one) else one for one in figures.subscriptions],
         next_deliver_at_ms=None,
     )
+
+
+def _with_one_due(one: SubscriptionSnapshot) -> SubscriptionSnapshot:
+    is_told = one.scheduled is None or one.scheduled.overdue
+    return one if is_told else replace(one, scheduled=_due(one.scheduled, count=1))
+
+
+def _due(counts: ScheduledCounts | None, *, count: int | None) -> ScheduledCounts | None:
+    """Return the counts once so many delayed messages have come due, None for all of them."""
+    if counts is None:
+        return None
+    due = counts.delayed if count is None else min(count, counts.delayed)
+    return counts._replace(delayed=counts.delayed - due, overdue=counts.overdue + due)
 
 
 def _without_delayed(figures: TopicSnapshot) -> TopicSnapshot:
@@ -273,8 +286,7 @@ def _without_delayed(figures: TopicSnapshot) -> TopicSnapshot:
     return replace(
         figures,
         subscriptions=[
-            replace(one, delayed=0, overdue=one.overdue if one.is_paused else one.overdue + one.delayed)
-            for one in figures.subscriptions
+            replace(one, delayed=0, scheduled=_due(one.scheduled, count=None)) for one in figures.subscriptions
         ],
         next_deliver_at_ms=0,
         last_deliver_at_ms=0,

@@ -46,6 +46,17 @@ class SubscriptionCounters(NamedTuple):
 NOTHING_COUNTED: Final = SubscriptionCounters()
 
 
+class ScheduledCounts(NamedTuple):
+    """The unacknowledged messages with a delivery time of a subscription, as `broker.scheduled.histogram` defines."""
+
+    delayed: int = 0
+    overdue: int = 0
+    in_hand: int = 0
+
+
+NOTHING_SCHEDULED: Final = ScheduledCounts()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionSnapshot:
     """One subscription.
@@ -79,8 +90,8 @@ class SubscriptionSnapshot:
     is_paused: bool = False
     held_by_pause: int = 0
     """Due entries that no consumer has and its pause holds."""
-    overdue: int = 0
-    """Due entries that no consumer has and no pause holds."""
+    scheduled: ScheduledCounts | None = NOTHING_SCHEDULED
+    """Of one moment; None where that is not known."""
     damaged: int = 0
     """Entries that no consumer gets, as the log is damaged where they are."""
     next_deliver_at_ms: int | None = None

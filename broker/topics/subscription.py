@@ -22,7 +22,7 @@ from broker.errors import MetadataError
 from broker.topics.consumer import Consumer
 from broker.topics.delayed_range import delays_through
 from broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
-from broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot
+from broker.topics.figures import NOTHING_COUNTED, ScheduledCounts, SubscriptionCounters, SubscriptionSnapshot
 from broker.topics.link import ClientLink
 from broker.topics.pause import PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
@@ -86,6 +86,8 @@ class DelayedInLog:
     """Entries that were not acknowledged at that time."""
     some_deliver_at_ms: Sequence[int] = ()
     """Some of their delivery times, ascending, with the first and the last."""
+    delays_through: Position | None = None
+    """The last entry of which the delivery time was heeded."""
 
 
 class Subscription:
@@ -134,6 +136,8 @@ class Subscription:
         self.mark_delete_advanced_ms = 0
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
+        self.scheduled: ScheduledCounts | None = None
+        """The last count of delayed and overdue messages and of those in hand; None where it is not known."""
         self._gate = DeliveryGate()
         """Of all its dispatchers, one after the other."""
         self.lateness: LatenessHistogram | None = None
@@ -220,7 +224,7 @@ class Subscription:
     def metrics(self) -> SubscriptionSnapshot:
         """Give the figures for `/metrics`."""
         stats = self.stats()
-        waiting, is_paused = self._waiting(stats), self.pause.is_paused
+        is_paused = self.pause.is_paused
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
@@ -236,8 +240,8 @@ class Subscription:
             mark_delete_advanced_ms=self.mark_delete_advanced_ms,
             backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
             is_paused=is_paused,
-            held_by_pause=waiting if is_paused else 0,
-            overdue=0 if is_paused else waiting,
+            held_by_pause=self._waiting(stats) if is_paused else 0,
+            scheduled=self.scheduled,
             damaged=0 if stats is None else stats.damaged_entries,
             next_deliver_at_ms=next(iter(self.delayed_in_log.some_deliver_at_ms), None),
         )
@@ -260,11 +264,8 @@ class Subscription:
     def _waiting(self, stats: SubscriptionStats | None) -> int:
         """Return how many due entries no consumer has, by the dispatcher's figures or the last count in the log.
 
-        Damaged ones do not count: they wait for a repair, and for no consumer. Without delays it counts only what a
-        pause holds.
+        Damaged ones do not count: they wait for a repair, and for no consumer.
         """
-        if not (self.pause.is_paused or self.has_delays):
-            return 0
         backlog, counted = self.cursor.backlog, self.delayed_in_log
         if not self.knows_all_delayed and counted.through is not None:
             # Messages that were published since the count may be delayed.
@@ -575,7 +576,8 @@ class Subscription:
             logger.warning("%s / %s: its type could not be noted: %s", self._ledger.name, self.name, error)
 
     def _on_delay_ignored(self) -> None:
-        if self._is_delay_warned:
+        # A reader reads what there is by its purpose, and is told of nothing: each is a subscription of its own.
+        if self._is_delay_warned or not self.cursor.is_durable:
             return
         self._is_delay_warned = True
         kind = self.type_without_delays

@@ -36,8 +36,9 @@ def make_folders(root: Path) -> None:
     rows = [f"{ORDERS.topic},{header.ledger_id},{header.entry_id}" for header in some]
     (root / "positions.csv").write_text("\n".join(["topic,ledger_id,entry_id", *rows]))
     (root / "unknown_positions.csv").write_text("\n".join(["topic,ledger_id,entry_id", *rows, "orders,999999,1"]))
-    later = [f"orders,{header.ledger_id},{header.entry_id},4102444800000" for header in some]
-    (root / "stream" / "1.csv").write_text("\n".join(["topic,ledger_id,entry_id,deliver_at_ms", *later]))
+    delayed = [header for header in headers[ORDERS.topic] if header.deliver_at_ms > NOW_MS][:9]
+    of_log = [f"orders,{header.ledger_id},{header.entry_id},{header.deliver_at_ms}" for header in delayed]
+    (root / "stream" / "1.csv").write_text("\n".join(["topic,ledger_id,entry_id,deliver_at_ms", *of_log]))
 
 
 def store_index(data: Path, name: CursorName, headers: list[Header]) -> int:

@@ -72,7 +72,9 @@ class ScheduledApi:
     """The requests about the scheduled messages of one topic; the topic begins with a and b."""
 
     def __init__(self, server: WebServer, peer: Peer) -> None:
-        self._url = f"http://127.0.0.1:{server.port}/postdate/v1/topics/{TOPIC}"
+        self.web_url = f"http://127.0.0.1:{server.port}"
+        self.service = peer.connection.service
+        self._url = f"{self.web_url}/postdate/v1/topics/{TOPIC}"
         self._peer = peer
 
     async def listed(self, query: str = "") -> list[dict[str, Any]]:

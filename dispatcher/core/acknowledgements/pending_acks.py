@@ -1,12 +1,15 @@
 """The entries that one consumer has and has not acknowledged.
 
-Besides the entries there is a count per slot, kept at every change: a membership change asks which slots a consumer
-still holds, and must not walk over 50,000 entries to know.
+Besides the entries there are a count per slot and a bitmap per ledger, kept at every change: a membership change asks
+which slots a consumer still holds, and a look at the schedule which entries, and neither may walk over 50,000 entries
+to know.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
+
+from pyroaring import BitMap
 
 from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, Key, position_of_item, slot_of_item
 
@@ -14,11 +17,12 @@ _GIVEN_SPARE: Final = 1_000
 
 
 class PendingAcksMap:
-    """Position to item, and slot to number of entries."""
+    """Position to item, slot to number of entries, and ledger to entries."""
 
     __slots__ = (
         "_given",
         "_given_count",
+        "entries",
         "items",
         "slot_counts",
     )
@@ -27,6 +31,8 @@ class PendingAcksMap:
         self.items: dict[Key, Item] = {}
         """By position. Read by the dispatch loop; changed here only."""
         self.slot_counts: dict[int, int] = {}
+        self.entries: dict[int, BitMap] = {}
+        """Entry ids by ledger, none empty. Changed here only."""
         self._given: list[tuple[int, list[Item]]] = []
         self._given_count = 0
 
@@ -46,11 +52,14 @@ class PendingAcksMap:
         if position in self.items:
             self.remove(position)
         self.items[position] = item
+        self._add_entry(position)
         self.slot_counts[item[SLOT]] = self.slot_counts.get(item[SLOT], 0) + 1
 
     def add_all(self, items: Sequence[Item]) -> None:
         """Store items of which none is here."""
         self.items.update(zip(map(position_of_item, items), items, strict=True))
+        for position in map(position_of_item, items):
+            self._add_entry(position)
         counts = self.slot_counts
         for slot in map(slot_of_item, items):
             counts[slot] = counts.get(slot, 0) + 1
@@ -66,8 +75,24 @@ class PendingAcksMap:
             self.slot_counts[slot] = left
         else:
             del self.slot_counts[slot]
+        self._remove_entry(position)
         self._drop_gone()
         return item
+
+    def _add_entry(self, position: Key) -> None:
+        ledger_id, entry_id = position
+        entry_ids = self.entries.get(ledger_id)
+        if entry_ids is None:
+            self.entries[ledger_id] = BitMap((entry_id,))
+        else:
+            entry_ids.add(entry_id)
+
+    def _remove_entry(self, position: Key) -> None:
+        ledger_id, entry_id = position
+        entry_ids = self.entries[ledger_id]
+        entry_ids.remove(entry_id)
+        if not entry_ids:
+            del self.entries[ledger_id]
 
     def note_given(self, items: list[Item], now_ms: int) -> None:
         """Remember when these were given, as one step for all of them.
@@ -114,13 +139,15 @@ class PendingAcksMap:
                 self.slot_counts[slot] = left
             else:
                 del self.slot_counts[slot]
+        for position in items:
+            self._remove_entry(position)
         self._drop_gone()
         return items, slot_counts
 
     def take_all(self) -> tuple[dict[Key, Item], dict[int, int]]:
         """Take everything out; return it by position, and how many entries each slot has."""
         taken = self.items, self.slot_counts
-        self.items, self.slot_counts = {}, {}
+        self.items, self.slot_counts, self.entries = {}, {}, {}
         self._drop_gone()
         return taken
 
@@ -128,6 +155,7 @@ class PendingAcksMap:
         """Forget everything."""
         self.items.clear()
         self.slot_counts.clear()
+        self.entries.clear()
         self._drop_gone()
 
     def check(self) -> None:
@@ -137,4 +165,6 @@ class PendingAcksMap:
             assert position == (item[LEDGER], item[ENTRY])
             counts[item[SLOT]] = counts.get(item[SLOT], 0) + 1
         assert counts == self.slot_counts
+        assert {(ledger_id, one) for ledger_id, ids in self.entries.items() for one in ids} == self.items.keys()
+        assert all(self.entries.values())
         assert self._given_count == sum(len(given) for _, given in self._given) <= 2 * len(self.items) + _GIVEN_SPARE

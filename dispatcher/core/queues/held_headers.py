@@ -65,9 +65,7 @@ class HeldHeaders:
             order = np.arange(len(found))[:entries_max] if order is None else order[:entries_max]
             taken = np.bincount(np.repeat(np.arange(len(ends)), ends)[order], minlength=len(ends)).tolist()
             found = found.take(order)
-        self._runs = [
-            run.take(slice(count, None)) for run, count in zip(self._runs, taken, strict=True) if count < len(run)
-        ]
+        self._runs = [_rest(run, count) for run, count in zip(self._runs, taken, strict=True) if count < len(run)]
         self._positions.discard(found.ledger_ids, found.entry_ids)
         return found
 
@@ -106,3 +104,12 @@ class HeldHeaders:
 def _sorted(headers: EntryHeaders) -> EntryHeaders:
     order = order_of_rows(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
     return headers if order is None else headers.take(order)
+
+
+def _rest(run: EntryHeaders, taken: int) -> EntryHeaders:
+    """Return the headers behind the first ones, which they keep in memory until they are half of what there was."""
+    rest = run.take(slice(taken, None))
+    columns_of_all = rest.deliver_at_ms.base
+    if columns_of_all is not None and len(columns_of_all) >= 2 * len(rest):
+        return rest.take(np.arange(len(rest)))
+    return rest

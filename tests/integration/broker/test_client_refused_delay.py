@@ -45,7 +45,11 @@ def test_the_go_and_the_java_client_hear_the_reason_and_go_on(
     assert REASON in outcome["refused"]
     # The Go client fails those behind the refused one with it, and they are not stored.
     assert outcome["sent"] == (2 * COUNT if language == "go" else 3 * COUNT)
-    assert stored(service, topic) == outcome["sent"]
+    if is_real_pulsar:
+        # It stores those again that the client had sent behind the refused one.
+        assert stored(service, topic) >= outcome["sent"]
+    else:
+        assert stored(service, topic) == outcome["sent"]
 
 
 def test_the_python_client_hears_an_error_and_goes_on(

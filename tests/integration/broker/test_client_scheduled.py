@@ -349,7 +349,7 @@ def test_each_subscription_keeps_what_another_cancels_or_moves(
     api = Api(own_service, topic)
 
     cancelled = api.done("/scheduled/cancel", {"key": "k0", "subscription": "one"})
-    moved = api.done("/scheduled/reschedule", {"key": "k1", "subscription": "two", "delayMs": 300})
+    moved = api.done("/scheduled/reschedule", {"key": "k1", "subscription": "two", "delayMs": HOUR_MS})
     # Clients send acknowledgements a tenth of a second late.
     wait_until(lambda: api.stats()["plain"]["msgBacklog"] == 0, timeout_s=10)
     stats = api.stats()

@@ -195,36 +195,44 @@ def test_the_alert_rules_pass_prometheus_own_check(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-OVERDUE = "postdate_subscription_overdue{topic='t', subscription='s'}"
-SENT = "pulsar_out_messages_total{topic='t', subscription='s'}"
+LABELS = "{topic='t', subscription='s'}"
+OVERDUE, HELD, DAMAGED = (
+    f"postdate_{name}{LABELS}" for name in ("subscription_overdue", "subscription_held_by_pause", "damaged_entries")
+)
+SENT = f"pulsar_out_messages_total{LABELS}"
 
 
 @pytest.mark.parametrize(
-    ("overdue", "sent", "fires"),
+    ("overdue", "held", "damaged", "sent", "fires"),
     [
-        ("7x20", "100x20", True),
+        ("7x20", "0x20", "0x20", "100x20", True),
         # Nothing was ever sent: no consumer has come since the start.
-        ("7x20", "0x20", True),
+        ("7x20", "0x20", "0x20", "0x20", True),
         # Deliveries go on, be it slowly.
-        ("7x20", "100+1x20", False),
-        # A pause holds what is due, so nothing is overdue.
-        ("0x20", "100x20", False),
+        ("7x20", "0x20", "0x20", "100+1x20", False),
+        # A pause holds what is overdue.
+        ("7x20", "7x20", "0x20", "100x20", False),
+        # These wait for a repair, which another alert says.
+        ("7x20", "0x20", "7x20", "100x20", False),
         # A consumer takes some now and then.
-        ("7x20", "100x4 101x4 102x4 103x4 104x4", False),
+        ("7x20", "0x20", "0x20", "100x4 101x4 102x4 103x4 104x4", False),
     ],
-    ids=["stopped", "no consumer", "going on", "paused", "slow"],
+    ids=["stopped", "no consumer", "going on", "paused", "damaged", "slow"],
 )
-def test_an_alert_fires_where_deliveries_have_stopped(tmp_path: Path, overdue: str, sent: str, fires: bool) -> None:
+def test_an_alert_fires_where_deliveries_have_stopped(
+    tmp_path: Path, overdue: str, held: str, damaged: str, sent: str, fires: bool
+) -> None:
     """Evaluated each minute for 20 minutes by Prometheus' own tests of rules."""
     _need("promtool")
     (tmp_path / "alerts.yml").write_text(RULES.read_text())
     expected = {"severity": "critical", "topic": "t", "subscription": "s"}
-    summary = "t / s: 7 entries are due, and none is sent"
+    summary = "t / s: 7 messages are overdue, and none is sent"
     (rule,) = [rule for rule in ALERTS if rule["alert"] == "PostdateDeliveriesStopped"]
     description = rule["annotations"]["description"]
     alert = {"exp_labels": expected, "exp_annotations": {"summary": summary, "description": description}}
     at_15m = {"eval_time": "15m", "alertname": rule["alert"], "exp_alerts": [alert] if fires else []}
-    series = [{"series": OVERDUE, "values": overdue}, {"series": SENT, "values": sent}]
+    values = {OVERDUE: overdue, HELD: held, DAMAGED: damaged, SENT: sent}
+    series = [{"series": name, "values": of_one} for name, of_one in values.items()]
     tests = {
         "rule_files": ["alerts.yml"],
         "tests": [{"interval": "1m", "input_series": series, "alert_rule_test": [at_15m]}],

@@ -47,11 +47,15 @@ def test_a_type_that_does_not_delay_is_named_by_log_topics_count_and_explain(
     assert " WARNING " in lines[0]
 
 
-def test_a_type_that_delays_says_nothing_of_it(
+def test_a_type_that_delays_and_a_reader_say_nothing_of_it(
     postdate_service: PostdateProcess, topic: str, consumer: pulsar.Consumer
 ) -> None:
     client = pulsar.Client(postdate_service.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     client.create_producer(topic).send(b"x", partition_key="anna", deliver_after=HOUR)
+    # A reader is not told of either: it reads what there is.
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    reader.read_next(timeout_millis=10_000)
+    reader.close()
     client.close()
 
     for command in (f"scheduled count {topic}", f"explain {topic} --key anna"):

@@ -12,6 +12,7 @@ from broker.scheduled.portions import Portion, portions
 from broker.scheduled.selection import Rows
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
+from managed_ledger.replacing import Entries
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, open_store
 
 BYTES_MAX = 2_000
@@ -64,7 +65,10 @@ async def divided(entries: list[Entry], entries_max: int) -> list[list[Entry]]:
     await log.committed()
     columns = np.array(at, np.int64).reshape(-1, 2)
     rows = Rows(np.full(len(at), 9, np.int64), columns[:, 0], columns[:, 1])
-    found: list[Portion] = [one async for one in portions(log, rows, entries_max=entries_max, bytes_max=BYTES_MAX)]
+    damaged: list[Entries] = []
+    divided_rows = portions(log, rows, entries_max=entries_max, bytes_max=BYTES_MAX, on_damaged=damaged.append)
+    found: list[Portion] = [one async for one in divided_rows]
+    assert not damaged
     by_position = dict(zip(at, entries, strict=True))
     await store.close()
     assert all(entry is not None for one in found for entry in one.entries)

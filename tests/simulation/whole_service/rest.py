@@ -321,12 +321,9 @@ async def _play_damage(sim: "Simulation") -> None:
 
     A damaged entry is not acknowledged, and named. An unreadable one holds up the entries of its slot alone.
     """
-    subs = [
-        sub
-        for sub in sim.oracle.subs.values()
-        # With PIP-282, and before it, a newcomer waits for all that is not acknowledged.
-        if has_delays(sub.kind) and sub.kind not in (CLASSIC, LAST_SENT) and sim.dispatcher(sub) is not None
-    ]
+    readers = [sub for sub in sim.oracle.subs.values() if has_delays(sub.kind) and sim.dispatcher(sub) is not None]
+    # With PIP-282, and before it, a newcomer waits for all that is not acknowledged.
+    subs = [sub for sub in readers if sub.kind not in (CLASSIC, LAST_SENT)]
     if not subs or sim.variant.config.ttl_ms <= _DAMAGE_ROUND_MS:
         return
     sim.are_clients_eager = True
@@ -352,7 +349,8 @@ async def _play_damage(sim: "Simulation") -> None:
         sim.life.log_reader.drop_ledger(ledger_id)
     sim.did("damage round")
     sim.note(f"damaged are {sorted(damaged)} of {family}, and unreadable {sorted(unreadable)}")
-    lost = {sub: sorted(damaged & sub.waiting()) for sub in subs}
+    # All of them put aside what is damaged, also those that are not judged meanwhile.
+    lost = {sub: sorted(damaged & sub.waiting()) for sub in readers}
     for sub, keys in lost.items():
         for key in keys:
             sub.wait_no_more(sim.oracle.entries[key])
@@ -360,15 +358,15 @@ async def _play_damage(sim: "Simulation") -> None:
         await _let_all_be_sent(sim, sub)
     await asyncio.sleep(5 + PATIENCE_S)
     sim.check()
-    for sub, keys in lost.items():
+    for sub in subs:
         # Without headers no key is known. And entries to be read again count where unacknowledged ones are limited.
         if not unreadable or (family is Family.PAYLOADS and not sim.variant.is_bounded_by_unacked):
-            _judge_damage(sim, sub, keys, unreadable)
+            _judge_damage(sim, sub, lost[sub], unreadable)
     disk.restore(StoreUnavailableError)
     await asyncio.sleep(PATIENCE_S)
     sim.check()
-    for sub, keys in lost.items():
-        _judge_damage(sim, sub, keys, set())
+    for sub in subs:
+        _judge_damage(sim, sub, lost[sub], set())
     # As a repair does: no consumer gets them any more.
     disk.restore(StoreCorruptedError)
     for sub, keys in lost.items():

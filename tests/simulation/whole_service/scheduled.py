@@ -133,7 +133,7 @@ async def _cancel(sim: "Simulation", subs: list[SubscriptionModel], keys: list[K
 
 
 def cancel_while_moved(sim: "Simulation") -> None:
-    """Everything of a subscription is cancelled a moment after some of it begins to be moved."""
+    """Everything of a subscription is cancelled a moment after some of it begins to be moved; an operator looks on."""
     found = _chosen(sim)
     if found is not None:
         subs, keys = found
@@ -141,6 +141,8 @@ def cancel_while_moved(sim: "Simulation") -> None:
             _replace(sim, "reschedule", subs, keys, lambda times_ms, now_ms: np.maximum(times_ms, now_ms) + 1)
         )
         sim.start_task(_cancel_all(sim, sim.chance.choice(subs), sim.chance.random() * 0.03))
+        # The write of the copies takes some ten milliseconds; only then a message is the old one that is withheld.
+        sim.start_task(_look(sim, sim.chance.choice(subs), sim.chance.random() * 0.015))
 
 
 async def _cancel_all(sim: "Simulation", sub: SubscriptionModel, after_s: float) -> None:
@@ -179,9 +181,12 @@ def look(sim: "Simulation") -> None:
         sim.start_task(_look(sim, sub))
 
 
-async def _look(sim: "Simulation", sub: SubscriptionModel) -> None:
+async def _look(sim: "Simulation", sub: SubscriptionModel, after_s: float = 0.0) -> None:
+    await asyncio.sleep(after_s)
     found = sim.subscription(sub)
-    if found is None or sim.life.is_dead:
+    if found is None or sim.life.is_dead or sub.is_busy or not _delays(sim, sub):
+        return
+    if sub.pending_seek is not None or sim.oracle.delays_off_at >= sim.clock.now_s():
         return
     sim.oracle.sync(sub)
     expected = sim.scheduled_keys(sub)

@@ -3,10 +3,14 @@
 import tracemalloc
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from dispatcher.core.acknowledgements.pending_acks import PendingAcksMap
 from dispatcher.core.items import Item, position_of
+from dispatcher.core.queues.held_headers import HeldHeaders
+from managed_ledger.entries.headers import EntryHeaders
+from tracker.columns.row_order import NEVER, first_key_at
 
 COUNT = 20_000
 
@@ -55,3 +59,31 @@ def test_it_is_known_of_the_others_when_they_were_given() -> None:
 
     assert [pending.given_ms(position) for position in kept] == [0, 1, 2]
     pending.check()
+
+
+def test_the_columns_of_headers_that_were_taken_go_although_a_few_wait_on() -> None:
+    """After an outage most of what was held is delivered, and the consumers stop before the last of it."""
+    held = HeldHeaders()
+    tracemalloc.start()
+    try:
+        numbers = np.arange(COUNT)
+        ones = np.ones(COUNT, np.int64)
+        small = ones.astype(np.int32)
+        times_ms = numbers * 7_919 % COUNT
+        held.add(EntryHeaders(ones, numbers, times_ms, ones, small, small, small, small.astype(np.uint32)))
+        del numbers, times_ms, ones, small
+        held_bytes = column_bytes()
+        while len(held) > COUNT // 100:
+            held.take(COUNT // 100, first_key_at(NEVER))
+        left_bytes = column_bytes()
+    finally:
+        tracemalloc.stop()
+
+    assert len(held) == COUNT // 100
+    assert left_bytes < held_bytes / 20
+
+
+def column_bytes() -> int:
+    """Return the bytes of all arrays of numpy that were made since the trace began."""
+    domain = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
+    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([domain]).traces)

@@ -6,9 +6,11 @@ from unicodedata import combining, east_asian_width
 import pytest
 
 from command_line.output import output_width
-from scheduling.tables import explanation_lines, message_lines, pause_lines, topic_lines
+from scheduling.tables import count_lines, explanation_lines, message_lines, pause_lines, topic_lines
 
 TEXTS = ["東京" * 20, "a" + "東京" * 20, "キー値" * 9, "x" * 90, "🎉" * 30, "wide 東 and narrow " * 8, "e\u0301" * 90]
+
+STATES = {"delayed": 1, "overdue": 0, "inHand": 0}
 
 
 def _columns(line: str) -> int:
@@ -18,7 +20,7 @@ def _columns(line: str) -> int:
 @pytest.mark.parametrize("text", TEXTS)
 def test_no_line_is_wider_than_80_columns_with_wide_characters(text: str) -> None:
     message = {"messageId": "12345:678", "deliverAtMs": 0, "key": text, "sizeBytes": 5, "properties": {text: text}}
-    figures = {"name": text, "delayed": 1, "backlog": 1, "paused": False, "nextDueMs": 0, "lastDueMs": 0}
+    figures = {"name": text, **STATES, "backlog": 1, "paused": False, "nextDueMs": 0, "lastDueMs": 0}
     state = {"subscription": text, "sentence": text}
     answer = {"sentence": text, "messages": [{"subscriptions": [state, state]}]}
 
@@ -40,6 +42,20 @@ def test_columns_behind_wide_characters_stand_where_the_others_stand() -> None:
     assert len(starts) == 1
 
 
+def test_a_count_of_what_is_overdue_alone_names_no_times_to_come() -> None:
+    overdue: dict[str, Any] = {
+        "total": 3,
+        "delayed": 0,
+        "overdue": 3,
+        "inHand": 0,
+        "nextDueMs": None,
+        "lastDueMs": None,
+    }
+    bucket = {"fromMs": 0, "untilMs": 1, "count": 3}
+
+    assert count_lines(overdue | {"buckets": [bucket]}) == ["3 messages are scheduled: 0 delayed, 3 overdue"]
+
+
 def test_no_sentence_of_an_explanation_stands_there_twice() -> None:
     def message(message_id: str, *names: str) -> dict[str, object]:
         states = [{"subscription": name, "sentence": f"{message_id} is due."} for name in names]
@@ -56,7 +72,7 @@ def test_no_sentence_of_an_explanation_stands_there_twice() -> None:
 
 
 def _topic(name: str, **subscriptions: bool) -> dict[str, Any]:
-    figures = {"delayed": 1, "backlog": 1, "nextDueMs": 1_800_000_000_000, "lastDueMs": 1_800_000_005_999}
+    figures = {**STATES, "backlog": 1, "nextDueMs": 1_800_000_000_000, "lastDueMs": 1_800_000_005_999}
     return {
         **figures,
         "name": name,
@@ -66,7 +82,7 @@ def _topic(name: str, **subscriptions: bool) -> dict[str, Any]:
 
 
 def test_topics_show_the_first_and_the_last_time_beside_a_pause() -> None:
-    lines = topic_lines([_topic("t", a=True, b=True), _topic("u", a=True, b=False), _topic("v", a=False)])[1:]
+    lines = topic_lines([_topic("t", a=True, b=True), _topic("u", a=True, b=False), _topic("v", a=False)], 98)[1:]
 
     assert all("2027-01-15T08:00:00Z  2027-01-15T08:00:05Z" in line for line in lines if "1 " in line[20:])
     shown = [line.split("   ")[0].strip() for line in lines if line.strip()[0].isalpha()]

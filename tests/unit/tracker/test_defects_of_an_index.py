@@ -69,6 +69,7 @@ def _uses(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> list[Cal
         lambda: tracker.is_recovering(8),
         tracker.take_untracked,
         tracker.has_message_available,
+        lambda: tracker.lead_ms,
         tracker.next_delivery_time,
         tracker.first_withheld_time,
         lambda: tracker.get_scheduled_messages(10),

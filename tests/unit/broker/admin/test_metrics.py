@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.admin.metrics import stream_metrics
 from broker.event_loop import TURN_SECONDS, LoopTurns
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.topics.figures import SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
+from broker.topics.figures import ScheduledCounts, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
@@ -229,7 +229,7 @@ def test_the_numbers_of_a_subscription() -> None:
         mark_delete_advanced_ms=5678,
         is_paused=True,
         held_by_pause=11,
-        overdue=14,
+        scheduled=ScheduledCounts(delayed=12, overdue=14, in_hand=16),
         damaged=237,
     )
     found = rendered(topic(shown))
@@ -269,7 +269,9 @@ def test_the_numbers_of_a_subscription() -> None:
         "pulsar_subscription_last_mark_delete_advanced_timestamp": 5678,
         "postdate_subscription_paused": 1,
         "postdate_subscription_held_by_pause": 11,
+        "postdate_subscription_delayed": 12,
         "postdate_subscription_overdue": 14,
+        "postdate_subscription_in_hand": 16,
         "postdate_damaged_entries": 237,
         "postdate_scheduled_cancelled_total": 12,
         "postdate_scheduled_rescheduled_total": 13,

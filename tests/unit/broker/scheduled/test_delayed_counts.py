@@ -1,6 +1,7 @@
 """How many messages wait for their time, where no consumer has come since the start."""
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import COUNTING_SHARE, delayed_counts, note_delayed
 from broker.service.service import Service
+from broker.topics.figures import ScheduledCounts
 from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.policies import DelayedDeliveryPolicies
 from managed_ledger.managed_ledger import ManagedLedger
@@ -190,5 +192,42 @@ def test_a_long_log_is_read_once_for_all_subscriptions(tmp_path: Path, monkeypat
         assert [one.delayed_in_log.count for one in topic.subscriptions.values()] == [6, 6, 6]
         assert len(reads) == len({first.ledger_id for first in reads}) == 3
         await service.close()
+
+    play(tmp_path, _six_delayed_of_ten, after)
+
+
+def test_what_has_not_changed_is_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No consumer comes, so no dispatcher knows."""
+    reads: list[Position] = []
+    read_rows = ManagedLedger.read_rows
+
+    async def read_and_note(log: ManagedLedger, first: Position, **values: Any) -> RowsRead:
+        reads.append(first)
+        return await read_rows(log, first, **values)
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        subscription, times_s = topic.subscriptions["s"], itertools.count(1_000)
+        monkeypatch.setattr(ManagedLedger, "read_rows", read_and_note)
+
+        async def counted() -> tuple[ScheduledCounts | None, bool]:
+            before = len(reads)
+            await note_delayed(topic, ScheduleCatalog(), clock, kept_entries_max=9, monotonic_s=lambda: next(times_s))
+            # Counting takes a second, and a small share of the time.
+            for _ in range(100):
+                next(times_s)
+            return subscription.scheduled, len(reads) > before
+
+        assert await counted() == ((6, 4, 0), True)
+        assert await counted() == ((6, 4, 0), False)
+        clock.now_ms += 2 * HOUR_MS
+        assert await counted() == ((4, 6, 0), True)
+        await topic.ledger.append(b"x", publish_time_ms=clock.now_ms, deliver_at_ms=clock.now_ms + 1)
+        assert await counted() == ((5, 6, 0), True)
+        subscription.cancel([topic.ledger.last_confirmed_position])
+        assert await counted() == ((4, 6, 0), True)
+        clock.now_ms += 9 * HOUR_MS
+        assert await counted() == ((0, 10, 0), True)
+        assert await counted() == ((0, 10, 0), False)
 
     play(tmp_path, _six_delayed_of_ten, after)

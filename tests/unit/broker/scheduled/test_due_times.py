@@ -12,6 +12,7 @@ from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, note_delayed
 from broker.scheduled.due_times import note_due_times
 from broker.service.service import Service
+from broker.topics.figures import ScheduledCounts
 from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.pause import PauseState
 from broker.topics.topic import Topic
@@ -162,30 +163,32 @@ async def _samples(service: Service, name: str = "postdate_next_due_timestamp_se
     return [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name}{{")]
 
 
-async def _waiting(topic: Topic, clock: FakeClock) -> tuple[int, int]:
-    """Return how many entries are overdue, and how many a pause holds."""
-    await _told(topic, clock)
+async def _waiting(topic: Topic, clock: FakeClock, at_s: float) -> tuple[ScheduledCounts | None, int]:
+    """Return how many messages are delayed, overdue and in hand, and how many entries a pause holds."""
+    await _told(topic, clock, at_s)
     figures = topic.subscriptions["s"].metrics()
-    return figures.overdue, figures.held_by_pause
+    return figures.scheduled, figures.held_by_pause
 
 
-def test_what_is_due_and_at_no_consumer_is_overdue_or_held(tmp_path: Path) -> None:
+def test_what_is_due_and_at_no_consumer_is_overdue_and_may_be_held(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
         peer = await subscribe(service)
         topic = await service.topic(NAME)
         await _publish(topic, *range(1, 11))
         dispatcher = await _read_to_the_end(topic)
-        assert await _waiting(topic, clock) == (0, 0)
+        # It has no delivery time, and is none of them.
+        await topic.ledger.append(b"x", publish_time_ms=START_MS)
+        assert await _waiting(topic, clock, 100) == ((10, 0, 0), 0)
         clock.now_ms += 3 * HOUR_MS
-        assert await _waiting(topic, clock) == (3, 0)
+        assert await _waiting(topic, clock, 200) == ((7, 3, 0), 0)
 
         peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 2}))
         await until(lambda: dispatcher.consumers and dispatcher.stats().consumers[0].pending_entries == 2)
 
-        assert await _waiting(topic, clock) == (1, 0)
+        assert await _waiting(topic, clock, 300) == ((7, 1, 2), 0)
         await topic.subscriptions["s"].set_pause(PauseState(paused_since_ms=clock()))
         clock.now_ms += HOUR_MS
-        assert await _waiting(topic, clock) == (0, 2)
+        assert await _waiting(topic, clock, 400) == ((6, 2, 2), 3)
 
     play(tmp_path, story)
 
@@ -199,7 +202,7 @@ def test_without_a_consumer_what_is_due_is_overdue_and_what_was_just_published_i
         await _publish(topic, 12, 13)
         await _told(topic, clock, 102)
 
-        assert topic.subscriptions["s"].metrics().overdue == 3
+        assert topic.subscriptions["s"].metrics().scheduled == (7, 3, 0)
 
     play(tmp_path, _ten, after)
 
@@ -210,13 +213,16 @@ def test_a_resting_topic_has_overdue_messages_from_the_first_one_on(tmp_path: Pa
         clock.now_ms += REST_AFTER_MS
         await service.resting.rest_unused()
         assert NAME not in service.topics
-        overdue = "postdate_subscription_overdue"
-        assert await _samples(service, overdue) == ["0.0"]
 
+        async def states() -> list[str]:
+            names = [f"postdate_subscription_{one}" for one in ("delayed", "overdue", "in_hand")]
+            return [sample for name in names for sample in await _samples(service, name)]
+
+        assert await states() == ["10.0", "0.0", "0.0"]
         clock.now_ms += 2 * HOUR_MS
-        assert await _samples(service, overdue) == ["1.0"]
+        assert await states() == ["9.0", "1.0", "0.0"]
         clock.now_ms += 8 * HOUR_MS
-        assert await _samples(service, overdue) == ["10.0"]
+        assert await states() == ["0.0", "10.0", "0.0"]
 
     play(tmp_path, _ten, after)
 

@@ -80,6 +80,25 @@ def test_without_a_subscription_it_is_cancelled_where_it_can_be_and_counted_as_i
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize("kind", [CommandSubscribe.Exclusive, CommandSubscribe.Failover])
+def test_what_a_subscription_without_delays_still_gets_is_not_counted_as_cancelled(tmp_path: Path, kind: int) -> None:
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **OTHER | {"subType": kind})
+        scheduled = (await api.publish(named_frames(["c"], deliver_at_ms=NOW_MS + 9_000), 3))[0]
+
+        dry = (await api.post("cancel", messageIds=[scheduled], dryRun=True))[1]
+        everywhere = (await api.post("cancel", messageIds=[scheduled]))[1]
+        peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 2, "messagePermits": 10}))
+        await until(lambda: any(one.type == BaseCommand.MESSAGE for one in peer.answers()))
+
+        assert (dry["matched"], dry["inHand"]) == (1, 1)
+        assert (everywhere["matched"], everywhere["inHand"], everywhere["cancelled"]) == (1, 1, 0)
+        assert scheduled not in await api.ids()
+
+    play(tmp_path, story)
+
+
 def test_what_a_consumer_gives_back_is_scheduled_again(tmp_path: Path) -> None:
     async def story(server: WebServer, peer: Peer) -> None:
         api = ScheduledApi(server, peer)

@@ -10,7 +10,7 @@ from broker.scheduled.ledger_schedule import LedgerSchedule
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
-from managed_ledger.reading.selection import RowsRead
+from managed_ledger.reading.selection import RowsRead, Skip
 
 QUESTIONS_MAX = 100
 
@@ -23,8 +23,8 @@ class GrowingLog:
     def __init__(self) -> None:
         self.answer = asyncio.get_running_loop().create_future()
 
-    async def read_rows(self, _first: Position, *, entries_max: int, through: Position) -> RowsRead:
-        del entries_max
+    async def read_rows(self, _first: Position, *, entries_max: int, skip: Skip, through: Position) -> RowsRead:
+        del entries_max, skip
         await self.answer
         return RowsRead([], Position(through.ledger_id, through.entry_id + 1))
 

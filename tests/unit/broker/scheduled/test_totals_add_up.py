@@ -1,17 +1,48 @@
 """Delayed, overdue and in hand add up to the unacknowledged delayed messages, wherever they are counted."""
 
+import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from broker.admin.web import WebServer
+from broker.cli.service_commands import postdate as main
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from broker.service.service import Service
 from tests.helpers.fakes.service_fakes import Peer, until
-from tests.helpers.scheduled_topic import NOW_MS, ScheduledApi, play
+from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, play
 from tests.helpers.send_frames import named_frames, send_frame
 
 STATES = ("delayed", "overdue", "inHand")
+
+
+async def shown(*words: str, of: ScheduledApi) -> list[str]:
+    """Return what a command prints, line by line."""
+    done = await asyncio.to_thread(CliRunner().invoke, main, [*words, "--url", of.web_url])
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
+async def command(*words: str, of: ScheduledApi) -> Any:
+    """Return what a command prints as JSON."""
+    return json.loads("\n".join(await shown(*words, of=of)))
+
+
+def _numbers(lines: list[str]) -> list[int]:
+    """Return the numbers of the first line."""
+    return [int(one) for one in re.findall(r"\b\d+\b", lines[0])]
+
+
+async def metrics_of(service: Service, subscription: str) -> list[int]:
+    """Return the three metrics of a subscription."""
+    text = b"".join([chunk async for chunk in service.metrics()]).decode()
+    lines = [line for line in text.splitlines() if f'subscription="{subscription}"' in line]
+    names = [f"postdate_subscription_{state}{{" for state in ("delayed", "overdue", "in_hand")]
+    return [int(float(line.split()[-1])) for name in names for line in lines if line.startswith(name)]
 
 
 async def counts_of(api: ScheduledApi, subscription: str | None) -> dict[str, Any]:
@@ -26,6 +57,21 @@ async def counts_of(api: ScheduledApi, subscription: str | None) -> dict[str, An
         assert histogram["total"] == found["delayed"] + found["overdue"]
         assert sum(one["count"] for one in histogram["buckets"]) == histogram["total"]
     assert len(await api.ids(f"?limit=100{of_one}")) == found["delayed"] + found["overdue"]
+    summaries = (await command("topics", "--json", of=api))["topics"]
+    (of_command,) = [one for one in summaries if one["name"] == TOPIC]
+    assert {**topic, "name": TOPIC} == of_command
+    of_this = [] if subscription is None else ["--subscription", subscription]
+    counted = await command("scheduled", "count", TOPIC, "--json", *of_this, of=api)
+    assert {name: counted[name] for name in STATES} == found
+    assert _numbers(await shown("scheduled", "count", TOPIC, *of_this, of=api)) == [
+        *([found["delayed"] + found["overdue"], found["delayed"], found["overdue"]] if histogram["total"] else []),
+        *([found["inHand"]] if found["inHand"] else []),
+    ]
+    name = TOPIC if subscription is None else f"  {subscription}"
+    (row,) = [line for line in await shown("topics", of=api) if line.startswith(name)]
+    assert _numbers([row.removeprefix(name)])[:3] == list(found.values())
+    if subscription is not None:
+        assert await metrics_of(api.service, subscription) == list(found.values())
     body = {} if subscription is None else {"subscription": subscription}
     _, dry = await api.post("cancel", all=True, dryRun=True, **body)
     assert dry["matched"] == sum(found.values())

@@ -94,6 +94,14 @@ async def _deliver_one_delayed(service: Service, clock: FakeClock) -> None:
     await _leave(peer)
 
 
+async def _publish_in_seconds_to_nobody(service: Service, clock: FakeClock) -> None:
+    peer = Peer(service)
+    await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="q")
+    peer.send_bytes(send_frame(0, deliver_at_ms=clock() // 1_000))
+    await until(lambda: service.topics[NAME].metrics().published_without_subscription_total == 1)
+    await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
+
+
 def test_a_topic_that_nobody_uses_for_a_while_is_closed_and_comes_back_as_it_was(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
         peer = await _subscribe(service)
@@ -181,6 +189,8 @@ def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_
         return (
             figures.messages_in_total,
             figures.bytes_in_total,
+            figures.due_before_1990_total,
+            figures.published_without_subscription_total,
             *one.counters,
             index.buckets_lost,
             sum(figures.lateness.counts),
@@ -188,10 +198,15 @@ def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_
         )
 
     async def story(service: Service, clock: FakeClock) -> None:
+        await _publish_in_seconds_to_nobody(service, clock)
+        # At the latest message.
+        await _leave(await _subscribe(service, initialPosition=0))
         await _deliver_one_delayed(service, clock)
         topic = service.topics[NAME]
         subscription = topic.subscriptions["s"]
-        subscription.count(SubscriptionCounters(expired=5, cancelled=3, rescheduled=4, rebuilds=2, delayed_reread=1))
+        subscription.count(
+            SubscriptionCounters(expired=5, cancelled=3, rescheduled=4, rebuilds=2, delayed_reread=1, index_mistimed=6)
+        )
         subscription.index_counters_before = TrackerCounters(buckets_lost=2)
         before = counters(topic.metrics())
         assert all(before)

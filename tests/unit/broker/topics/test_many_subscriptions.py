@@ -57,9 +57,9 @@ async def calls_by_turn(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, 
     calls: Counter[int] = Counter()
     called = getattr(owner, name)
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         calls[turn] += 1
-        return called(*args)
+        return called(*args, **options)
 
     monkeypatch.setattr(broker.slices, "SLICE_S", 0)
     monkeypatch.setattr(owner, name, counted)
