@@ -80,7 +80,6 @@ def unname_of(bucket: ImmutableBucket) -> RemoveName:
 
 def _end(state: TrackerState, bucket: ImmutableBucket) -> None:
     del state.buckets[bucket.serial]
-    state.recovering.pop(bucket.serial, None)
     state.keys.discard(bucket.key)
 
 

@@ -76,7 +76,7 @@ def merge_of(state: TrackerState, target: ImmutableBucket) -> MergeSnapshots:
 def _merge_source(bucket: ImmutableBucket) -> MergeSource:
     assert bucket.bucket_id is not None
     assert bucket.table is not None
-    return MergeSource(bucket.bucket_id, bucket.table.segment_count)
+    return MergeSource(bucket.bucket_id, bucket.table.segment_count, bucket.rows_loaded)
 
 
 def take_over(state: TrackerState, target: ImmutableBucket) -> None:

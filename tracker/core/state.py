@@ -183,6 +183,8 @@ def want_call(state: TrackerState, bucket: ImmutableBucket) -> None:
 def move(state: TrackerState, bucket: ImmutableBucket, phase: Phase) -> None:
     """Move a bucket to a phase, whose call starts afresh; a call in flight counts no more."""
     state.recovering.pop(bucket.serial, None)
+    if not state.recovering and state.gone:
+        state.gone = PositionSet()
     bucket.phase, bucket.call, bucket.failures, bucket.is_unwanted = phase, None, 0, False
     bucket.wanted_since_ms = None
     if phase is Phase.SEALED:

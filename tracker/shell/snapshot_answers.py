@@ -34,8 +34,8 @@ def span_rows(config: TrackerConfig) -> int:
 
 def built(call: CreateSnapshot, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
     """Return the snapshot of the rows to be stored, and its table."""
-    rows = DelayedIndexes.concatenate(call.parts)
-    return _snapshot_of(rows, call.tracked, call.segment_row_count_max, config)
+    rows = first_rows([DelayedIndexes.concatenate(call.parts)], call.tracked)
+    return _snapshot_of(rows, call.segment_row_count_max, config)
 
 
 def merged(
@@ -47,22 +47,27 @@ def merged(
         SnapshotCorruptedError: One is damaged; the error names it.
     """
     parts = [
-        rows_of(source.bucket_id, segments, 1, source.segment_count)
+        (rows_of(source.bucket_id, segments, 1, source.segment_count), source.loaded_row_count)
         for source, segments in zip(call.sources, data, strict=True)
         if source.segment_count
     ]
-    rows = DelayedIndexes.concatenate(parts)
-    return _snapshot_of(rows, call.tracked, call.segment_row_count_max, config)
+    loaded = DelayedIndexes.concatenate([rows.slice(0, count) for rows, count in parts])
+    to_load = DelayedIndexes.concatenate([rows.slice(count, len(rows)) for rows, count in parts])
+    return _snapshot_of(first_rows([to_load, loaded], call.tracked), call.segment_row_count_max, config)
 
 
-def _snapshot_of(
-    rows: DelayedIndexes, tracked: Mapping[int, BitMap], rows_max: int, config: TrackerConfig
-) -> tuple[Snapshot, SegmentTable]:
-    """Return the snapshot of the first row of each tracked position, and its table."""
-    rows = rows.sorted()
-    is_first = PositionSet.of(tracked.items()).take(rows.ledger_ids, rows.entry_ids)
-    if not is_first.all():
-        rows = rows.take(is_first)
+def first_rows(kinds: Sequence[DelayedIndexes], tracked: Mapping[int, BitMap]) -> DelayedIndexes:
+    """Return the first row of each tracked position in order, of the first of these kinds that has one."""
+    left = PositionSet.of(tracked.items())
+    kept = []
+    for rows in kinds:
+        ordered = rows.sorted()
+        kept.append(ordered.take(left.take(ordered.ledger_ids, ordered.entry_ids)))
+    return DelayedIndexes.concatenate(kept).sorted() if len(kept) > 1 else kept[0]
+
+
+def _snapshot_of(rows: DelayedIndexes, rows_max: int, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
+    """Return the snapshot of rows in order, and its table."""
     snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=rows_max)
     (table,) = tables_of(decode_metadata_columns(snapshot.metadata), span_rows(config))
     return snapshot, table

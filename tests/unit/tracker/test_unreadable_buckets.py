@@ -41,7 +41,7 @@ class Outage:
         for ledger_id in range(BUCKETS):
             times = np.sort(FIRST_DUE_MS + chance.integers(0, HOUR_MS, ROWS))
             rows = DelayedIndexes(times, np.full(ROWS, ledger_id), np.arange(ROWS))
-            stored = self.disk.store(rows, {ledger_id: BitMap(range(ROWS))}, rows_max=5_000)
+            stored = self.disk.store([rows], {ledger_id: BitMap(range(ROWS))}, rows_max=5_000)
             self.disk.properties[f"#pulsar.internal.delayed.bucket_{ledger_id}_{ledger_id}"] = str(stored.bucket_id)
             if ledger_id < unreadable_buckets:
                 self.unreadable_ids.add(stored.bucket_id)
