@@ -24,7 +24,7 @@ FIRST_DUE_MS = START_MS + 60_000
 CONFIG = TrackerConfig(index_count_per_bucket_min=ROWS)
 
 
-class Outage:
+class UnreadableBuckets:
     """A core with 300 buckets of ten messages each, due within an hour, on a storage that fails.
 
     Args:
@@ -73,7 +73,7 @@ class Outage:
 
 @pytest.mark.parametrize("unreadable_buckets", [30, 150, 299])
 def test_what_can_be_read_comes_late_by_the_order_wait_at_most(unreadable_buckets: int) -> None:
-    outage = Outage(unreadable_buckets=unreadable_buckets, down_ms=0)
+    outage = UnreadableBuckets(unreadable_buckets=unreadable_buckets, down_ms=0)
 
     handed_out = list(outage.handed_out())
 
@@ -83,7 +83,7 @@ def test_what_can_be_read_comes_late_by_the_order_wait_at_most(unreadable_bucket
 
 
 def test_while_all_is_down_few_calls_are_made_and_then_everything_comes() -> None:
-    outage = Outage(unreadable_buckets=0, down_ms=HOUR_MS)
+    outage = UnreadableBuckets(unreadable_buckets=0, down_ms=HOUR_MS)
 
     handed_out = list(outage.handed_out())
 
