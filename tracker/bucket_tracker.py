@@ -105,12 +105,12 @@ class BucketDelayedDeliveryTracker(CoreTracker):
     @guarded
     def buckets(self) -> list[BucketFigures]:
         """Return the figures of each immutable bucket, in the order of their ledgers."""
-        return self._core.buckets()
+        return self._core.bucket_figures()
 
     # The loop.
 
     def _start_calls(self, calls: Sequence[Call]) -> None:
-        for key, reason in self._core.losses():
+        for key, reason in self._core.pop_losses():
             self._stats.buckets_lost += 1
             self._is_news = True
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
@@ -131,7 +131,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
             return
         try:
             self._core.handle(call, answer, now_ms=self._now_ms())
-            has_losses = self._core.has_losses
+            has_losses = bool(self._core.losses)
         except Exception as defect:
             # A supervisor: the core may be half changed.
             self.stop_for_defect(defect)

@@ -354,8 +354,8 @@ TRACKER: Final = [
     Mutant(
         "merge-takes-over-too-much",
         "tracker/core/merging.py",
-        "    next_deliver_at_ms = min(source.next_deliver_at_ms for source in sources)\n",
-        "    next_deliver_at_ms = max(source.next_deliver_at_ms for source in sources)\n",
+        "    next_deliver_at_ms = min(source.barrier.deliver_at_ms for source in sources)\n",
+        "    next_deliver_at_ms = max(source.barrier.deliver_at_ms for source in sources)\n",
         "of a merged bucket, rows count as loaded that one of its sources had not loaded",
     ),
     Mutant(
@@ -403,7 +403,7 @@ TRACKER: Final = [
     Mutant(
         "failed-call-not-tried-again",
         "tracker/core/planning.py",
-        "        bucket.failures += 1\n        want_call(state, bucket)\n",
+        "        bucket.failures += 1\n        state.lane_of[bucket.phase].want(bucket)\n",
         "        bucket.failures += 1\n",
         "a missing wake-up: a call that failed is not tried again by itself",
     ),
@@ -438,7 +438,7 @@ TRACKER: Final = [
     Mutant(
         "ended-and-kept",
         "tracker/core/state.py",
-        "        heapq.heappush(state.ending, (bucket.last_ms, bucket.serial))\n",
+        "        heapq.heappush(state.ending, (last_ms, bucket.serial))\n",
         "        pass\n",
         "a bucket of which everything was handed out is not removed",
     ),
@@ -629,8 +629,8 @@ FOUND: Final = [
     Mutant(
         "timer-each-half-second",
         "tracker/core/planning.py",
-        "    times += [state.merging.at_ms, ",
-        "    times += [now_ms + 500 if state.buckets else -1, state.merging.at_ms, ",
+        "    times += [state.merge_wait.until_ms, ",
+        "    times += [now_ms + 500 if state.buckets else -1, state.merge_wait.until_ms, ",
         "a tracker at rest sets a timer each half second",
     ),
     Mutant(

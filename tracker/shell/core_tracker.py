@@ -107,7 +107,7 @@ class CoreTracker(DelayedDeliveryTracker):
             if deliver_at < self._wakes_before_ms:
                 self._turn_soon()
             is_tracked = core.add_message(ledger_id, entry_id, deliver_at, self._now_ms())
-            if core.has_sealed:
+            if core.writes.has_first_try:
                 self._turn_soon()
         except Exception as error:
             # Wrong arguments have changed nothing.
@@ -143,7 +143,7 @@ class CoreTracker(DelayedDeliveryTracker):
 
     @guarded
     def take_untracked(self) -> Mapping[int, BitMap]:
-        return self._core.to_read_again()
+        return self._core.pop_to_read_again()
 
     def has_message_available(self) -> bool:
         try:
