@@ -18,8 +18,8 @@ from tracker.core.actions import Answer, Call, Head
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory, TrackedCursor, TrackerContext
 from tracker.shell.calls_in_flight import CallsInFlight
 from tracker.shell.core_tracker import CoreTracker, guarded
+from tracker.shell.next_turn import WallClockWatch
 from tracker.shell.outages import Outages
-from tracker.shell.timer import WallClockWatch
 from tracker.shell.tracker_calls import InThreads, RunBlocking, TrackerCalls, in_thread
 from tracker.stats import BucketFigures, TrackerStats
 
@@ -75,10 +75,6 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         for key, value in named.malformed.items():
             logger.warning("%s: ignored the property %s=%s, which names no bucket", self._name, key, value)
 
-    @property
-    def _name(self) -> str:
-        return f"{self._context.topic_name} / {self._context.cursor_name}"
-
     # Figures.
 
     @guarded
@@ -99,7 +95,6 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         self._stats.index_loaded = self._core.loaded_row_count
         self._stats.segment_rows_loaded = self._core.segment_row_count
         self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
-        self._outages.write_figures()
         return self._stats
 
     @guarded
@@ -115,7 +110,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
             self._is_news = True
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
         self._calls.start(calls)
-        if self._outages.are_there:
+        if self._stats.failing:
             self._outages.keep(self._core.failing())
         self._outages.tell_full(self._core.is_full)
         if self._is_settled is not None and self._core.unsettled_count == 0:

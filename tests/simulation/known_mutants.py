@@ -294,9 +294,9 @@ TRACKER: Final = [
     ),
     Mutant(
         "timer-without-turn",
-        "tracker/shell/timer.py",
-        "        self._cancel()\n        self._on_time()\n",
-        "        self._cancel()\n",
+        "tracker/shell/next_turn.py",
+        "        self.set_timer(None)\n        self.want()\n",
+        "        self.set_timer(None)\n",
         "a missing wake-up: the tracker's timer does nothing",
     ),
     Mutant(
@@ -304,7 +304,7 @@ TRACKER: Final = [
         "tracker/shell/core_tracker.py",
         "now_ms=self._now_ms())\n        self._turn_soon()\n        return is_tracked\n",
         "now_ms=self._now_ms())\n"
-        "        if self._timer.at_ms is None:\n"
+        "        if self._next_turn.timer_at_ms is None:\n"
         "            self._turn_soon()\n"
         "        return is_tracked\n",
         "the timer is not set forward for an earlier message",

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Final
 
 from managed_ledger.value_types import Clock
 from snapshot_storage.errors import StorageUnavailableError
@@ -20,7 +21,14 @@ from tracker.core.actions import (
 from tracker.shell.next_turn import do_nothing
 from tracker.shell.outages import Outages
 from tracker.shell.tracker_calls import TrackerCalls
-from tracker.stats import BucketOperation, TrackerStats
+from tracker.stats import BucketOperation, OperationStats, TrackerStats
+
+_COUNTED_AS: Final[dict[type[Call], BucketOperation]] = {
+    CreateSnapshot: BucketOperation.CREATE,
+    LoadSegments: BucketOperation.LOAD,
+    DeleteSnapshot: BucketOperation.DELETE,
+    MergeSnapshots: BucketOperation.MERGE,
+}
 
 
 class CallsInFlight:
@@ -83,9 +91,9 @@ class CallsInFlight:
 
     async def _run(self, call: Call) -> None:
         """Make a call, and give back its answer."""
-        operation = operation_of(call)
-        if operation is not None:
-            self._stats.operations[operation].all += 1
+        kind = _COUNTED_AS.get(type(call))
+        operation = OperationStats() if kind is None else self._stats.operations[kind]
+        operation.all += 1
         started_at_ms = self._now_ms()
         answer: Answer
         try:
@@ -101,23 +109,8 @@ class CallsInFlight:
             answer = self._outages.count_failure(call, error, self._now_ms())
         else:
             self._outages.count_success(call)
-        if operation is not None and isinstance(answer, CallFailed):
-            self._stats.operations[operation].failed += 1
-        elif operation is not None:
-            self._stats.operations[operation].count_success(max(0, self._now_ms() - started_at_ms))
+        if isinstance(answer, CallFailed):
+            operation.failed += 1
+        else:
+            operation.count_success(max(0, self._now_ms() - started_at_ms))
         self._give_back(call, answer)
-
-
-def operation_of(call: Call) -> BucketOperation | None:
-    """Return as what a call is counted, None if it is not."""
-    match call:
-        case CreateSnapshot():
-            return BucketOperation.CREATE
-        case LoadSegments():
-            return BucketOperation.LOAD
-        case DeleteSnapshot():
-            return BucketOperation.DELETE
-        case MergeSnapshots():
-            return BucketOperation.MERGE
-        case _:
-            return None

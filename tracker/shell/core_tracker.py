@@ -27,8 +27,7 @@ from tracker.core.actions import Call
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError, TrackerError
-from tracker.shell.next_turn import NextTurn, call_program
-from tracker.shell.timer import Timer, WallClockWatch
+from tracker.shell.next_turn import NextTurn, WallClockWatch, call_program
 from tracker.shell.wake_up import WakeUp
 
 logger = logging.getLogger(__name__)
@@ -80,9 +79,9 @@ class CoreTracker(DelayedDeliveryTracker):
         )
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
-        self._next_turn = NextTurn(self._turn)
+        self._name = f"{context.topic_name} / {context.cursor_name}"
+        self._next_turn = NextTurn(self._turn, watch if watch is not None else WallClockWatch(now_ms))
         self._turn_soon = self._next_turn.want
-        self._timer = Timer(watch if watch is not None else WallClockWatch(now_ms), self._turn_soon)
         self._wakes_before_ms = NEVER
         """A message that is added and due before this wants another timer."""
         self._wake_up = WakeUp()
@@ -145,12 +144,9 @@ class CoreTracker(DelayedDeliveryTracker):
     def take_untracked(self) -> Mapping[int, BitMap]:
         return self._core.pop_to_read_again()
 
+    @guarded
     def has_message_available(self) -> bool:
-        try:
-            is_available = self._core.has_due(now_ms=self._now_ms())
-        except Exception as error:
-            self.stop_if_defect(error)
-            raise
+        is_available = self._core.has_due(now_ms=self._now_ms())
         if not is_available and self._wake_up.wait_for_due():
             self._turn_soon()
         return is_available
@@ -240,30 +236,26 @@ class CoreTracker(DelayedDeliveryTracker):
         self._turn_soon()
 
     def _turn(self) -> None:
-        """Bring everything up to date, once per turn of the loop, and tell the dispatcher."""
+        """Do the work that the events of this turn have left, and tell the dispatcher to look if it is to."""
+        core = self._core
         try:
-            is_wanted = self._bring_up_to_date(self._now_ms())
+            now_ms = self._now_ms()
+            self._start_calls(core.plan(now_ms=now_ms))
+            wakeup_ms = core.next_wakeup_ms(now_ms=now_ms)
+            self._wakes_before_ms = NEVER if wakeup_ms is None else wakeup_ms
+            self._next_turn.set_timer(wakeup_ms)
+            is_wanted = self._wake_up.is_wanted(
+                deliver_at_ms=core.first_deliver_at_ms(now_ms=now_ms),
+                withheld_ms=core.first_withheld_ms(now_ms=now_ms),
+                is_paused=self._is_paused(now_ms),
+            )
         except Exception as defect:
             # A supervisor: the core may be half changed.
             self.stop_for_defect(defect)
             return
+        is_wanted, self._is_news = is_wanted or self._is_news, False
         if is_wanted:
             call_program(self._context.on_available)
-
-    def _bring_up_to_date(self, now_ms: int) -> bool:
-        """Do the work that the events of this turn have left; return whether the dispatcher is to look again."""
-        core = self._core
-        self._start_calls(core.plan(now_ms=now_ms))
-        wakeup_ms = core.next_wakeup_ms(now_ms=now_ms)
-        self._wakes_before_ms = NEVER if wakeup_ms is None else wakeup_ms
-        self._timer.set(wakeup_ms)
-        is_wanted = self._wake_up.is_wanted(
-            deliver_at_ms=core.first_deliver_at_ms(now_ms=now_ms),
-            withheld_ms=core.first_withheld_ms(now_ms=now_ms),
-            is_paused=self._is_paused(now_ms),
-        )
-        is_wanted, self._is_news = is_wanted or self._is_news, False
-        return is_wanted
 
     # The end.
 
@@ -273,7 +265,6 @@ class CoreTracker(DelayedDeliveryTracker):
         self._is_closed = True
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
         self._next_turn.close()
-        self._timer.close()
 
     def stop_for_defect(self, defect: Exception) -> None:
         """Stop at once: a part of the index raised this, and may be half changed.
@@ -284,8 +275,7 @@ class CoreTracker(DelayedDeliveryTracker):
         if self._is_closed:
             return
         self.failure = defect
-        name = f"{self._context.topic_name} / {self._context.cursor_name}"
-        logger.critical("%s: the delayed index stops for a defect", name, exc_info=defect)
+        logger.critical("%s: the delayed index stops for a defect", self._name, exc_info=defect)
         self._stop()
         # The core that failed is not asked any more.
         self._core = TrackerCore(self._config, acknowledged_in=self._context.cursor.acknowledged_in, rng=Random(0))

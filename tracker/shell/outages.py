@@ -3,25 +3,13 @@
 import logging
 from collections import Counter
 from collections.abc import Collection
-from typing import Final
 
 from snapshot_storage.errors import SnapshotStorageError
-from tracker.core.actions import (
-    Call,
-    CallFailed,
-    DeleteSnapshot,
-    LoadSegments,
-    PutName,
-    ReadHead,
-    RemoveName,
-)
+from tracker.core.actions import Call, CallFailed, DeleteSnapshot, LoadSegments, PutName, ReadHead, RemoveName
 from tracker.shell.tracker_calls import failure_of
 from tracker.stats import UNREADABLE_AFTER, TrackerStats
 
 logger = logging.getLogger(__name__)
-
-_ON_THE_CURSOR: Final = (PutName, RemoveName)
-_NONE_FAILING: Final[frozenset[str]] = frozenset()
 
 
 class Outages:
@@ -33,59 +21,56 @@ class Outages:
         row_count_max: So many rows may wait for a snapshot.
     """
 
-    __slots__ = ("_failing", "_is_full", "_name", "_read_failures", "_row_count_max", "_stats")
+    __slots__ = ("_is_full", "_name", "_read_failures", "_row_count_max", "_stats")
 
     def __init__(self, name: str, stats: TrackerStats, row_count_max: int) -> None:
         self._name = name
         self._row_count_max = row_count_max
         self._is_full = False
         self._stats = stats
-        self._failing = _NONE_FAILING
-        """Kinds of calls that failed when they were last tried."""
         self._read_failures: Counter[int] = Counter()
         """By bucket id, how often in a row a snapshot could not be read."""
 
-    @property
-    def are_there(self) -> bool:
-        """Whether any kind of call fails."""
-        return bool(self._failing)
-
     def keep(self, wanted: Collection[type[Call]]) -> None:
         """End the outages of calls that are not wanted any more, as their buckets are gone."""
-        self._failing &= {kind.__name__ for kind in wanted}
+        self._stats.failing &= {kind.__name__ for kind in wanted}
 
     def count_success(self, call: Call) -> None:
         """Count a call as working."""
         if isinstance(call, ReadHead | LoadSegments | DeleteSnapshot):
-            self._read_failures.pop(call.bucket_id, None)
+            self._end_read_failures(call.bucket_id)
         what = type(call).__name__
-        if what in self._failing:
-            self._failing -= {what}
+        if what in self._stats.failing:
+            self._stats.failing -= {what}
             logger.info("%s: %s works again", self._name, what)
 
     def count_failure(self, call: Call, error: Exception, now_ms: int) -> CallFailed:
         """Count a call as failed, and return the answer that the core is given."""
-        what = type(call).__name__
+        stats, failure = self._stats, failure_of(call, error)
+        what, reason = type(call).__name__, str(error) or type(error).__name__
         # An outage is told once, not at each retry.
-        level = logging.DEBUG if what in self._failing else logging.WARNING
-        failure = failure_of(call, error)
-        is_gone = failure.is_lost
-        if isinstance(call, ReadHead | LoadSegments):
-            # A snapshot that is gone is given up, and not asked for again.
-            self._read_failures[call.bucket_id] = 0 if is_gone else self._read_failures[call.bucket_id] + 1
-        if not is_gone:
-            if not self._failing:
-                self._stats.failing_since_ms = now_ms
-            self._stats.last_failure = str(error) or type(error).__name__
-            # A call for a snapshot that is gone is not tried again: that is no outage.
-            self._failing |= {what}
+        level = logging.DEBUG if what in stats.failing else logging.WARNING
+        if not failure.is_lost:
+            stats.failing_since_ms = stats.failing_since_ms if stats.failing else now_ms
+            stats.failing |= {what}
+            stats.last_failure = reason
+        # A snapshot that is gone is given up, and not asked for again: that is no outage.
+        if isinstance(call, ReadHead | LoadSegments) and failure.is_lost:
+            self._end_read_failures(call.bucket_id)
+        elif isinstance(call, ReadHead | LoadSegments):
+            self._read_failures[call.bucket_id] += 1
+            if self._read_failures[call.bucket_id] >= UNREADABLE_AFTER:
+                stats.unreadable |= {call.bucket_id}
         # The errors of a cursor are its program's own: a full disk is no defect to trace.
-        is_outage = isinstance(error, SnapshotStorageError | TimeoutError) or isinstance(call, _ON_THE_CURSOR)
-        if is_outage:
-            logger.log(level, "%s: %s failed: %s", self._name, what, str(error) or type(error).__name__)
+        if isinstance(error, SnapshotStorageError | TimeoutError) or isinstance(call, PutName | RemoveName):
+            logger.log(level, "%s: %s failed: %s", self._name, what, reason)
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
         return failure
+
+    def _end_read_failures(self, bucket_id: int) -> None:
+        if self._read_failures.pop(bucket_id, 0) >= UNREADABLE_AFTER:
+            self._stats.unreadable -= {bucket_id}
 
     def tell_full(self, is_full: bool) -> None:
         """Say once in the log that so many rows wait for a snapshot as may."""
@@ -96,10 +81,3 @@ class Outages:
                 self._row_count_max,
             )
         self._is_full = is_full
-
-    def write_figures(self) -> None:
-        """Bring the figures up to date."""
-        self._stats.failing = self._failing
-        if self._read_failures or self._stats.unreadable:
-            failures = self._read_failures.items()
-            self._stats.unreadable = frozenset(bucket_id for bucket_id, times in failures if times >= UNREADABLE_AFTER)

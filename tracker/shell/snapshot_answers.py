@@ -3,7 +3,7 @@
 Functions over arrays, for worker threads. They know no event loop and no storage.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pyroaring import BitMap
@@ -27,44 +27,21 @@ POSITIONS_AT_ONCE_MAX: Final = 65_536
 """Bitmaps of segments are decoded together up to so many positions, which take some MiB meanwhile."""
 
 
-def span_rows(config: TrackerConfig) -> int:
+def _span_rows(config: TrackerConfig) -> int:
     """Return about how many rows a span has."""
     return max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
 
 
-def built(call: CreateSnapshot, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
-    """Return the snapshot of the rows to be stored, and its table."""
-    rows = DelayedIndexes.concatenate(call.parts)
-    return _snapshot_of(rows, call.tracked, call.segment_row_count_max, config)
-
-
-def merged(
-    call: MergeSnapshots, data: Sequence[Sequence[bytes]], config: TrackerConfig
-) -> tuple[Snapshot, SegmentTable]:
-    """Return the snapshot of the rows of several, and its table.
-
-    Raises:
-        SnapshotCorruptedError: One is damaged; the error names it.
-    """
-    parts = [
-        rows_of(source.bucket_id, segments, 1, source.segment_count)
-        for source, segments in zip(call.sources, data, strict=True)
-        if source.segment_count
-    ]
-    rows = DelayedIndexes.concatenate(parts)
-    return _snapshot_of(rows, call.tracked, call.segment_row_count_max, config)
-
-
-def _snapshot_of(
-    rows: DelayedIndexes, tracked: Mapping[int, BitMap], rows_max: int, config: TrackerConfig
+def built(
+    parts: Sequence[DelayedIndexes], call: CreateSnapshot | MergeSnapshots, config: TrackerConfig
 ) -> tuple[Snapshot, SegmentTable]:
     """Return the snapshot of the first row of each tracked position, and its table."""
-    rows = rows.sorted()
-    is_first = PositionSet.of(tracked.items()).take(rows.ledger_ids, rows.entry_ids)
+    rows = DelayedIndexes.concatenate(parts).sorted()
+    is_first = PositionSet.of(call.tracked.items()).take(rows.ledger_ids, rows.entry_ids)
     if not is_first.all():
         rows = rows.take(is_first)
-    snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=rows_max)
-    (table,) = tables_of(decode_metadata_columns(snapshot.metadata), span_rows(config))
+    snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=call.segment_row_count_max)
+    (table,) = tables_of(decode_metadata_columns(snapshot.metadata), _span_rows(config))
     return snapshot, table
 
 
@@ -98,7 +75,7 @@ def head_of(bucket_id: int, metadata: bytes, size_bytes: int, config: TrackerCon
         if (columns.first_times[1:] < columns.last_times[:-1]).any():
             # Spans are only as good as the segments that they are made of.
             raise SnapshotCorruptedError("its segments overlap in time", bucket_id=bucket_id)
-        (table,) = tables_of(columns, span_rows(config))
+        (table,) = tables_of(columns, _span_rows(config))
         bitmaps: dict[int, BitMap] = {}
         for first, end in _pieces(columns.row_counts):
             for ledger_id, entry_ids in ledger_bitmaps(*columns.positions(first, end)):

@@ -1,12 +1,12 @@
 """The calls of one tracker, on its cursor and on a storage; encoding and decoding are done in threads."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from snapshot_storage.encoding.snapshot import Snapshot
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
-from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.columns.segment_table import SegmentTable
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
@@ -15,9 +15,11 @@ from tracker.core.actions import (
     CallFailed,
     CreateSnapshot,
     DeleteSnapshot,
+    Head,
     ListSnapshots,
     LoadSegments,
     MergeSnapshots,
+    MergeSource,
     OfAnotherCursor,
     PutName,
     ReadHead,
@@ -25,7 +27,7 @@ from tracker.core.actions import (
     Stored,
 )
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_answers import built, head_of, merged, rows_of
+from tracker.shell.snapshot_answers import built, head_of, rows_of
 
 DECODED_AT_ONCE_BYTES_MAX: Final = 4_096
 """Data up to this size is decoded on the event loop: some 250 rows, or 50 segments' metadata, in about 0.2 ms."""
@@ -75,13 +77,10 @@ class InThreads:
 
 def failure_of(call: Call, error: Exception) -> CallFailed:
     """Return the answer to a call that raised an error: the snapshot is lost, or the call may succeed later."""
-    is_lost = isinstance(error, BucketNotFoundError | SnapshotCorruptedError)
+    if not isinstance(error, BucketNotFoundError | SnapshotCorruptedError):
+        return CallFailed(str(error))
     is_read = isinstance(call, ReadHead | LoadSegments | MergeSnapshots)
-    return CallFailed(
-        str(error),
-        is_lost=is_lost and is_read,
-        lost_bucket_id=error.bucket_id if isinstance(error, BucketNotFoundError | SnapshotCorruptedError) else None,
-    )
+    return CallFailed(str(error), is_lost=is_read, lost_bucket_id=error.bucket_id)
 
 
 class TrackerCalls:
@@ -113,33 +112,28 @@ class TrackerCalls:
         if isinstance(call, MergeSnapshots):
             return await self._merge(call)
         async with self._in_time():
-            return await self._run(call)
-
-    async def _run(self, call: Call) -> Answer:
-        match call:
-            case CreateSnapshot():
-                made = await self._threads.build(lambda: built(call, self._config))
-                return await self._create(call.bucket_key, *made)
-            case ReadHead():
-                return await self._read_head(call)
-            case LoadSegments(bucket_id=bucket_id, first_segment=first, last_segment=last):
-                data = await self._storage.get_bucket_snapshot_segment(bucket_id, first, last)
-                return await self._threads.decode(sum(map(len, data)), lambda: rows_of(bucket_id, data, first, last))
-            case DeleteSnapshot():
-                if call.is_own or await self._is_deletable(call.bucket_id):
-                    await self._storage.delete_bucket_snapshot(call.bucket_id)
-                return None
-            case PutName():
-                await self._cursor.update_properties(put={call.bucket_key: str(call.bucket_id)})
-                return None
-            case RemoveName():
-                await self._cursor.update_properties(remove=[call.bucket_key])
-                return None
-            case ListSnapshots():
-                infos = await self._storage.list_bucket_snapshots(self._topic_name)
-                return frozenset(one.bucket_id for one in infos if one.cursor_name == self._cursor_name)
-            case MergeSnapshots():
-                return await self._merge(call)
+            match call:
+                case CreateSnapshot():
+                    made = await self._threads.build(lambda: built(call.parts, call, self._config))
+                    return await self._create(call.bucket_key, *made)
+                case ReadHead():
+                    return await self._read_head(call.bucket_id)
+                case LoadSegments(bucket_id=bucket_id, first_segment=first, last_segment=last):
+                    data = await self._storage.get_bucket_snapshot_segment(bucket_id, first, last)
+                    return await self._threads.decode(
+                        sum(map(len, data)), lambda: rows_of(bucket_id, data, first, last)
+                    )
+                case DeleteSnapshot():
+                    if call.is_own or await self._is_deletable(call.bucket_id):
+                        await self._storage.delete_bucket_snapshot(call.bucket_id)
+                case PutName():
+                    await self._cursor.update_properties(put={call.bucket_key: str(call.bucket_id)})
+                case RemoveName():
+                    await self._cursor.update_properties(remove=[call.bucket_key])
+                case ListSnapshots():
+                    infos = await self._storage.list_bucket_snapshots(self._topic_name)
+                    return frozenset(one.bucket_id for one in infos if one.cursor_name == self._cursor_name)
+        return None
 
     def _in_time(self) -> asyncio.Timeout:
         return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
@@ -154,34 +148,38 @@ class TrackerCalls:
         )
         return Stored(bucket_id, snapshot.length_bytes, table)
 
-    async def _read_head(self, call: ReadHead) -> Answer:
-        head = await self._head(call.bucket_id)
-        info = head.info
+    async def _read_head(self, bucket_id: int) -> Head | OfAnotherCursor:
+        head = await self._storage.get_bucket_snapshot_head(bucket_id)
+        metadata, info = head.metadata, head.info
         if not info.belongs_to(self._topic_name, self._cursor_name):
             return OfAnotherCursor(f"{info.topic_name} / {info.cursor_name}")
         return await self._threads.decode(
-            len(head.metadata), lambda: head_of(call.bucket_id, head.metadata, info.length_bytes, self._config)
+            len(metadata), lambda: head_of(bucket_id, metadata, info.length_bytes, self._config)
         )
-
-    async def _head(self, bucket_id: int) -> BucketSnapshotHead:
-        return await self._storage.get_bucket_snapshot_head(bucket_id)
 
     async def _is_deletable(self, bucket_id: int) -> bool:
         """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""
         try:
-            head = await self._head(bucket_id)
+            head = await self._storage.get_bucket_snapshot_head(bucket_id)
         except (BucketNotFoundError, SnapshotCorruptedError):
             return True
         return head.info.belongs_to(self._topic_name, self._cursor_name)
 
     async def _merge(self, call: MergeSnapshots) -> Stored:
         """Merge snapshots, all of whose rows are in memory meanwhile."""
-        data = []
+        data: list[tuple[MergeSource, Sequence[bytes]]] = []
         for source in call.sources:
-            async with self._in_time():
-                count = source.segment_count
-                segments = await self._storage.get_bucket_snapshot_segment(source.bucket_id, 1, count) if count else ()
-                data.append(segments)
-        made = await self._threads.build(lambda: merged(call, data, self._config))
+            if source.segment_count:
+                async with self._in_time():
+                    segments = await self._storage.get_bucket_snapshot_segment(
+                        source.bucket_id, 1, source.segment_count
+                    )
+                data.append((source, segments))
+
+        def merged() -> tuple[Snapshot, SegmentTable]:
+            parts = [rows_of(source.bucket_id, segments, 1, source.segment_count) for source, segments in data]
+            return built(parts, call, self._config)
+
+        made = await self._threads.build(merged)
         async with self._in_time():
             return await self._create(call.bucket_key, *made)
