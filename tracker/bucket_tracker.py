@@ -5,11 +5,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from random import Random
 
-from managed_ledger.value_types import Clock, Int64Array
+from pyroaring import BitMap
+
+from managed_ledger.value_types import Clock
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import names_buckets
@@ -78,14 +80,14 @@ class BucketDelayedDeliveryTracker(CoreTracker):
     # Figures.
 
     @guarded
-    def due_positions(self) -> tuple[Int64Array, Int64Array]:
-        """Return the ledger and entry ids of what is due, loaded and not handed out."""
-        return self._core.due_positions(now_ms=self._now_ms())
+    def due_bitmaps(self) -> Mapping[int, BitMap]:
+        """Return the positions of what is due, loaded and not handed out."""
+        return self._core.due_bitmaps(now_ms=self._now_ms())
 
     @guarded
     def tracked_ledger_ids(self) -> list[int]:
         """Return the ledgers in which something is tracked, in no order."""
-        return self._core.tracked_ledger_ids()
+        return list(self._core.tracked.bitmaps)
 
     @guarded
     def stats(self) -> TrackerStats:
@@ -93,8 +95,8 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         self._stats.message_count = self._core.message_count
         self._stats.bucket_total = self._core.bucket_total
         self._stats.index_loaded = self._core.loaded_row_count
-        self._stats.segment_rows_loaded = self._core.segment_row_count
-        self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
+        self._stats.segment_rows_loaded = len(self._core.loaded)
+        self._stats.snapshot_size_bytes = sum(bucket.size_bytes for bucket in self._core.buckets.values())
         return self._stats
 
     @guarded
@@ -115,9 +117,6 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         self._outages.tell_full(self._core.is_full)
         if self._is_settled is not None and self._core.unsettled_count == 0:
             self._is_settled.set()
-
-    def _is_paused(self, now_ms: int) -> bool:
-        return self._core.should_pause(now_ms=now_ms)
 
     def _take_answer(self, call: Call, answer: Answer) -> None:
         """Give the core the answer to a call."""

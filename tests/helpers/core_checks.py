@@ -67,7 +67,7 @@ def _check_buckets(state: TrackerState) -> None:
         assert barrier == bucket.barrier
         if bucket.barrier != NO_BARRIER and bucket.serial not in state.waived:
             assert (bucket.barrier, bucket.serial) in state.ahead
-        if bucket.phase is Phase.SEALED and bucket.barrier == NO_BARRIER:
+        if bucket.phase is Phase.SEALED and bucket.barrier == NO_BARRIER and not bucket.is_source:
             assert bucket.serial in {serial for _, serial in state.ending}
     sources = {serial for bucket in buckets for serial in bucket.sources}
     assert sources == {one.serial for one in buckets if one.is_source}

@@ -23,8 +23,6 @@ from tracker.config import UNLIMITED
 from tracker.core.actions import Call
 
 NO_LEDGER = -1
-AT_ONCE = first_key_at(-1)
-"""The key of a call that no row's time puts off, and the barrier of a bucket of which nothing is known."""
 NO_BARRIER = last_key_at(NEVER)
 
 
@@ -90,11 +88,6 @@ class ImmutableBucket:
         """Whether it counts: all do but those that are being deleted, and merges that have not taken over."""
         return not (self.is_unwanted or self.sources or self.phase in (Phase.DELETING, Phase.UNNAMING))
 
-    @property
-    def call_key(self) -> RowKey:
-        """Its place among the buckets that wait for a call of one kind."""
-        return AT_ONCE if self.barrier == NO_BARRIER else self.barrier
-
     def update_barrier(self) -> None:
         """Set the barrier by what is loaded.
 
@@ -103,7 +96,7 @@ class ImmutableBucket:
         out while the others are not loaded.
         """
         if self.phase is Phase.RECOVERING:
-            self.barrier = AT_ONCE
+            self.barrier = first_key_at(-1)
         elif self.phase is not Phase.SEALED or self.table is None or self.loaded_spans == len(self.table):
             self.barrier = NO_BARRIER
         else:

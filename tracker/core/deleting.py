@@ -15,8 +15,8 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import bitmap_of
 from tracker.columns.row_order import LATEST_MS
 from tracker.columns.row_queue import RowQueue
-from tracker.core.bucket import ImmutableBucket, Phase
-from tracker.core.state import TrackerState, move
+from tracker.core.bucket import NO_BARRIER, ImmutableBucket, Phase
+from tracker.core.state import TrackerState, move, queue_call
 
 REMOVALS_MAX: Final = 256
 """So many buckets that have ended are removed in one turn, which takes some milliseconds."""
@@ -53,7 +53,11 @@ def delete(state: TrackerState, bucket: ImmutableBucket) -> None:
 def let_sources_go(state: TrackerState, target: ImmutableBucket) -> None:
     """Let the sources of a merge be as if there were none."""
     for serial in target.sources:
-        state.buckets[serial].is_source = False
+        source = state.buckets[serial]
+        source.is_source = False
+        if source.barrier == NO_BARRIER:
+            # It may have ended meanwhile.
+            queue_call(state, source)
     target.sources = ()
 
 
@@ -62,21 +66,13 @@ def let_sources_go(state: TrackerState, target: ImmutableBucket) -> None:
 
 def remove_ended(state: TrackerState) -> None:
     """Remove buckets of which every row was handed out, or is not tracked any more."""
-    waiting: list[tuple[int, int]] = []
     for _ in range(REMOVALS_MAX):
         if not has_ended(state):
             break
-        entry = heapq.heappop(state.ending)
-        bucket = state.buckets.get(entry[1])
-        if bucket is None or bucket.phase is not Phase.SEALED:
-            continue
-        if bucket.is_source:
-            waiting.append(entry)
-            continue
-        _report_positions_without_rows(state, bucket)
-        remove(state, bucket)
-    for entry in waiting:
-        heapq.heappush(state.ending, entry)
+        bucket = state.buckets.get(heapq.heappop(state.ending)[1])
+        if bucket is not None and bucket.phase is Phase.SEALED and not bucket.is_source:
+            _report_positions_without_rows(state, bucket)
+            remove(state, bucket)
     if state.tracked and not (state.buckets or any(map(len, state.queues))):
         read_again(state, LedgerRange(0, LATEST_MS))
 

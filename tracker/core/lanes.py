@@ -15,7 +15,7 @@ from snapshot_storage.backoff import backoff_ms
 from tracker.columns.row_order import RowKey
 from tracker.config import TrackerConfig
 from tracker.core.actions import Call
-from tracker.core.bucket import ImmutableBucket, Phase
+from tracker.core.bucket import NO_BARRIER, ImmutableBucket, Phase
 
 
 @dataclass(slots=True)
@@ -59,9 +59,9 @@ class Lane:
         self.phases = phases
         self.in_flight = 0
         self._first_tries: list[tuple[RowKey, int]] = []
-        """A heap by key and serial. Here and below, a bucket that has gone on is left until it comes up."""
+        """A heap by barrier and serial. Here and below, a bucket that has gone on is left until it comes up."""
         self._retries: list[tuple[int, RowKey, int]] = []
-        """A heap by failures, key and serial."""
+        """A heap by failures, barrier and serial."""
         self._retry: Call | None = None
         """The retry in flight."""
         self._wait = RetryWait(config, rng)
@@ -85,46 +85,45 @@ class Lane:
         return [bucket for bucket in buckets if bucket is not None and bucket.failures]
 
     def want(self, bucket: ImmutableBucket) -> None:
-        """Queue a bucket for the call of its phase: the lowest key goes first."""
+        """Queue a bucket for the call of its phase: the lowest barrier goes first."""
         if bucket.failures:
-            heapq.heappush(self._retries, (bucket.failures, bucket.call_key, bucket.serial))
+            heapq.heappush(self._retries, (bucket.failures, bucket.barrier, bucket.serial))
         else:
-            heapq.heappush(self._first_tries, (bucket.call_key, bucket.serial))
+            heapq.heappush(self._first_tries, (bucket.barrier, bucket.serial))
 
     def start(
         self, may_start: Callable[[ImmutableBucket], bool], call_of: Callable[[ImmutableBucket], Call], now_ms: int
     ) -> Iterator[Call]:
         """Start the calls that may start now: first tries, then a retry."""
         while self._first_tries:
-            key, serial = self._first_tries[0]
-            is_waiting = self._is_waiting(serial, key)
-            if is_waiting and not may_start(self._buckets[serial]):
+            bucket = self._waiting(*self._first_tries[0])
+            if bucket is not None and not may_start(bucket):
                 break
-            if is_waiting and self.is_full:
+            if bucket is not None and self.is_full:
                 self.stuck_since_ms = now_ms if self.stuck_since_ms is None else self.stuck_since_ms
-                break
+                return
             heapq.heappop(self._first_tries)
-            if is_waiting:
-                yield self._begin(serial, call_of)
+            if bucket is not None:
+                bucket.call = call_of(bucket)
+                self.in_flight += 1
+                yield bucket.call
         if self.is_full:
             return
         self.stuck_since_ms = None
         while self._retries and self._retry is None and now_ms >= self._wait.until_ms:
             _, key, serial = heapq.heappop(self._retries)
-            if self._is_waiting(serial, key):
-                self._retry = self._begin(serial, call_of)
+            bucket = self._waiting(key, serial)
+            if bucket is not None:
+                bucket.call = self._retry = call_of(bucket)
+                self.in_flight += 1
                 yield self._retry
 
-    def _is_waiting(self, serial: int, key: RowKey) -> bool:
-        """Whether a bucket still waits for the call that it was queued for with this key."""
+    def _waiting(self, key: RowKey, serial: int) -> ImmutableBucket | None:
+        """Return a bucket if it still waits for the call that it was queued for with this key."""
         bucket = self._buckets.get(serial)
-        return bucket is not None and bucket.call is None and bucket.phase in self.phases and bucket.call_key == key
-
-    def _begin(self, serial: int, call_of: Callable[[ImmutableBucket], Call]) -> Call:
-        bucket = self._buckets[serial]
-        bucket.call = call_of(bucket)
-        self.in_flight += 1
-        return bucket.call
+        if bucket is None or bucket.call is not None or bucket.phase not in self.phases or bucket.barrier != key:
+            return None
+        return bucket
 
     def count_success(self, call: Call) -> bool:
         """Count a call as answered; if it was a retry, all others may go at once. Return whether it was."""
@@ -157,5 +156,5 @@ class Lane:
         """Yield when a retry may start, and when the first try that is next may, which is so early for its key."""
         if self._retries and self._retry is None and not self.is_full:
             yield self._wait.until_ms
-        if self.has_first_try:
+        if self._first_tries and self._first_tries[0][0] != NO_BARRIER and not self.is_full:
             yield self._first_tries[0][0].deliver_at_ms - early_ms

@@ -13,6 +13,7 @@ from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import delete, give_up, let_sources_go, remove
 from tracker.core.state import TrackerState, new_bucket
 from tracker.merge_windows import window_to_merge
+from tracker.segment_sizes import segment_row_count_max
 
 MERGED_ROWS_MAX: Final = 1_000_000
 """A merge has its rows in memory, 24 bytes each, and as much again while they are sorted and encoded. So no window with
@@ -47,7 +48,8 @@ def begin_merge(state: TrackerState, now_ms: int) -> None:
     if key is not None:
         target = new_bucket(state, ledgers, key, Phase.MERGING)
         target.sources = tuple(source.serial for source in sources)
-        target.segment_row_count_max = state.rows_a_segment(1 - len(sources))
+        bucket_total = state.bucket_total - len(sources)
+        target.segment_row_count_max = segment_row_count_max(state.config.segment_row_count_max, bucket_total)
         state.merge_target = target.serial
         for source in sources:
             source.is_source = True

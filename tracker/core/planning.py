@@ -64,13 +64,14 @@ def _call_of(state: TrackerState, bucket: ImmutableBucket, *, now_ms: int) -> Ca
     """Return the one call of a bucket's phase."""
     serial, key, bucket_id = bucket.serial, bucket.key, bucket.bucket_id
     match bucket.phase:
-        case Phase.SEALING:
-            assert bucket.rows is not None
-            rows, tracked = bucket.rows.rows_of(), state.bitmaps_in(bucket.ledgers)
-            return CreateSnapshot(serial, key, rows, tracked, bucket.segment_row_count_max)
-        case Phase.MERGING:
-            sources, tracked = merge_sources(state, bucket), state.bitmaps_in(bucket.ledgers)
-            return MergeSnapshots(serial, key, sources, tracked, bucket.segment_row_count_max)
+        case Phase.SEALING | Phase.MERGING:
+            # Copies, as a thread reads them.
+            bitmaps = state.tracked.bitmaps
+            tracked = {ledger_id: bitmaps[ledger_id].copy() for ledger_id in state.tracked_ledgers(bucket.ledgers)}
+            if bucket.rows is None:
+                sources = merge_sources(state, bucket)
+                return MergeSnapshots(serial, key, sources, tracked, bucket.segment_row_count_max)
+            return CreateSnapshot(serial, key, bucket.rows.rows_of(), tracked, bucket.segment_row_count_max)
         case Phase.UNNAMING:
             return RemoveName(serial, key)
     assert bucket_id is not None
@@ -192,17 +193,14 @@ def next_wakeup_ms(state: TrackerState, *, now_ms: int) -> int | None:
     A row that is due already is no reason: the dispatcher was told of it and will poll.
     """
     if has_ended(state):
-        ended = state.buckets.get(state.ending[0][1])
-        # A source stays until its merge has taken over.
-        if ended is None or not ended.is_source:
-            return now_ms
+        return now_ms
     early_ms = state.config.prefetch_ms + state.lead_ms
     times: list[float] = [time_ms for lane in state.lanes for time_ms in lane.times_to_look_ms(early_ms)]
     bucket = first_ahead(state)
     if bucket is not None:
         times.append(waived_at_ms(state, bucket, now_ms))
     if state.tracked:
-        times.append(state.next_row_deliver_at_ms() - state.lead_ms)
+        times.append(min(queue.next_deliver_at_ms for queue in state.queues) - state.lead_ms)
     times += [state.merge_wait.until_ms, state.orphans.wait.until_ms if state.orphans.is_wanted else -1]
     wakeup_ms = min((time_ms for time_ms in times if time_ms > now_ms), default=NEVER)
     return int(wakeup_ms) if wakeup_ms < NEVER else None

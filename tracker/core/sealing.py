@@ -12,6 +12,7 @@ from tracker.core.bucket import NO_LEDGER, ImmutableBucket, Phase
 from tracker.core.deleting import remove
 from tracker.core.merging import take_over
 from tracker.core.state import TrackerState, move, new_bucket
+from tracker.segment_sizes import segment_row_count_max
 
 
 def seal(state: TrackerState, *, index_count_min: int = 0) -> None:
@@ -30,7 +31,7 @@ def seal(state: TrackerState, *, index_count_min: int = 0) -> None:
     if key is None:
         # No name is free. The rows stay mutable until a bucket that has one of the names is gone.
         return
-    rows_max = state.rows_a_segment(1)
+    rows_max = segment_row_count_max(state.config.segment_row_count_max, state.bucket_total)
     bucket = new_bucket(state, ledgers, key, Phase.SEALING)
     bucket.segment_row_count_max = rows_max
     bucket.rows = added.begin_anew()

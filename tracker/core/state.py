@@ -15,7 +15,6 @@ from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import ListSnapshots
 from tracker.core.bucket import NO_BARRIER, NO_LEDGER, ImmutableBucket, LastMutableBucket, Phase
 from tracker.core.lanes import Lane, RetryWait
-from tracker.segment_sizes import segment_row_count_max
 
 
 @dataclass(slots=True)
@@ -97,13 +96,14 @@ class TrackerState:
         sealing = [bucket.rows for bucket in self.with_rows.values() if bucket.rows is not None]
         return [self.loaded, self.added.queue(), *sealing]
 
+    @property
+    def bucket_total(self) -> int:
+        """How many buckets there are, with the mutable one."""
+        return 1 + sum(bucket.is_served for bucket in self.buckets.values())
+
     def due_through_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
         """Return the last time that counts as due, now or so long ahead of now."""
         return min(now_ms + self.lead_ms + ahead_ms, LATEST_MS)
-
-    def next_row_deliver_at_ms(self) -> int:
-        """Return when the next row in memory is due, `NEVER` if there is none; some may not be tracked any more."""
-        return min(queue.next_deliver_at_ms for queue in self.queues)
 
     def is_recovering(self, ledger_id: int) -> bool:
         """Whether a bucket of which nothing is known yet may name positions of a ledger."""
@@ -117,15 +117,6 @@ class TrackerState:
         if last - first < len(bitmaps):
             return [ledger_id for ledger_id in range(first, last + 1) if ledger_id in bitmaps]
         return [ledger_id for ledger_id in bitmaps if first <= ledger_id <= last]
-
-    def bitmaps_in(self, ledgers: LedgerRange) -> dict[int, BitMap]:
-        """Return copies of the tracked positions of a range of ledgers."""
-        return {ledger_id: self.tracked.bitmaps[ledger_id].copy() for ledger_id in self.tracked_ledgers(ledgers)}
-
-    def rows_a_segment(self, buckets_more: int) -> int:
-        """Return how many rows a segment of a snapshot may have, where there are so many buckets more with it."""
-        served_count = sum(bucket.is_served for bucket in self.buckets.values())
-        return segment_row_count_max(self.config.segment_row_count_max, served_count + buckets_more)
 
 
 def new_bucket(state: TrackerState, ledgers: LedgerRange, key: str, phase: Phase) -> ImmutableBucket:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import numpy as np
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Int64Array
 from tracker.columns.offers import check_tick_time
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ledger_bitmaps
@@ -78,10 +77,6 @@ class TrackerCore(TrackerState):
         """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""
         return self.tracked.bitmaps.get(ledger_id)
 
-    def tracked_ledger_ids(self) -> list[int]:
-        """Return the ledgers in which something is tracked, in no order."""
-        return list(self.tracked.bitmaps)
-
     # Questions by time.
 
     def has_due(self, *, now_ms: int) -> bool:
@@ -90,15 +85,13 @@ class TrackerCore(TrackerState):
 
     def first_deliver_at_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first message that `pop_due` would give, None if it has none to give."""
-        if self.next_row_deliver_at_ms() > now_ms + self.lead_ms:
-            return None
         first = first_tracked_row(self.queues, handing_out.hand_out_through(self, now_ms), self.tracked.mask)
         return None if first is None else first.deliver_at_ms
 
     def next_deliver_at_ms(self) -> int | None:
         """Return when the next message is due, None if nothing is tracked; never later than it is."""
         sealed = [one.barrier.deliver_at_ms for one in self.buckets.values() if one.phase is Phase.SEALED]
-        next_deliver_at_ms = min(self.next_row_deliver_at_ms(), *sealed, NEVER)
+        next_deliver_at_ms = min(*(queue.next_deliver_at_ms for queue in self.queues), *sealed, NEVER)
         return next_deliver_at_ms if self.tracked and next_deliver_at_ms < NEVER else None
 
     def first_withheld_ms(self, *, now_ms: int) -> int | None:
@@ -107,7 +100,7 @@ class TrackerCore(TrackerState):
         is_due = bucket is not None and bucket.barrier.deliver_at_ms <= self.due_through_ms(now_ms)
         return bucket.barrier.deliver_at_ms if bucket is not None and is_due else None
 
-    def _due_bitmaps(self, now_ms: int) -> dict[int, BitMap]:
+    def due_bitmaps(self, *, now_ms: int) -> dict[int, BitMap]:
         """Return the tracked positions that have a row in memory which is due."""
         through = last_key_at(self.due_through_ms(now_ms))
         runs = [run for queue in self.queues for run in queue.runs_through(through.deliver_at_ms)]
@@ -122,14 +115,6 @@ class TrackerCore(TrackerState):
             if ledger_id in tracked
         }
 
-    def due_positions(self, *, now_ms: int) -> tuple[Int64Array, Int64Array]:
-        """Return the ledger and entry ids of what is due and loaded."""
-        due = self._due_bitmaps(now_ms)
-        entry_ids = [np.frombuffer(bitmap.to_array(), np.uint32).astype(np.int64) for bitmap in due.values()]
-        ledger_ids = [np.full(len(entries), ledger_id) for ledger_id, entries in zip(due, entry_ids, strict=True)]
-        none = np.empty(0, np.int64)
-        return np.concatenate([none, *ledger_ids]), np.concatenate([none, *entry_ids])
-
     # Figures.
 
     @property
@@ -142,7 +127,7 @@ class TrackerCore(TrackerState):
 
         Exact but where a segment began before now and could not be loaded in time: its rows count by their number.
         """
-        due_count = sum(map(len, self._due_bitmaps(now_ms).values()))
+        due_count = sum(map(len, self.due_bitmaps(now_ms=now_ms).values()))
         due_through_ms = self.due_through_ms(now_ms)
         for bucket in self.buckets.values():
             if bucket.table is not None and bucket.phase is Phase.SEALED:
@@ -164,21 +149,6 @@ class TrackerCore(TrackerState):
     def loaded_row_count(self) -> int:
         """How many rows are in memory."""
         return sum(map(len, self.queues))
-
-    @property
-    def segment_row_count(self) -> int:
-        """How many rows of sealed buckets are in memory."""
-        return len(self.loaded)
-
-    @property
-    def snapshot_size_bytes(self) -> int:
-        """How many bytes all snapshots have."""
-        return sum(bucket.size_bytes for bucket in self.buckets.values())
-
-    @property
-    def bucket_total(self) -> int:
-        """How many buckets there are, with the mutable one."""
-        return 1 + sum(bucket.is_served for bucket in self.buckets.values())
 
     def bucket_figures(self) -> list[BucketFigures]:
         """Return the figures of the immutable buckets that count, in the order of their ledgers."""

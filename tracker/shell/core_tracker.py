@@ -217,9 +217,9 @@ class CoreTracker(DelayedDeliveryTracker):
     def _start_calls(self, calls: Sequence[Call]) -> None:
         """Start the core's calls."""
 
-    @abstractmethod
     def _is_paused(self, now_ms: int) -> bool:
         """Whether the dispatcher is to stop reading for now."""
+        return self._core.should_pause(now_ms=now_ms)
 
     def _check_open(self, operation: str) -> None:
         if self._is_closed:

@@ -38,7 +38,8 @@ class Outages:
     def count_success(self, call: Call) -> None:
         """Count a call as working."""
         if isinstance(call, ReadHead | LoadSegments | DeleteSnapshot):
-            self._end_read_failures(call.bucket_id)
+            self._read_failures.pop(call.bucket_id, None)
+            self._stats.unreadable -= {call.bucket_id}
         what = type(call).__name__
         if what in self._stats.failing:
             self._stats.failing -= {what}
@@ -54,23 +55,21 @@ class Outages:
             stats.failing_since_ms = stats.failing_since_ms if stats.failing else now_ms
             stats.failing |= {what}
             stats.last_failure = reason
-        # A snapshot that is gone is given up, and not asked for again: that is no outage.
-        if isinstance(call, ReadHead | LoadSegments) and failure.is_lost:
-            self._end_read_failures(call.bucket_id)
-        elif isinstance(call, ReadHead | LoadSegments):
-            self._read_failures[call.bucket_id] += 1
-            if self._read_failures[call.bucket_id] >= UNREADABLE_AFTER:
-                stats.unreadable |= {call.bucket_id}
+        if isinstance(call, ReadHead | LoadSegments):
+            # A snapshot that is gone is given up, and not asked for again: that is no outage.
+            times = self._read_failures[call.bucket_id] = (
+                0 if failure.is_lost else self._read_failures[call.bucket_id] + 1
+            )
+            is_unreadable = times >= UNREADABLE_AFTER
+            stats.unreadable = (
+                stats.unreadable | {call.bucket_id} if is_unreadable else stats.unreadable - {call.bucket_id}
+            )
         # The errors of a cursor are its program's own: a full disk is no defect to trace.
         if isinstance(error, SnapshotStorageError | TimeoutError) or isinstance(call, PutName | RemoveName):
             logger.log(level, "%s: %s failed: %s", self._name, what, reason)
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
         return failure
-
-    def _end_read_failures(self, bucket_id: int) -> None:
-        if self._read_failures.pop(bucket_id, 0) >= UNREADABLE_AFTER:
-            self._stats.unreadable -= {bucket_id}
 
     def tell_full(self, is_full: bool) -> None:
         """Say once in the log that so many rows wait for a snapshot as may."""

@@ -3,12 +3,11 @@
 Functions over arrays, for worker threads. They know no event loop and no storage.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
@@ -23,8 +22,8 @@ SPANS_PER_BUCKET: Final = 200
 """A bucket of the least size has about so many spans at most, for any distribution of times: a tenth of a byte a
 row."""
 
-POSITIONS_AT_ONCE_MAX: Final = 65_536
-"""Bitmaps of segments are decoded together up to so many positions, which take some MiB meanwhile."""
+SEGMENTS_AT_ONCE: Final = 16
+"""Bitmaps of so many segments are decoded together, which takes some MiB meanwhile."""
 
 
 def _span_rows(config: TrackerConfig) -> int:
@@ -77,8 +76,10 @@ def head_of(bucket_id: int, metadata: bytes, size_bytes: int, config: TrackerCon
             raise SnapshotCorruptedError("its segments overlap in time", bucket_id=bucket_id)
         (table,) = tables_of(columns, _span_rows(config))
         bitmaps: dict[int, BitMap] = {}
-        for first, end in _pieces(columns.row_counts):
-            for ledger_id, entry_ids in ledger_bitmaps(*columns.positions(first, end)):
+        for first in range(0, len(columns), SEGMENTS_AT_ONCE):
+            for ledger_id, entry_ids in ledger_bitmaps(
+                *columns.positions(first, min(first + SEGMENTS_AT_ONCE, len(columns)))
+            ):
                 if ledger_id in bitmaps:
                     bitmaps[ledger_id] |= entry_ids
                 else:
@@ -93,14 +94,3 @@ def head_of(bucket_id: int, metadata: bytes, size_bytes: int, config: TrackerCon
 def _with_id(error: SnapshotCorruptedError, bucket_id: int) -> SnapshotCorruptedError:
     """Name the snapshot: bytes do not know whose they are, and a merge has to tell its sources apart."""
     return SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry)
-
-
-def _pieces(row_counts: Int64Array) -> Iterator[tuple[int, int]]:
-    """Yield the first and the end of stretches of segments that have not too many rows."""
-    row_ends = row_counts.cumsum()
-    first = 0
-    while first < len(row_ends):
-        rows_before = int(row_ends[first]) - int(row_counts[first])
-        end = max(first + 1, int(row_ends.searchsorted(rows_before + POSITIONS_AT_ONCE_MAX, "right")))
-        yield first, end
-        first = end

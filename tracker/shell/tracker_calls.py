@@ -97,6 +97,7 @@ class TrackerCalls:
         self, config: TrackerConfig, context: TrackerContext, storage: BucketSnapshotStorage, threads: InThreads
     ) -> None:
         self._config = config
+        self._timeout_s = config.operation_timeout_ms / 1_000
         self._topic_name = context.topic_name
         self._cursor_name = context.cursor_name
         self._cursor = context.cursor
@@ -111,7 +112,7 @@ class TrackerCalls:
         """
         if isinstance(call, MergeSnapshots):
             return await self._merge(call)
-        async with self._in_time():
+        async with asyncio.timeout(self._timeout_s):
             match call:
                 case CreateSnapshot():
                     made = await self._threads.build(lambda: built(call.parts, call, self._config))
@@ -134,9 +135,6 @@ class TrackerCalls:
                     infos = await self._storage.list_bucket_snapshots(self._topic_name)
                     return frozenset(one.bucket_id for one in infos if one.cursor_name == self._cursor_name)
         return None
-
-    def _in_time(self) -> asyncio.Timeout:
-        return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
 
     async def _create(self, bucket_key: str, snapshot: Snapshot, table: SegmentTable) -> Stored:
         bucket_id = await self._storage.create_bucket_snapshot(
@@ -170,7 +168,7 @@ class TrackerCalls:
         data: list[tuple[MergeSource, Sequence[bytes]]] = []
         for source in call.sources:
             if source.segment_count:
-                async with self._in_time():
+                async with asyncio.timeout(self._timeout_s):
                     segments = await self._storage.get_bucket_snapshot_segment(
                         source.bucket_id, 1, source.segment_count
                     )
@@ -181,5 +179,5 @@ class TrackerCalls:
             return built(parts, call, self._config)
 
         made = await self._threads.build(merged)
-        async with self._in_time():
+        async with asyncio.timeout(self._timeout_s):
             return await self._create(call.bucket_key, *made)

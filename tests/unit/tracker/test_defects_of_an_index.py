@@ -76,7 +76,7 @@ def _uses(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> list[Cal
         lambda: tracker.get_scheduled_messages(10),
         tracker.number_of_delayed_messages,
         tracker.number_of_future_messages,
-        tracker.due_positions,
+        tracker.due_bitmaps,
         lambda: tracker.note_acknowledged(8, BitMap([2])),
         tracker.should_pause_all_deliveries,
         lambda: tracker.reset_tick_time(5),
