@@ -46,7 +46,6 @@ def delete(state: TrackerState, bucket: ImmutableBucket) -> None:
         move(state, bucket, Phase.UNNAMING)
     else:
         del state.buckets[bucket.serial]
-        state.recovering.pop(bucket.serial, None)
         state.keys.discard(bucket.key)
 
 

@@ -68,14 +68,11 @@ def _is_on_its_way(bucket: ImmutableBucket) -> bool:
     return is_being_read or bucket.phase in (Phase.SEALING, Phase.NAMING)
 
 
-def merge_sources(state: TrackerState, target: ImmutableBucket) -> list[MergeSource]:
-    """Return what a target is made of."""
-    sources = [state.buckets[serial] for serial in target.sources]
-    return [
-        MergeSource(source.bucket_id, source.table.segment_count)
-        for source in sources
-        if source.bucket_id is not None and source.table is not None
-    ]
+def source_of(bucket: ImmutableBucket) -> MergeSource:
+    """Return what a merge needs to know of one of its sources."""
+    assert bucket.bucket_id is not None
+    assert bucket.table is not None
+    return MergeSource(bucket.bucket_id, bucket.table.segment_count, bucket.table.rows_before(bucket.loaded_spans))
 
 
 def take_over(state: TrackerState, target: ImmutableBucket) -> None:

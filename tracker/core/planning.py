@@ -24,7 +24,7 @@ from tracker.core.actions import (
 from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import delete, give_up, has_ended, remove_ended
 from tracker.core.loading import first_ahead, load_of, may_load, on_loaded, restart_waits, waive, waived_at_ms
-from tracker.core.merging import begin_merge, merge_sources, on_merge_failed
+from tracker.core.merging import begin_merge, on_merge_failed, source_of
 from tracker.core.recovering import begin_search, on_head, on_listed
 from tracker.core.sealing import on_named
 from tracker.core.state import TrackerState, move
@@ -69,7 +69,7 @@ def _call_of(state: TrackerState, bucket: ImmutableBucket, *, now_ms: int) -> Ca
             bitmaps = state.tracked.bitmaps
             tracked = {ledger_id: bitmaps[ledger_id].copy() for ledger_id in state.tracked_ledgers(bucket.ledgers)}
             if bucket.rows is None:
-                sources = merge_sources(state, bucket)
+                sources = [source_of(state.buckets[one]) for one in bucket.sources]
                 return MergeSnapshots(serial, key, sources, tracked, bucket.segment_row_count_max)
             return CreateSnapshot(serial, key, bucket.rows.rows_of(), tracked, bucket.segment_row_count_max)
         case Phase.UNNAMING:

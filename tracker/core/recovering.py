@@ -10,7 +10,6 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.bucket_properties import BucketProperties, read_properties
-from tracker.columns.position_set import PositionSet
 from tracker.core.actions import CallFailed, CreateSnapshot, Head, ListSnapshots, MergeSnapshots
 from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import remove
@@ -53,8 +52,6 @@ def on_head(state: TrackerState, bucket: ImmutableBucket, head: Head) -> None:
             state.to_read_again.subtract(ledger_id, left)
             has_any = has_any or bool(left)
     move(state, bucket, Phase.SEALED)
-    if not state.recovering:
-        state.gone = PositionSet()
     if not has_any:
         remove(state, bucket)
 

@@ -133,6 +133,8 @@ def new_bucket(state: TrackerState, ledgers: LedgerRange, key: str, phase: Phase
 def move(state: TrackerState, bucket: ImmutableBucket, phase: Phase) -> None:
     """Move a bucket to a phase, whose call starts afresh; a call in flight counts no more."""
     state.recovering.pop(bucket.serial, None)
+    if not state.recovering and state.gone:
+        state.gone = PositionSet()
     bucket.phase, bucket.call, bucket.failures, bucket.is_unwanted = phase, None, 0, False
     bucket.wanted_since_ms = None
     queue_call(state, bucket)

@@ -93,6 +93,7 @@ class CoreTracker(DelayedDeliveryTracker):
     # The tracker's interface.
 
     @property
+    @guarded
     def lead_ms(self) -> int:
         return self._core.lead_ms
 

@@ -3,7 +3,7 @@
 Functions over arrays, for worker threads. They know no event loop and no storage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pyroaring import BitMap
@@ -32,16 +32,22 @@ def _span_rows(config: TrackerConfig) -> int:
 
 
 def built(
-    parts: Sequence[DelayedIndexes], call: CreateSnapshot | MergeSnapshots, config: TrackerConfig
+    kinds: Sequence[DelayedIndexes], call: CreateSnapshot | MergeSnapshots, config: TrackerConfig
 ) -> tuple[Snapshot, SegmentTable]:
-    """Return the snapshot of the first row of each tracked position, and its table."""
-    rows = DelayedIndexes.concatenate(parts).sorted()
-    is_first = PositionSet.of(call.tracked.items()).take(rows.ledger_ids, rows.entry_ids)
-    if not is_first.all():
-        rows = rows.take(is_first)
+    """Return the snapshot of rows, see `first_rows`, and its table."""
+    rows = first_rows(kinds, call.tracked)
     snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=call.segment_row_count_max)
     (table,) = tables_of(decode_metadata_columns(snapshot.metadata), _span_rows(config))
     return snapshot, table
+
+
+def first_rows(kinds: Sequence[DelayedIndexes], tracked: Mapping[int, BitMap]) -> DelayedIndexes:
+    """Return the first row of each tracked position in order, of the first of these kinds that has one."""
+    left, kept = PositionSet.of(tracked.items()), []
+    for rows in kinds:
+        ordered = rows.sorted()
+        kept.append(ordered.take(left.take(ordered.ledger_ids, ordered.entry_ids)))
+    return DelayedIndexes.concatenate(kept).sorted() if len(kept) > 1 else kept[0]
 
 
 def rows_of(bucket_id: int, data: Sequence[bytes], first_segment: int, last_segment: int) -> DelayedIndexes:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import Snapshot
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -115,7 +116,9 @@ class TrackerCalls:
         async with asyncio.timeout(self._timeout_s):
             match call:
                 case CreateSnapshot():
-                    made = await self._threads.build(lambda: built(call.parts, call, self._config))
+                    made = await self._threads.build(
+                        lambda: built([DelayedIndexes.concatenate(call.parts)], call, self._config)
+                    )
                     return await self._create(call.bucket_key, *made)
                 case ReadHead():
                     return await self._read_head(call.bucket_id)
@@ -175,8 +178,13 @@ class TrackerCalls:
                 data.append((source, segments))
 
         def merged() -> tuple[Snapshot, SegmentTable]:
-            parts = [rows_of(source.bucket_id, segments, 1, source.segment_count) for source, segments in data]
-            return built(parts, call, self._config)
+            parts = [
+                (rows_of(source.bucket_id, segments, 1, source.segment_count), source.loaded_row_count)
+                for source, segments in data
+            ]
+            loaded = DelayedIndexes.concatenate([rows.slice(0, count) for rows, count in parts])
+            to_load = DelayedIndexes.concatenate([rows.slice(count, len(rows)) for rows, count in parts])
+            return built([to_load, loaded], call, self._config)
 
         made = await self._threads.build(merged)
         async with asyncio.timeout(self._timeout_s):
