@@ -21,7 +21,6 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory, Trac
 from tracker.shell.calls_in_flight import CallsInFlight
 from tracker.shell.core_tracker import CoreTracker, guarded
 from tracker.shell.next_turn import WallClockWatch
-from tracker.shell.outages import Outages
 from tracker.shell.tracker_calls import InThreads, RunBlocking, TrackerCalls, in_thread
 from tracker.stats import BucketFigures, TrackerStats
 
@@ -56,10 +55,9 @@ class BucketDelayedDeliveryTracker(CoreTracker):
     ) -> None:
         super().__init__(context, config, now_ms=now_ms, rng=rng, watch=watch)
         self._stats = TrackerStats()
-        self._outages = Outages(self._name, self._stats, config.unsealed_row_count_max)
         self._calls = CallsInFlight(
+            self._name,
             TrackerCalls(config, context, storage, threads if threads is not None else InThreads(run_blocking)),
-            self._outages,
             self._stats,
             now_ms=now_ms,
             give_back=self._take_answer,
@@ -67,6 +65,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         self._is_settled: asyncio.Event | None = None
         """Set when no bucket is in flight any more; None while `close` does not wait for it."""
         self._is_abandoned = False
+        self._is_full = False
 
     def start(self) -> None:
         """Begin to recover what the cursor's properties name; call once, on the event loop."""
@@ -113,8 +112,14 @@ class BucketDelayedDeliveryTracker(CoreTracker):
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
         self._calls.start(calls)
         if self._stats.failing:
-            self._outages.keep(self._core.failing())
-        self._outages.tell_full(self._core.is_full)
+            self._calls.end_outages(self._core.failing())
+        was_full, self._is_full = self._is_full, self._core.is_full
+        if self._is_full and not was_full:
+            logger.warning(
+                "%s: %d indexes wait in memory for a snapshot that cannot be stored; reading pauses until it can",
+                self._name,
+                self._config.unsealed_row_count_max,
+            )
         if self._is_settled is not None and self._core.unsettled_count == 0:
             self._is_settled.set()
 
@@ -145,34 +150,31 @@ class BucketDelayedDeliveryTracker(CoreTracker):
     async def close(self) -> None:
         """Close the tracker; seal the mutable bucket if it is worth it, so that a restart need not read it again."""
         self._next_turn.check_loop()
-        if not (self._is_abandoned or self._is_closed) and self._begin_to_close():
-            await self._settle()
-        if not (self._is_abandoned or self._is_closed) and self._core.unsettled_count:
-            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
+        if not (self._is_abandoned or self._is_closed):
+            try:
+                if self._config.index_count_at_close_min >= 0:
+                    self._core.seal(index_count_min=self._config.index_count_at_close_min)
+                await self._settle()
+            except Exception as defect:
+                # Closing goes on: the snapshots that the cursor's properties name are whole, and the log has the rest.
+                self.stop_for_defect(defect)
         self._stop()
         # The log answers, and the next tracker of the cursor needs its answers. The storage may not answer even to a
         # cancellation, so this does not wait for it.
         await self._calls.wait_for_log(self._config.operation_timeout_ms / 1_000)
 
-    def _begin_to_close(self) -> bool:
-        """Seal the mutable bucket if it is worth it; return whether buckets are in flight."""
-        try:
-            if self._config.index_count_at_close_min >= 0:
-                self._core.seal(index_count_min=self._config.index_count_at_close_min)
-            return self._core.unsettled_count > 0
-        except Exception as defect:
-            # Closing goes on: the snapshots that the cursor's properties name are whole, and the log has the rest.
-            self.stop_for_defect(defect)
-            return False
-
     async def _settle(self) -> None:
         """Wait until no bucket is in flight, but not for too long."""
+        if not self._core.unsettled_count:
+            return
         if self._is_settled is None:
             self._is_settled = asyncio.Event()
         self._turn_soon()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.close_timeout_ms / 1_000):
                 await self._is_settled.wait()
+        if not (self._is_abandoned or self._is_closed) and self._core.unsettled_count:
+            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
 
     def abandon(self) -> None:
         self._is_abandoned = True

@@ -42,14 +42,7 @@ class RetryWait:
 
 
 class Lane:
-    """The calls of some phases: which wait, which may start.
-
-    Args:
-        config: How many calls at once, and how long to wait after failures.
-        rng: For the jitter of the waits.
-        buckets: Every bucket, by serial.
-        phases: Those whose calls these are.
-    """
+    """The calls of some phases: which wait, which may start."""
 
     def __init__(
         self, config: TrackerConfig, rng: Random, buckets: Mapping[int, ImmutableBucket], phases: tuple[Phase, ...]

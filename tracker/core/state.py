@@ -29,13 +29,7 @@ class OrphanSearch:
 
 
 class TrackerState:
-    """Everything that one tracker's core knows.
-
-    Args:
-        config: How buckets are sealed, cut, loaded and merged.
-        acknowledged_in: Gives the acknowledged entries of a ledger.
-        rng: For the jitter of retries.
-    """
+    """Everything that one tracker's core knows."""
 
     def __init__(self, config: TrackerConfig, *, acknowledged_in: Callable[[int], BitMap], rng: Random) -> None:
         self.config = config

@@ -51,15 +51,7 @@ def guarded(method: _Method) -> _Method:
 
 
 class CoreTracker(DelayedDeliveryTracker):
-    """A tracker around a core.
-
-    Args:
-        context: The cursor and the dispatcher.
-        config: The configuration of the core.
-        now_ms: The wall clock in milliseconds.
-        rng: For the jitter of retries.
-        watch: Tells of steps of the clock; None is one of its own.
-    """
+    """A tracker around a core."""
 
     def __init__(
         self,

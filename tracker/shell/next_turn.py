@@ -19,11 +19,7 @@ _STEP_MS_MIN: Final = 1_000
 
 
 class WallClockWatch:
-    """Has trackers look again when the wall clock was stepped, as long as there are any.
-
-    Args:
-        now_ms: The wall clock in milliseconds.
-    """
+    """Has trackers look again when the wall clock was stepped, as long as there are any."""
 
     def __init__(self, now_ms: Clock) -> None:
         self.now_ms = now_ms

@@ -49,11 +49,7 @@ def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
 
 
 class InThreads:
-    """Runs encoding and decoding off the event loop, for all trackers of a storage.
-
-    Args:
-        run_blocking: Runs it.
-    """
+    """Runs encoding and decoding off the event loop, for all trackers of a storage."""
 
     def __init__(self, run_blocking: RunBlocking = in_thread) -> None:
         self._run_blocking = run_blocking
@@ -85,14 +81,7 @@ def failure_of(call: Call, error: Exception) -> CallFailed:
 
 
 class TrackerCalls:
-    """Makes the calls of one tracker.
-
-    Args:
-        config: How snapshots are made, and how long a call may take.
-        context: The cursor, and the names of topic and cursor.
-        storage: Where they are.
-        threads: Encode and decode.
-    """
+    """Makes the calls of one tracker."""
 
     def __init__(
         self, config: TrackerConfig, context: TrackerContext, storage: BucketSnapshotStorage, threads: InThreads
