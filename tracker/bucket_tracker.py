@@ -21,7 +21,7 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory, Trac
 from tracker.shell.calls_in_flight import CallsInFlight
 from tracker.shell.core_tracker import CoreTracker, guarded
 from tracker.shell.next_turn import WallClockWatch
-from tracker.shell.tracker_calls import InThreads, RunBlocking, TrackerCalls, in_thread
+from tracker.shell.tracker_calls import InThreads, RunBlocking, TrackerCalls
 from tracker.stats import BucketFigures, TrackerStats
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         storage: BucketSnapshotStorage,
         *,
         now_ms: Clock,
-        run_blocking: RunBlocking = in_thread,
+        run_blocking: RunBlocking = asyncio.to_thread,
         threads: InThreads | None = None,
         rng: Random | None = None,
         watch: WallClockWatch | None = None,
@@ -200,7 +200,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         storage: BucketSnapshotStorage,
         *,
         now_ms: Clock,
-        run_blocking: RunBlocking = in_thread,
+        run_blocking: RunBlocking = asyncio.to_thread,
         rng: Random | None = None,
     ) -> None:
         self.config = config

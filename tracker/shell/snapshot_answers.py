@@ -10,13 +10,14 @@ from pyroaring import BitMap
 
 from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.metadata_columns import MetadataColumns
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.segment_table import SegmentTable, tables_of
 from tracker.config import TrackerConfig
-from tracker.core.actions import CreateSnapshot, Head, MergeSnapshots
+from tracker.core.actions import CreateSnapshot, Head, MergeSnapshots, MergeSource
 
 SPANS_PER_BUCKET: Final = 200
 """A bucket of the least size has about so many spans at most, for any distribution of times: a tenth of a byte a
@@ -26,9 +27,9 @@ SEGMENTS_AT_ONCE: Final = 16
 """Bitmaps of so many segments are decoded together, which takes some MiB meanwhile."""
 
 
-def _span_rows(config: TrackerConfig) -> int:
-    """Return about how many rows a span has."""
-    return max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
+def _table_of(columns: MetadataColumns, config: TrackerConfig) -> SegmentTable:
+    (table,) = tables_of(columns, max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET))
+    return table
 
 
 def built(
@@ -37,8 +38,21 @@ def built(
     """Return the snapshot of rows, see `first_rows`, and its table."""
     rows = first_rows(kinds, call.tracked)
     snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=call.segment_row_count_max)
-    (table,) = tables_of(decode_metadata_columns(snapshot.metadata), _span_rows(config))
-    return snapshot, table
+    return snapshot, _table_of(decode_metadata_columns(snapshot.metadata), config)
+
+
+def merged(
+    data: Sequence[tuple[MergeSource, Sequence[bytes]]], call: MergeSnapshots, config: TrackerConfig
+) -> tuple[Snapshot, SegmentTable]:
+    """Return the snapshot of the rows of several, and its table.
+
+    Raises:
+        SnapshotCorruptedError: One is damaged; the error names it.
+    """
+    parts = [(rows_of(one.bucket_id, segments, 1, one.segment_count), one.loaded_row_count) for one, segments in data]
+    loaded = DelayedIndexes.concatenate([rows.slice(0, count) for rows, count in parts])
+    to_load = DelayedIndexes.concatenate([rows.slice(count, len(rows)) for rows, count in parts])
+    return built([to_load, loaded], call, config)
 
 
 def first_rows(kinds: Sequence[DelayedIndexes], tracked: Mapping[int, BitMap]) -> DelayedIndexes:
@@ -80,21 +94,17 @@ def head_of(bucket_id: int, metadata: bytes, size_bytes: int, config: TrackerCon
         if (columns.first_times[1:] < columns.last_times[:-1]).any():
             # Spans are only as good as the segments that they are made of.
             raise SnapshotCorruptedError("its segments overlap in time", bucket_id=bucket_id)
-        (table,) = tables_of(columns, _span_rows(config))
-        bitmaps: dict[int, BitMap] = {}
+        table = _table_of(columns, config)
+        positions = PositionSet()
         for first in range(0, len(columns), SEGMENTS_AT_ONCE):
-            for ledger_id, entry_ids in ledger_bitmaps(
-                *columns.positions(first, min(first + SEGMENTS_AT_ONCE, len(columns)))
-            ):
-                if ledger_id in bitmaps:
-                    bitmaps[ledger_id] |= entry_ids
-                else:
-                    bitmaps[ledger_id] = entry_ids
+            end = min(first + SEGMENTS_AT_ONCE, len(columns))
+            for ledger_id, entry_ids in ledger_bitmaps(*columns.positions(first, end)):
+                positions.unite(ledger_id, entry_ids)
     except SnapshotCorruptedError as error:
         raise _with_id(error, bucket_id) from error
-    for bitmap in bitmaps.values():
+    for bitmap in positions.bitmaps.values():
         bitmap.run_optimize()
-    return Head(size_bytes, table, bitmaps)
+    return Head(size_bytes, table, positions.bitmaps)
 
 
 def _with_id(error: SnapshotCorruptedError, bucket_id: int) -> SnapshotCorruptedError:

@@ -28,7 +28,7 @@ from tracker.core.actions import (
     Stored,
 )
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_answers import built, head_of, rows_of
+from tracker.shell.snapshot_answers import built, head_of, merged, rows_of
 
 DECODED_AT_ONCE_BYTES_MAX: Final = 4_096
 """Data up to this size is decoded on the event loop: some 250 rows, or 50 segments' metadata, in about 0.2 ms."""
@@ -43,15 +43,10 @@ class RunBlocking(Protocol):
         """Return what the function will return."""
 
 
-def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
-    """Run a function in the event loop's default pool of threads."""
-    return asyncio.to_thread(function)
-
-
 class InThreads:
     """Runs encoding and decoding off the event loop, for all trackers of a storage."""
 
-    def __init__(self, run_blocking: RunBlocking = in_thread) -> None:
+    def __init__(self, run_blocking: RunBlocking = asyncio.to_thread) -> None:
         self._run_blocking = run_blocking
         # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
         # twice as long.
@@ -105,17 +100,15 @@ class TrackerCalls:
         async with asyncio.timeout(self._timeout_s):
             match call:
                 case CreateSnapshot():
-                    made = await self._threads.build(
-                        lambda: built([DelayedIndexes.concatenate(call.parts)], call, self._config)
-                    )
+                    rows = DelayedIndexes.concatenate(call.parts)
+                    made = await self._threads.build(lambda: built([rows], call, self._config))
                     return await self._create(call.bucket_key, *made)
                 case ReadHead():
                     return await self._read_head(call.bucket_id)
                 case LoadSegments(bucket_id=bucket_id, first_segment=first, last_segment=last):
                     data = await self._storage.get_bucket_snapshot_segment(bucket_id, first, last)
-                    return await self._threads.decode(
-                        sum(map(len, data)), lambda: rows_of(bucket_id, data, first, last)
-                    )
+                    size_bytes = sum(map(len, data))
+                    return await self._threads.decode(size_bytes, lambda: rows_of(bucket_id, data, first, last))
                 case DeleteSnapshot():
                     if call.is_own or await self._is_deletable(call.bucket_id):
                         await self._storage.delete_bucket_snapshot(call.bucket_id)
@@ -161,20 +154,8 @@ class TrackerCalls:
         for source in call.sources:
             if source.segment_count:
                 async with asyncio.timeout(self._timeout_s):
-                    segments = await self._storage.get_bucket_snapshot_segment(
-                        source.bucket_id, 1, source.segment_count
-                    )
-                data.append((source, segments))
-
-        def merged() -> tuple[Snapshot, SegmentTable]:
-            parts = [
-                (rows_of(source.bucket_id, segments, 1, source.segment_count), source.loaded_row_count)
-                for source, segments in data
-            ]
-            loaded = DelayedIndexes.concatenate([rows.slice(0, count) for rows, count in parts])
-            to_load = DelayedIndexes.concatenate([rows.slice(count, len(rows)) for rows, count in parts])
-            return built([to_load, loaded], call, self._config)
-
-        made = await self._threads.build(merged)
+                    read = self._storage.get_bucket_snapshot_segment(source.bucket_id, 1, source.segment_count)
+                    data.append((source, await read))
+        made = await self._threads.build(lambda: merged(data, call, self._config))
         async with asyncio.timeout(self._timeout_s):
             return await self._create(call.bucket_key, *made)
