@@ -515,8 +515,8 @@ ITEMS: Final = [
     Mutant(
         "item-4",
         "tracker/shell/core_tracker.py",
-        '        self._check_open("clear")\n        self._clear()\n',
-        '        self._check_open("clear")\n        self._clear()\n'
+        '            raise TrackerClosedError("clear")\n        self._clear()\n',
+        '            raise TrackerClosedError("clear")\n        self._clear()\n'
         "        while self._core.unsettled_count and not (self._is_abandoned or self._is_closed):\n"
         "            await __import__('asyncio').sleep(0.01)\n",
         "a seek waits until the storage has deleted the snapshots",

@@ -135,10 +135,6 @@ class TrackerCore(TrackerState):
                 due_count += max(0, bucket.table.rows_before(due_spans) - bucket.table.rows_before(bucket.loaded_spans))
         return max(0, self.message_count - due_count)
 
-    def should_pause(self, *, now_ms: int) -> bool:
-        """Whether too much waits in memory because the storage takes nothing, and nothing is due."""
-        return self.is_full and not self.has_due(now_ms=now_ms)
-
     @property
     def is_full(self) -> bool:
         """Whether as many rows as may wait in memory for their snapshots, beside the mutable bucket's."""

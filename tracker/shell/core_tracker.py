@@ -110,7 +110,8 @@ class CoreTracker(DelayedDeliveryTracker):
 
     @guarded
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
-        self._check_open("add messages")
+        if self._is_closed:
+            raise TrackerClosedError("add messages")
         is_tracked = self._core.add_messages(ledger_ids, entry_ids, deliver_ats, now_ms=self._now_ms())
         self._turn_soon()
         return is_tracked
@@ -156,11 +157,10 @@ class CoreTracker(DelayedDeliveryTracker):
 
     @guarded
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
-        if self.failure is not None:
-            # A dispatcher that only polls learns of the defect here.
+        if self._is_closed:
+            # The next tracker of the cursor hands out all that this one has in memory. A dispatcher that only polls
+            # learns of a defect here.
             raise TrackerClosedError("hand out messages") from self.failure
-        # The next tracker of the cursor hands out all that a closed one has in memory.
-        self._check_open("hand out messages")
         check_integers(max_messages)
         rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
         self._wake_up.wait_for_due()
@@ -196,7 +196,8 @@ class CoreTracker(DelayedDeliveryTracker):
 
     async def clear(self) -> None:
         """Track nothing any more; properties name each snapshot until it is deleted, so a crash leaves none behind."""
-        self._check_open("clear")
+        if self._is_closed:
+            raise TrackerClosedError("clear")
         self._clear()
 
     @guarded
@@ -212,11 +213,7 @@ class CoreTracker(DelayedDeliveryTracker):
 
     def _is_paused(self, now_ms: int) -> bool:
         """Whether the dispatcher is to stop reading for now."""
-        return self._core.should_pause(now_ms=now_ms)
-
-    def _check_open(self, operation: str) -> None:
-        if self._is_closed:
-            raise TrackerClosedError(operation)
+        return self._core.is_full and not self._core.has_due(now_ms=now_ms)
 
     def _follow_cursor(self) -> None:
         """Begin to follow the cursor's mark-delete position."""

@@ -83,6 +83,10 @@ class Driver:
         self.core.handle(call, CallFailed("down"), now_ms=self.now_ms)
         self.plan()
 
+    def should_pause(self, now_ms: int) -> bool:
+        """Whether the shell pauses the dispatcher."""
+        return self.core.is_full and not self.core.has_due(now_ms=now_ms)
+
     def answer_all(self) -> None:
         while self.pending:
             self.answer(self.pending[0])
@@ -1098,14 +1102,14 @@ def test_too_much_in_memory_pauses_reading_unless_something_is_due(runner: async
     """The storage takes nothing: reading on would only fill the memory."""
     driver = Driver(runner, unsealed_row_count_max=5)
     driver.add(*((60_000 + n, n, n) for n in range(1, 6)))
-    assert not driver.core.should_pause(now_ms=driver.now_ms)
+    assert not driver.should_pause(driver.now_ms)
 
     driver.add((60_006, 6, 6))
 
-    assert driver.core.should_pause(now_ms=driver.now_ms)
-    assert not driver.core.should_pause(now_ms=60_001)
+    assert driver.should_pause(driver.now_ms)
+    assert not driver.should_pause(60_001)
     driver.answer_all()
-    assert not driver.core.should_pause(now_ms=driver.now_ms)
+    assert not driver.should_pause(driver.now_ms)
 
 
 def test_a_clock_that_steps_back_delays_and_does_not_repeat(driver: Driver) -> None:
