@@ -100,11 +100,11 @@ class ImmutableBucket:
         elif self.phase is not Phase.SEALED or self.table is None or self.loaded_spans == len(self.table):
             self.barrier = NO_BARRIER
         else:
-            next_ms = int(self.table.first_times[self.loaded_spans])
-            if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_ms:
+            next_deliver_at_ms = int(self.table.first_times[self.loaded_spans])
+            if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_deliver_at_ms:
                 self.barrier = self.loaded_key
             else:
-                self.barrier = RowKey(next_ms, self.ledgers.first_ledger_id, -1)
+                self.barrier = RowKey(next_deliver_at_ms, self.ledgers.first_ledger_id, -1)
 
     def spans_without_tie(self, spans: int) -> int:
         """Return how many of the first so many spans there are of which no row has the time of the next span."""

@@ -24,7 +24,7 @@ from tracker.stats import BucketFigures
 
 
 class TrackerCore(TrackerState):
-    """The bucket tracker without its I/O; belongs to one caller at a time. Nobody else sets what it knows.
+    """The bucket tracker without its I/O; belongs to one caller at a time, which sets none of its fields.
 
     Args:
         config: How buckets are sealed, cut, loaded and merged.
@@ -55,7 +55,7 @@ class TrackerCore(TrackerState):
         check_tick_time(tick_time_ms)
         self.lead_ms = 0 if self.config.is_deliver_at_time_strict else tick_time_ms
 
-    # What the shell tells others, once.
+    # News, each given once.
 
     def pop_to_read_again(self) -> Mapping[int, BitMap]:
         """Return positions that were tracked and are not, because a snapshot was lost; once."""
