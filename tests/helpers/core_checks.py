@@ -46,6 +46,13 @@ def check_tracker(tracker: CoreTracker | SharedIndexView) -> None:
     check(tracker._index.tracker._core if isinstance(tracker, SharedIndexView) else tracker._core)
 
 
+def positions_without_a_row(view: SharedIndexView) -> set[tuple[int, int]]:
+    """Return what a view has no time of in memory: it is read again, by position."""
+    sets = (view._behind, view._to_read_again)
+    bitmaps = [bitmap for positions in sets for bitmap in positions.bitmaps.items()]
+    return {(ledger_id, entry_id) for ledger_id, entry_ids in bitmaps for entry_id in entry_ids}
+
+
 def _check_buckets(state: TrackerState) -> None:
     buckets = state.buckets.values()
     assert state.recovering == {one.serial: one for one in buckets if one.phase is Phase.RECOVERING}

@@ -64,7 +64,7 @@ _SEGMENTS_BEYOND_MAX: Final = 20
 """Segments that may be loaded beyond the limit and beside one of each bucket: those with rows of one time."""
 
 _ROWS_OF_A_BUCKET_MIN: Final = 4
-"""Each due bucket may have so many rows loaded, whatever the limit is."""
+"""Each due bucket may have so many rows loaded, even beyond the limit."""
 
 
 @dataclass
