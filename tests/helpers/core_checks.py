@@ -7,7 +7,7 @@ import numpy as np
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_order import is_heap
 from tracker.core.actions import Call, ListSnapshots, LoadSegments
-from tracker.core.bucket import Phase
+from tracker.core.bucket import NO_BARRIER, Phase
 from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore
 from tracker.shared.shared_view import SharedIndexView
@@ -21,7 +21,7 @@ def check(core: TrackerCore, calls: Iterable[Call] | None = None) -> None:
         core: The core.
         calls: The calls that were started and not answered yet; None if that is not known.
     """
-    state = core._state
+    state = core
     state.tracked.check()
     state.gone.check()
     state.to_read_again.check()
@@ -62,17 +62,20 @@ def _check_buckets(state: TrackerState) -> None:
     for bucket in buckets:
         assert (bucket.rows is not None) <= (bucket.phase in (Phase.SEALING, Phase.NAMING))
         assert bucket.is_unwanted <= (bucket.call is not None)
-        assert not bucket.sources or bucket.serial == state.merging.target
+        assert not bucket.sources or bucket.serial == state.merge_target
         if bucket.phase in (Phase.NAMING, Phase.SEALED, Phase.DELETING):
             assert bucket.bucket_id is not None
         if bucket.phase is Phase.SEALED:
             assert bucket.table is not None
             assert bucket.has_name
             assert 0 <= bucket.loaded_spans <= len(bucket.table)
-        if bucket.holds_up and bucket.serial not in state.waived:
+        barrier = bucket.barrier
+        bucket.update_barrier()
+        assert barrier == bucket.barrier
+        if bucket.barrier != NO_BARRIER and bucket.serial not in state.waived:
             assert (bucket.barrier, bucket.serial) in state.ahead
-        if bucket.phase is Phase.SEALED and bucket.is_loaded:
-            assert (bucket.last_ms, bucket.serial) in state.ending
+        if bucket.phase is Phase.SEALED and bucket.barrier == NO_BARRIER and not bucket.is_source:
+            assert bucket.serial in {serial for _, serial in state.ending}
     sources = {serial for bucket in buckets for serial in bucket.sources}
     assert sources == {one.serial for one in buckets if one.is_source}
 
