@@ -113,7 +113,10 @@ class Variant:
     @property
     def keeps_times_in_order(self) -> bool:
         """Whether what falls due comes in the order of time: beyond some bounds being on time comes first."""
-        return self.config.dispatcher.held_entries_max > 1_000 and self.config.tracker.order_wait_ms_max > 0
+        dispatcher, tracker = self.config.dispatcher, self.config.tracker
+        # On a shared index the due rows that do not fit into memory come by position.
+        has_times = not tracker.is_index_shared or tracker.loaded_row_count_max > 1_000
+        return dispatcher.held_entries_max > 1_000 and tracker.order_wait_ms_max > 0 and has_times
 
     @property
     def waits_for_storage(self) -> bool:
