@@ -92,7 +92,7 @@ class TrackerConfig:
     )
     """The most indexes in one segment, -1 for no limit. Default 5,000.
 
-    The more buckets there are, the fewer has a segment of the next one; see `core.segment_sizes`.
+    The more buckets there are, the fewer has a segment of the next one; see `segment_row_count_max`.
     """
 
     bucket_count_max: int = field(default=UNLIMITED, metadata={"key": "delayedDeliveryMaxNumBuckets"})

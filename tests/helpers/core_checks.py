@@ -1,11 +1,14 @@
 """The invariants of a core's state, compared with slow computations."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.row_order import is_heap
+from tracker.columns.position_set import PositionSet
+from tracker.columns.row_order import NEVER, key_of
+from tracker.columns.row_queue import RowQueue
 from tracker.core.actions import Call, ListSnapshots, LoadSegments
 from tracker.core.bucket import Phase
 from tracker.core.state import TrackerState
@@ -22,16 +25,15 @@ def check(core: TrackerCore, calls: Iterable[Call] | None = None) -> None:
         calls: The calls that were started and not answered yet; None if that is not known.
     """
     state = core._state
-    state.tracked.check()
-    state.gone.check()
-    state.to_read_again.check()
+    for positions in (state.tracked, state.gone, state.to_read_again):
+        check_positions(positions)
     assert state.recovering or not state.gone
     for ledger_id in state.to_read_again.bitmaps.keys() & state.tracked.bitmaps.keys():
         assert not state.to_read_again.bitmaps[ledger_id] & state.tracked.bitmaps[ledger_id]
     for queue in state.queues:
-        queue.check()
+        check_queue(queue)
     for heap in (state.ahead, state.ending):
-        assert is_heap(heap)
+        assert all(heap[(place - 1) // 2] <= entry for place, entry in enumerate(heap) if place)
     _check_buckets(state)
     if not state.buckets:
         _check_rows(state)
@@ -44,6 +46,27 @@ def check(core: TrackerCore, calls: Iterable[Call] | None = None) -> None:
 def check_tracker(tracker: CoreTracker | SharedIndexView) -> None:
     """Assert every invariant of a tracker's core, also of that behind a view."""
     check(tracker._index.tracker._core if isinstance(tracker, SharedIndexView) else tracker._core)
+
+
+def check_positions(positions: PositionSet) -> None:
+    """Assert every invariant of a set of positions."""
+    assert all(positions.bitmaps.values())
+    assert positions.count == sum(map(len, positions.bitmaps.values()))
+
+
+def check_queue(queue: RowQueue) -> None:
+    """Assert every invariant of a queue of rows."""
+    for run in queue._runs:
+        assert 0 < run.row_count == len(run.rows)
+        assert run.rows.is_sorted()
+        assert run.head_key() == key_of(run.rows, 0)
+        assert run.next_deliver_at_ms == run.head_key().deliver_at_ms
+    assert queue._runs_rows == sum(run.row_count for run in queue._runs)
+    counts = [len(rows) for rows in queue._chunks]
+    assert queue._chunks_rows == sum(counts)
+    assert all(a + b > queue.sizes.joined_rows_max for a, b in pairwise(counts))
+    first_times = [int(rows.deliver_at_ms.min()) for rows in queue.rows_of()]
+    assert queue.next_deliver_at_ms == min(first_times, default=NEVER)
 
 
 def _check_buckets(state: TrackerState) -> None:

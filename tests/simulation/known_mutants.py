@@ -332,9 +332,9 @@ TRACKER: Final = [
     ),
     Mutant(
         "handed-out-and-tracked",
-        "tracker/core/handing_out.py",
-        "        is_tracked = state.tracked.take(rows.ledger_ids, rows.entry_ids)\n",
-        "        is_tracked = state.tracked.mask(rows.ledger_ids, rows.entry_ids)\n",
+        "tracker/columns/position_set.py",
+        "            had_one[rows] = is_there\n            self.subtract(ledger_id, taken)\n",
+        "            had_one[rows] = is_there\n",
         "a bit that is not cleared: what was handed out counts, and comes again from another row",
     ),
     Mutant(
@@ -389,7 +389,7 @@ TRACKER: Final = [
     Mutant(
         "no-room-for-the-first",
         "tracker/core/loading.py",
-        "    return first_tracked_row(state.queues, bucket.barrier, state.tracked.mask) is None\n",
+        "    return first_tracked_row(state.queues, bucket.barrier, state.tracked.bitmaps) is None\n",
         "    return False\n",
         "the segment that holds up hand-out is not loaded when no row more may be loaded",
     ),

@@ -12,6 +12,7 @@ from pyroaring import BitMap
 
 from managed_ledger.value_types import Int64Array
 from snapshot_storage.bucket_key import LedgerRange
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.offers import check_offer
 from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, ledger_groups
 from tracker.columns.row_order import LATEST_MS
@@ -91,7 +92,7 @@ def add(
             state.tracked.unite(ledger_id, bits)
             state.to_read_again.subtract(ledger_id, bits)
             times = np.minimum(deliver_at_ms[rows], LATEST_MS)
-            state.added.queue().push_rows(times, ledger_ids[rows], entry_ids[rows])
+            state.added.queue().push_rows(DelayedIndexes(times, ledger_ids[rows], entry_ids[rows]))
             start = rows.stop
     return is_late
 

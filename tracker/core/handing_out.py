@@ -3,8 +3,7 @@
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import bitmap_of, ledger_groups
 from tracker.columns.row_order import NEVER, RowKey, last_key_at
-from tracker.columns.row_queue import pop_sorted
-from tracker.columns.stale_rows import first_tracked_row
+from tracker.columns.row_queue import first_tracked_row, pop_sorted
 from tracker.core.loading import first_ahead, waive
 from tracker.core.state import TrackerState
 
@@ -14,11 +13,9 @@ def hand_out(state: TrackerState, now_ms: int, limit: int) -> DelayedIndexes:
     waive(state, now_ms)
     through, parts = hand_out_through(state, now_ms), []
     while limit > 0:
-        columns, rest = pop_sorted(state.queues, through, limit)
-        state.loaded.put_back(rest)
-        if not len(columns[0]):
+        rows = pop_sorted(state.queues, through, limit)
+        if not rows:
             break
-        rows = DelayedIndexes(*columns)
         is_tracked = state.tracked.take(rows.ledger_ids, rows.entry_ids)
         if not is_tracked.all():
             rows = rows.take(is_tracked)
@@ -50,4 +47,4 @@ def barrier(state: TrackerState) -> RowKey:
 
 def first_row_through(state: TrackerState, through: RowKey) -> RowKey | None:
     """Return the first row of a tracked position up to a key; those in front of it that are not tracked go."""
-    return first_tracked_row(state.queues, through, state.tracked.mask)
+    return first_tracked_row(state.queues, through, state.tracked.bitmaps)

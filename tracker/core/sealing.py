@@ -86,10 +86,6 @@ def leave_memory(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> N
     if not bucket.loaded_spans:
         return
     through = last_key_at(int(table.last_times[bucket.loaded_spans - 1]))
-    while True:
-        rows, rest = pop_sorted([queue], through, max(1, len(queue)))
-        if not len(rows[0]):
-            return
+    while rows := pop_sorted([queue], through, len(queue)):
         # Copies, so that the columns these are cut from can be freed.
-        state.loaded.push_sorted(*(column.copy() for column in rows))
-        queue.put_back(rest)
+        state.loaded.push_sorted(rows.copy())

@@ -12,11 +12,11 @@ from tracker.bucket_properties import free_key_or_none
 from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import LATEST_MS, RowKey
 from tracker.columns.row_queue import RowQueue
+from tracker.columns.segment_table import segment_row_count_max
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import ListSnapshots
 from tracker.core.bucket import AT_ONCE, NO_LEDGER, ImmutableBucket, LastMutableBucket, Phase
 from tracker.core.lanes import Lane
-from tracker.segment_sizes import segment_row_count_max
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_properties import BucketProperties
 from tracker.columns.offers import check_acknowledged, check_tick_time, columns_of
 from tracker.columns.positions import ledger_bitmaps
-from tracker.columns.row_order import NEVER, last_key_at
+from tracker.columns.row_order import NEVER, last_key_at, row_count_through
 from tracker.config import TrackerConfig
 from tracker.core import adding, deleting, handing_out, planning, recovering, sealing
 from tracker.core.actions import Answer, Call
@@ -207,14 +207,11 @@ class TrackerCore:
         """Return the tracked positions that have a row in memory which is due."""
         through = last_key_at(self._state.due_through_ms(now_ms))
         runs = [run for queue in self._state.queues for run in queue.runs_through(through.deliver_at_ms)]
-        if not runs:
-            return {}
-        columns = [run.columns(run.end_through(through)) for run in runs]
-        ledger_ids, entry_ids = (np.concatenate([column[place] for column in columns]) for place in (1, 2))
+        due = DelayedIndexes.concatenate([run.rows.slice(0, row_count_through(run.rows, through)) for run in runs])
         tracked = self._state.tracked.bitmaps
         return {
             ledger_id: entries & tracked[ledger_id]
-            for ledger_id, entries in ledger_bitmaps(ledger_ids, entry_ids)
+            for ledger_id, entries in ledger_bitmaps(due.ledger_ids, due.entry_ids)
             if ledger_id in tracked
         }
 

@@ -16,10 +16,9 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.columns.offers import check_acknowledged, check_offer, columns_of
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import is_in_bitmap, ledger_bitmaps, ledger_groups
+from tracker.columns.positions import is_in, is_in_bitmap, ledger_bitmaps, ledger_groups
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
-from tracker.columns.row_queue import RowQueue, pop_sorted
-from tracker.columns.stale_rows import first_tracked_row
+from tracker.columns.row_queue import RowQueue, first_tracked_row, pop_sorted
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shell.next_turn import NextTurn, call_program
@@ -75,7 +74,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         if self._behind or len(self._due) + len(rows) > self._index.row_count_max:
             self._behind.add(rows.ledger_ids, rows.entry_ids)
         else:
-            self._due.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+            self._due.push_rows(rows)
 
     def read_again(self, lost: Mapping[int, BitMap]) -> None:
         """Have positions read again that the index has lost."""
@@ -121,7 +120,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._check_open("add messages")
         ledgers, entries, deliver_at_ms = columns_of(ledger_ids, entry_ids, deliver_ats)
         self._to_read_again.discard(ledgers, entries)
-        is_tracked = self._queued.mask(ledgers, entries)
+        is_tracked = is_in(self._queued.bitmaps, ledgers, entries)
         if not is_tracked.all():
             rows = DelayedIndexes(deliver_at_ms, ledgers, entries).take(~is_tracked)
             is_tracked[~is_tracked] = self._index.add(rows, self)
@@ -166,7 +165,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         return not self._behind and self._index.tracker.has_message_available()
 
     def _first_due_ms(self, through: RowKey) -> int | None:
-        first = first_tracked_row([self._due], through, self._queued.mask)
+        first = first_tracked_row([self._due], through, self._queued.bitmaps)
         return None if first is None else first.deliver_at_ms
 
     def next_delivery_time(self) -> int | None:
@@ -205,11 +204,9 @@ class SharedIndexView(DelayedDeliveryTracker):
         """Take due rows at or before a key, in order."""
         parts: list[DelayedIndexes] = []
         while limit > 0:
-            columns, rest = pop_sorted([self._due], through, limit)
-            self._due.put_back(rest)
-            if not len(columns[0]):
+            rows = pop_sorted([self._due], through, limit)
+            if not rows:
                 break
-            rows = DelayedIndexes(*columns)
             rows = rows.take(self._queued.take(rows.ledger_ids, rows.entry_ids))
             parts.append(rows)
             limit -= len(rows)

@@ -15,7 +15,7 @@ from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ledger_bitmaps
-from tracker.columns.segment_table import SegmentTable, tables_of
+from tracker.columns.segment_table import SegmentTable, table_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import CreateSnapshot, Head, MergeSnapshots
 
@@ -64,7 +64,7 @@ def _snapshot_of(
     if not is_first.all():
         rows = rows.take(is_first)
     snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=rows_max)
-    (table,) = tables_of(decode_metadata_columns(snapshot.metadata), span_rows(config))
+    table = table_of(decode_metadata_columns(snapshot.metadata), span_rows(config))
     return snapshot, table
 
 
@@ -98,7 +98,7 @@ def head_of(bucket_id: int, metadata: bytes, size_bytes: int, config: TrackerCon
         if (columns.first_times[1:] < columns.last_times[:-1]).any():
             # Spans are only as good as the segments that they are made of.
             raise SnapshotCorruptedError("its segments overlap in time", bucket_id=bucket_id)
-        (table,) = tables_of(columns, span_rows(config))
+        table = table_of(columns, span_rows(config))
         bitmaps: dict[int, BitMap] = {}
         for first, end in _pieces(columns.row_counts):
             for ledger_id, entry_ids in ledger_bitmaps(*columns.positions(first, end)):
