@@ -50,7 +50,7 @@ class OperationStats:
         self.latency_sum_ms += latency_ms
 
     def add(self, other: "OperationStats") -> None:
-        """Count in what another has counted."""
+        """Add what another has counted."""
         self.all += other.all
         self.succeed += other.succeed
         self.failed += other.failed
@@ -76,23 +76,15 @@ class TrackerCounters:
     )
     """Those kinds that were looked at: most trackers never have any."""
 
-    def add(self, other: "TrackerCounters") -> None:
-        """Count in what another has counted."""
-        self.buckets_lost += other.buckets_lost
-        self.buckets_recovered += other.buckets_recovered
-        for kind, operation in other.operations.items():
-            self.operations[kind].add(operation)
-
 
 def summed(*counters: TrackerCounters | None) -> TrackerCounters | None:
     """Return the sums of counters, None where there are none."""
     given = [one for one in counters if one is not None]
-    if not given:
-        return None
-    total = TrackerCounters()
+    total = TrackerCounters(sum(one.buckets_lost for one in given), sum(one.buckets_recovered for one in given))
     for one in given:
-        total.add(one)
-    return total
+        for kind, operation in one.operations.items():
+            total.operations[kind].add(operation)
+    return total if given else None
 
 
 @dataclass(slots=True)
