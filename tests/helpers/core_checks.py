@@ -13,7 +13,7 @@ from tracker.core.actions import Call, ListSnapshots, LoadSegments
 from tracker.core.bucket import Phase
 from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore
-from tracker.shared.shared_view import SharedIndexView
+from tracker.shared.shared_index import SharedIndexView
 from tracker.shell.core_tracker import CoreTracker
 
 

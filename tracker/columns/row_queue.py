@@ -7,7 +7,7 @@ they are, so that no merge takes longer than a millisecond on the event loop.
 
 A plain heap would cost a Python object and O(log n) interpreted steps a row; this costs tens of nanoseconds.
 Rows are never removed by position. A row whose position is not tracked any more is *stale*: who hands rows out passes
-over it (`PositionSet.take`), and who asks for the first row too (`first_tracked_row`).
+over it (`pop_tracked`), and who asks for the first row too (`first_tracked_row`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, key_of, last_key_at, row_count_through
 
@@ -186,6 +187,19 @@ def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int) -> Delay
         queue.remove_empty_runs()
     queues[0].push_sorted(rows.slice(limit, len(rows)))
     return rows.slice(0, limit)
+
+
+def pop_tracked(queues: Sequence[RowQueue], tracked: PositionSet, through: RowKey, limit: int) -> DelayedIndexes:
+    """Take the first rows of tracked positions up to a key, at most so many, in order; they are tracked no longer.
+
+    Stale rows before them go. Of several rows of one position, the first counts.
+    """
+    parts: list[DelayedIndexes] = []
+    while limit > 0 and (rows := pop_sorted(queues, through, limit)):
+        is_tracked = tracked.take(rows.ledger_ids, rows.entry_ids)
+        parts.append(rows if is_tracked.all() else rows.take(is_tracked))
+        limit -= len(parts[-1])
+    return DelayedIndexes.concatenate(parts)
 
 
 def _pop_front(runs: list[SortedRun], through: RowKey, limit: int) -> DelayedIndexes | None:

@@ -3,7 +3,7 @@
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import bitmap_of, ledger_groups
 from tracker.columns.row_order import NEVER, RowKey, last_key_at
-from tracker.columns.row_queue import first_tracked_row, pop_sorted
+from tracker.columns.row_queue import first_tracked_row, pop_tracked
 from tracker.core.loading import first_ahead, waive
 from tracker.core.state import TrackerState
 
@@ -11,17 +11,7 @@ from tracker.core.state import TrackerState
 def hand_out(state: TrackerState, now_ms: int, limit: int) -> DelayedIndexes:
     """Hand out due messages, at most so many."""
     waive(state, now_ms)
-    through, parts = hand_out_through(state, now_ms), []
-    while limit > 0:
-        rows = pop_sorted(state.queues, through, limit)
-        if not rows:
-            break
-        is_tracked = state.tracked.take(rows.ledger_ids, rows.entry_ids)
-        if not is_tracked.all():
-            rows = rows.take(is_tracked)
-        parts.append(rows)
-        limit -= len(rows)
-    handed_out = DelayedIndexes.concatenate(parts)
+    handed_out = pop_tracked(state.queues, state.tracked, hand_out_through(state, now_ms), limit)
     if state.recovering:
         _keep_gone(state, handed_out)
     return handed_out

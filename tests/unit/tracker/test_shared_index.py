@@ -20,8 +20,7 @@ from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.shared_cursor import SharedCursor
-from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.shared.shared_view import SharedIndexView
+from tracker.shared.shared_index import SharedDelayedIndex, SharedIndexView
 
 Rows = list[tuple[int, int, int]]
 
