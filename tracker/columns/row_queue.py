@@ -6,8 +6,8 @@ size are merged, as in a log-structured tree, so that there are O(log n) small o
 they are, so that no merge takes longer than a millisecond on the event loop.
 
 A plain heap would cost a Python object and O(log n) interpreted steps a row; this costs tens of nanoseconds.
-Rows are never removed by position. A row whose position is not tracked any more is *stale*: who hands rows out passes
-over it (`pop_tracked`), and who asks for the first row too (`first_tracked_row`).
+Rows are never removed by position. A row whose position is not tracked any more is *stale*: `pop_tracked` and
+`first_tracked_row` pass over it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,42 +49,34 @@ class QueueSizes:
     wait for that, which takes half a millisecond. Columns of more than 128 KiB would take the C library another one."""
     run_rows_min: int = 1_024
     """Rows that come in order are a run of their own from so many on: loaded rows are sorted already."""
-    joined_rows_max: int = 64
-    """Rows that are added few at a time are copied together up to so many: columns of their own take 400 bytes beside
-    their numbers, and keep alive what they are a part of. With more, numpy would give the interpreter away for it."""
+    chunks_max: int = 8
+    """So many additions to the buffer are copied together: columns of their own take 400 bytes beside their numbers,
+    and keep alive what they are a part of."""
     pop_rows_min: int = 16_384
     """Runs are merged at least this many rows at a time, and at most four times as many; small polls are then served
     from what was merged."""
 
 
 class SortedRun:
-    """Rows in order, one at least when it is made; those that are gone are let go in portions."""
+    """Rows in order; the memory of those that are gone is freed in portions."""
 
-    __slots__ = ("_head_key", "_rows_in_memory", "next_deliver_at_ms", "row_count", "rows")
+    __slots__ = ("_rows_in_memory", "head_key", "next_deliver_at_ms", "row_count", "rows")
 
     def __init__(self, rows: DelayedIndexes) -> None:
         self.rows = rows
-        self.row_count = self._rows_in_memory = len(rows)
-        self.next_deliver_at_ms = int(rows.deliver_at_ms[0])
-        """The time of the first row, `NEVER` if none is left."""
-        self._head_key: RowKey | None = None
-
-    def head_key(self) -> RowKey:
-        """Return the place of the first row."""
-        if self._head_key is None:
-            self._head_key = key_of(self.rows, 0)
-        return self._head_key
+        self._rows_in_memory = len(rows)
+        self.advance(0)
 
     def advance(self, row_count: int) -> None:
         """Let rows at the front go."""
-        self.rows = self.rows.slice(row_count, self.row_count)
-        self.row_count -= row_count
-        self._head_key = None
+        self.rows = self.rows.slice(row_count, len(self.rows))
+        self.row_count = len(self.rows)
         gone = self._rows_in_memory - self.row_count
         if gone >= _ROWS_FREED_MIN and _PARTS_FREED * gone >= self._rows_in_memory:
             self.rows = self.rows.copy()
             self._rows_in_memory = self.row_count
-        self.next_deliver_at_ms = int(self.rows.deliver_at_ms[0]) if self.row_count else NEVER
+        self.head_key = key_of(self.rows, 0) if self.row_count else last_key_at(NEVER)
+        self.next_deliver_at_ms = self.head_key.deliver_at_ms
 
 
 @dataclass(slots=True, eq=False)
@@ -104,19 +96,15 @@ class RowQueue:
 
     def push_rows(self, rows: DelayedIndexes) -> None:
         """Add rows in any order; the arrays are kept, and must not change any more."""
-        row_count = len(rows)
-        if not row_count:
+        if not rows:
             return
         self.next_deliver_at_ms = min(self.next_deliver_at_ms, int(rows.deliver_at_ms.min()))
-        if row_count <= self.sizes.joined_rows_max:
-            if self._chunks and len(self._chunks[-1]) + row_count <= self.sizes.joined_rows_max:
-                rows = DelayedIndexes.concatenate([self._chunks.pop(), rows])
-            else:
-                rows = rows.copy()
         self._chunks.append(rows)
-        self._chunks_rows += row_count
+        self._chunks_rows += len(rows)
         if self._chunks_rows >= self.sizes.run_rows_max:
             self._fold()
+        elif len(self._chunks) >= self.sizes.chunks_max:
+            self._chunks = [DelayedIndexes.concatenate(self._chunks)]
 
     def push_sorted(self, rows: DelayedIndexes) -> None:
         """Add rows that are in order and may wait for long; the arrays are kept, and must not change any more."""
@@ -210,10 +198,10 @@ def _pop_front(runs: list[SortedRun], through: RowKey, limit: int) -> DelayedInd
         front = first[0]
         before = first_key_at(min((run.next_deliver_at_ms for run in runs if run is not front), default=NEVER))
     else:
-        first.sort(key=SortedRun.head_key)
-        front, second = first[0], first[1].head_key()
+        first.sort(key=attrgetter("head_key"))
+        front, second = first[0], first[1].head_key
         before = second._replace(entry_id=second.entry_id - 1)
-    if front.head_key() > through:
+    if front.head_key > through:
         return DelayedIndexes.empty()
     row_count = min(row_count_through(front.rows, min(through, before)), limit)
     if row_count <= 0 or (row_count < min(limit, _FRONT_ROWS_MIN) and len(runs) > 1):

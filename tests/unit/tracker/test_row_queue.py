@@ -17,7 +17,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5
 SMALL = QueueSizes(
     run_rows_max=16,
     run_rows_min=3,
-    joined_rows_max=3,
+    chunks_max=3,
     pop_rows_min=3,
 )
 """Runs and merges are small enough for tests to reach every edge of theirs."""
