@@ -44,8 +44,8 @@ async def forget_index(cursor: TrackedCursor) -> int:
 class ResidualSnapshots:
     """Deletes from a storage what no tracker will.
 
-    Each method raises `SnapshotStorageError` or `TimeoutError` where the storage fails or does not answer. The rest
-    of its work can be done later.
+    Each method raises `SnapshotStorageError` or `TimeoutError` where the storage fails or does not answer. The
+    rest of its work can be done later.
 
     Args:
         storage: Where the snapshots are; started and closed by others.
