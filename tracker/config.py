@@ -48,12 +48,10 @@ class TrackerConfig:
 
     tracker_factory_class_name: str = _key("delayedDeliveryTrackerFactoryClassName", BUCKET_FACTORY)
     """The tracker: a Java class name of Pulsar's or the Python path of a factory, see `FACTORY_CLASS_NAMES`.
-
     Default: the bucket tracker, as delayed messages must survive a restart; Pulsar's default forgets."""
 
     tick_time_ms: int = _key("delayedDeliveryTickTimeMillis", 1_000, at_least=0)
     """How early a message may be delivered when times are not strict. Larger means fewer and larger batches.
-
     It is also how much delays may differ that the in-memory tracker takes for the same. Default 1,000."""
 
     is_deliver_at_time_strict: bool = _key("isDelayedDeliveryDeliverAtTimeStrict", True)
@@ -68,19 +66,16 @@ class TrackerConfig:
 
     index_count_per_bucket_min: int = _key("delayedDeliveryMinIndexCountPerBucket", 50_000, at_least=1)
     """Seal the mutable bucket once it holds this many indexes and its ledger has ended.
-
     Larger means fewer snapshots and more to read again after a crash. Default 50,000."""
 
     index_count_per_bucket_max: int = _key(
         "delayedDeliveryMaxIndexCountPerBucket", UNLIMITED, at_least=1, otherwise=_NO_LIMIT
     )
     """Seal the mutable bucket at this many indexes even in the middle of a ledger that never ends (ours).
-
     -1 is no limit but `unsealed_row_count_max`. Must be at least `index_count_per_bucket_min`. Default -1."""
 
     index_count_at_close_min: int = _key("delayedDeliveryMinIndexCountAtClose", 1_000, at_least=0, otherwise=_OFF)
     """When the tracker is closed, seal the mutable bucket if it holds at least this many indexes (ours).
-
     -1 never seals at close. Reading fewer again from the log is cheaper than a snapshot. Default 1,000."""
 
     segment_step_ms_max: int = _key(
@@ -92,26 +87,22 @@ class TrackerConfig:
         "delayedDeliveryMaxIndexesPerBucketSnapshotSegment", 5_000, at_least=1, otherwise=_NO_LIMIT
     )
     """The most indexes in one segment, -1 for no limit. Default 5,000.
-
-    The more buckets there are, the fewer has a segment of the next one; see `segment_row_count_max`."""
+    The more buckets there are, the fewer has a segment of the next one; see `columns.segment_table`."""
 
     bucket_count_max: int = _key("delayedDeliveryMaxNumBuckets", UNLIMITED)
     """Merge adjacent buckets when there are more than this. 0 or less switches merging off. Default -1."""
 
     is_index_shared: bool = _key("delayedDeliverySharedIndexEnabled", False)
     """Whether all subscriptions of a topic share one index (PIP-195, optional part); see `shared_index`.
-
     It costs what one subscription's costs, however many there are. Bucket tracker only, and the service alone heeds
     it: `tracker_factory` refuses it. Default off."""
 
     prefetch_ms: int = _key("delayedDeliverySegmentPrefetchMillis", 5_000, at_least=0)
     """Load a segment this long before its first message is due (ours).
-
     Larger means more memory; smaller than a slow storage's answer means late delivery. Default 5,000."""
 
     loaded_row_count_max: int = _key("delayedDeliveryMaxLoadedIndexes", 262_144, at_least=1)
     """Load no more segments ahead while this many indexes of loaded segments wait, 24 bytes each at most (ours).
-
     The segment that is due next is always loaded, so delivery never waits for this. More than 2,048 buckets that are
     due at once each have a 2,048th of it, 128 indexes, as a bucket takes as much memory itself. On a shared index also
     how many due indexes wait in memory for a subscription that does not take them; the others are read again from the
@@ -119,13 +110,11 @@ class TrackerConfig:
 
     unsealed_row_count_max: int = _key("delayedDeliveryMaxUnsealedIndexes", 10_000_000, at_least=1)
     """Pause reading while this many indexes wait in memory for a snapshot that cannot be stored (ours).
-
     Reached only when the snapshot storage is down for long. Due messages flow on. Also the most indexes in the
     mutable bucket. Default 10,000,000 (240 MB)."""
 
     order_wait_ms_max: int = _key("delayedDeliveryMaxOrderWaitMillis", 5_000, at_least=0, otherwise=_OFF)
     """How long due messages wait for an earlier part of the index that cannot be read yet (ours).
-
     Within it, messages come out in order even when snapshots are slow to read or are read again after a failure;
     beyond it, being on time comes first. -1 waits for ever. A dispatcher waits as long for the log to be read, after a
     start and where a damaged snapshot was lost (`DispatcherConfig.order_wait_ms_max`). Default 5,000."""
