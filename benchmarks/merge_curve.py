@@ -27,9 +27,9 @@ from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Answer,
     Call,
+    CreateSnapshot,
     MergeSnapshots,
     Stored,
-    StoreSnapshot,
 )
 from tracker.core.tracker_core import TrackerCore
 
@@ -88,7 +88,7 @@ def written_per_row_of(row_counts: Iterable[int], limit: int) -> Iterator[float]
 def _answer(call: Call) -> Answer:
     """Return what a storage says that keeps nothing and never fails."""
     match call:
-        case StoreSnapshot():
+        case CreateSnapshot():
             return _stored(call.serial, sum(map(len, call.parts)))
         case MergeSnapshots():
             return _stored(call.serial, sum(map(len, call.tracked.values())))

@@ -10,5 +10,5 @@ async def settle(tracker: BucketDelayedDeliveryTracker, *, every_s: float = 0.00
     await asyncio.sleep(0)
     # A poll, as nothing of the tracker's is to be measured while waiting.
     core, calls = tracker._core, tracker._calls
-    while core.unsettled_count or core._state.recovering or calls._tasks or calls._log_tasks:  # noqa: ASYNC110
+    while core.unsettled_count or core.recovering or calls._tasks or calls._log_tasks:  # noqa: ASYNC110
         await asyncio.sleep(every_s)

@@ -166,7 +166,8 @@ async def add(folder: Path, law: str, ledgers: int) -> Figures:
                 await asyncio.sleep(0)
             world.clock.now_ms = START_MS - ADDS_TAKE_MS + ADDS_TAKE_MS * ledger_id // ledgers
             # A publisher that is faster than the storage is asked to wait.
-            while tracker._core._state.unsealed_row_count > UNSEALED_ROWS_MAX:  # noqa: ASYNC110
+            sealing = tracker._core.with_rows
+            while sum(len(one.rows) for one in sealing.values() if one.rows is not None) > UNSEALED_ROWS_MAX:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             if ledger_id % 20 == 0:
                 world.above_empty()

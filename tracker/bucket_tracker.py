@@ -5,11 +5,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from random import Random
 
-from managed_ledger.value_types import Clock, Int64Array
+from pyroaring import BitMap
+
+from managed_ledger.value_types import Clock
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import names_buckets
@@ -18,9 +20,8 @@ from tracker.core.actions import Answer, Call, Head
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory, TrackedCursor, TrackerContext
 from tracker.shell.calls_in_flight import CallsInFlight
 from tracker.shell.core_tracker import CoreTracker, guarded
-from tracker.shell.outages import Outages
-from tracker.shell.timer import WallClockWatch
-from tracker.shell.tracker_calls import InThreads, RunBlocking, TrackerCalls, in_thread
+from tracker.shell.next_turn import WallClockWatch
+from tracker.shell.tracker_calls import InThreads, RunBlocking, TrackerCalls
 from tracker.stats import BucketFigures, TrackerStats
 
 logger = logging.getLogger(__name__)
@@ -47,17 +48,16 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         storage: BucketSnapshotStorage,
         *,
         now_ms: Clock,
-        run_blocking: RunBlocking = in_thread,
+        run_blocking: RunBlocking = asyncio.to_thread,
         threads: InThreads | None = None,
         rng: Random | None = None,
         watch: WallClockWatch | None = None,
     ) -> None:
         super().__init__(context, config, now_ms=now_ms, rng=rng, watch=watch)
         self._stats = TrackerStats()
-        self._outages = Outages(self._name, self._stats, config.unsealed_row_count_max)
         self._calls = CallsInFlight(
+            self._name,
             TrackerCalls(config, context, storage, threads if threads is not None else InThreads(run_blocking)),
-            self._outages,
             self._stats,
             now_ms=now_ms,
             give_back=self._take_answer,
@@ -65,6 +65,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         self._is_settled: asyncio.Event | None = None
         """Set when no bucket is in flight any more; None while `close` does not wait for it."""
         self._is_abandoned = False
+        self._is_full = False
 
     def start(self) -> None:
         """Begin to recover what the cursor's properties name; call once, on the event loop."""
@@ -75,21 +76,17 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         for key, value in named.malformed.items():
             logger.warning("%s: ignored the property %s=%s, which names no bucket", self._name, key, value)
 
-    @property
-    def _name(self) -> str:
-        return f"{self._context.topic_name} / {self._context.cursor_name}"
-
     # Figures.
 
     @guarded
-    def due_positions(self) -> tuple[Int64Array, Int64Array]:
-        """Return the ledger and entry ids of what is due, loaded and not handed out."""
-        return self._core.due_positions(now_ms=self._now_ms())
+    def due_bitmaps(self) -> Mapping[int, BitMap]:
+        """Return the positions of what is due, loaded and not handed out."""
+        return self._core.due_bitmaps(now_ms=self._now_ms())
 
     @guarded
     def tracked_ledger_ids(self) -> list[int]:
         """Return the ledgers in which something is tracked, in no order."""
-        return self._core.tracked_ledger_ids()
+        return list(self._core.tracked.bitmaps)
 
     @guarded
     def stats(self) -> TrackerStats:
@@ -97,32 +94,34 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         self._stats.message_count = self._core.message_count
         self._stats.bucket_total = self._core.bucket_total
         self._stats.index_loaded = self._core.loaded_row_count
-        self._stats.segment_rows_loaded = self._core.segment_row_count
-        self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
-        self._outages.write_figures()
+        self._stats.segment_rows_loaded = len(self._core.loaded)
+        self._stats.snapshot_size_bytes = sum(bucket.size_bytes for bucket in self._core.buckets.values())
         return self._stats
 
     @guarded
     def buckets(self) -> list[BucketFigures]:
         """Return the figures of each immutable bucket, in the order of their ledgers."""
-        return self._core.buckets()
+        return self._core.bucket_figures()
 
     # The loop.
 
     def _start_calls(self, calls: Sequence[Call]) -> None:
-        for key, reason in self._core.losses():
+        for key, reason in self._core.pop_losses():
             self._stats.buckets_lost += 1
             self._is_news = True
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
         self._calls.start(calls)
-        if self._outages.are_there:
-            self._outages.keep(self._core.failing())
-        self._outages.tell_full(self._core.is_full)
+        if self._stats.failing:
+            self._calls.end_outages(self._core.failing())
+        was_full, self._is_full = self._is_full, self._core.is_full
+        if self._is_full and not was_full:
+            logger.warning(
+                "%s: %d indexes wait in memory for a snapshot that cannot be stored; reading pauses until it can",
+                self._name,
+                self._config.unsealed_row_count_max,
+            )
         if self._is_settled is not None and self._core.unsettled_count == 0:
             self._is_settled.set()
-
-    def _is_paused(self, now_ms: int) -> bool:
-        return self._core.should_pause(now_ms=now_ms)
 
     def _take_answer(self, call: Call, answer: Answer) -> None:
         """Give the core the answer to a call."""
@@ -131,7 +130,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
             return
         try:
             self._core.handle(call, answer, now_ms=self._now_ms())
-            has_losses = self._core.has_losses
+            has_losses = bool(self._core.losses)
         except Exception as defect:
             # A supervisor: the core may be half changed.
             self.stop_for_defect(defect)
@@ -151,34 +150,31 @@ class BucketDelayedDeliveryTracker(CoreTracker):
     async def close(self) -> None:
         """Close the tracker; seal the mutable bucket if it is worth it, so that a restart need not read it again."""
         self._next_turn.check_loop()
-        if not (self._is_abandoned or self._is_closed) and self._begin_to_close():
-            await self._settle()
-        if not (self._is_abandoned or self._is_closed) and self._core.unsettled_count:
-            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
+        if not (self._is_abandoned or self._is_closed):
+            try:
+                if self._config.index_count_at_close_min >= 0:
+                    self._core.seal(index_count_min=self._config.index_count_at_close_min)
+                await self._settle()
+            except Exception as defect:
+                # Closing goes on: the snapshots that the cursor's properties name are whole, and the log has the rest.
+                self.stop_for_defect(defect)
         self._stop()
         # The log answers, and the next tracker of the cursor needs its answers. The storage may not answer even to a
         # cancellation, so this does not wait for it.
         await self._calls.wait_for_log(self._config.operation_timeout_ms / 1_000)
 
-    def _begin_to_close(self) -> bool:
-        """Seal the mutable bucket if it is worth it; return whether buckets are in flight."""
-        try:
-            if self._config.index_count_at_close_min >= 0:
-                self._core.seal(index_count_min=self._config.index_count_at_close_min)
-            return self._core.unsettled_count > 0
-        except Exception as defect:
-            # Closing goes on: the snapshots that the cursor's properties name are whole, and the log has the rest.
-            self.stop_for_defect(defect)
-            return False
-
     async def _settle(self) -> None:
         """Wait until no bucket is in flight, but not for too long."""
+        if not self._core.unsettled_count:
+            return
         if self._is_settled is None:
             self._is_settled = asyncio.Event()
         self._turn_soon()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.close_timeout_ms / 1_000):
                 await self._is_settled.wait()
+        if not (self._is_abandoned or self._is_closed) and self._core.unsettled_count:
+            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
 
     def abandon(self) -> None:
         self._is_abandoned = True
@@ -204,7 +200,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         storage: BucketSnapshotStorage,
         *,
         now_ms: Clock,
-        run_blocking: RunBlocking = in_thread,
+        run_blocking: RunBlocking = asyncio.to_thread,
         rng: Random | None = None,
     ) -> None:
         self.config = config

@@ -15,7 +15,7 @@ from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import Call
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory, ScheduledMessages, TrackerContext
 from tracker.shell.core_tracker import CoreTracker
-from tracker.shell.timer import WallClockWatch
+from tracker.shell.next_turn import WallClockWatch
 
 
 class InMemoryDelayedDeliveryTracker(CoreTracker):

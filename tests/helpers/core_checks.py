@@ -9,7 +9,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import NEVER, key_of
 from tracker.columns.row_queue import RowQueue
 from tracker.core.actions import Call, ListSnapshots, LoadSegments
-from tracker.core.bucket import Phase
+from tracker.core.bucket import NO_BARRIER, Phase
 from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore
 from tracker.shared.shared_index import SharedIndexView
@@ -23,7 +23,7 @@ def check(core: TrackerCore, calls: Iterable[Call] | None = None) -> None:
         core: The core.
         calls: The calls that were started and not answered yet; None if that is not known.
     """
-    state = core._state
+    state = core
     for positions in (state.tracked, state.gone, state.to_read_again):
         check_positions(positions)
     assert state.recovering or not state.gone
@@ -67,6 +67,13 @@ def check_queue(queue: RowQueue) -> None:
     assert queue.next_deliver_at_ms == min(first_times, default=NEVER)
 
 
+def positions_without_a_row(view: SharedIndexView) -> set[tuple[int, int]]:
+    """Return what a view has no time of in memory: it is read again, by position."""
+    sets = (view._behind, view._to_read_again)
+    bitmaps = [bitmap for positions in sets for bitmap in positions.bitmaps.items()]
+    return {(ledger_id, entry_id) for ledger_id, entry_ids in bitmaps for entry_id in entry_ids}
+
+
 def _check_buckets(state: TrackerState) -> None:
     buckets = state.buckets.values()
     assert state.recovering == {one.serial: one for one in buckets if one.phase is Phase.RECOVERING}
@@ -76,17 +83,20 @@ def _check_buckets(state: TrackerState) -> None:
     for bucket in buckets:
         assert (bucket.rows is not None) <= (bucket.phase in (Phase.SEALING, Phase.NAMING))
         assert bucket.is_unwanted <= (bucket.call is not None)
-        assert not bucket.sources or bucket.serial == state.merging.target
+        assert not bucket.sources or bucket.serial == state.merge_target
         if bucket.phase in (Phase.NAMING, Phase.SEALED, Phase.DELETING):
             assert bucket.bucket_id is not None
         if bucket.phase is Phase.SEALED:
             assert bucket.table is not None
             assert bucket.has_name
             assert 0 <= bucket.loaded_spans <= len(bucket.table)
-        if bucket.holds_up and bucket.serial not in state.waived:
+        barrier = bucket.barrier
+        bucket.update_barrier()
+        assert barrier == bucket.barrier
+        if bucket.barrier != NO_BARRIER and bucket.serial not in state.waived:
             assert (bucket.barrier, bucket.serial) in state.ahead
-        if bucket.phase is Phase.SEALED and bucket.is_loaded:
-            assert (bucket.last_ms, bucket.serial) in state.ending
+        if bucket.phase is Phase.SEALED and bucket.barrier == NO_BARRIER and not bucket.is_source:
+            assert bucket.serial in {serial for _, serial in state.ending}
     sources = {serial for bucket in buckets for serial in bucket.sources}
     assert sources == {one.serial for one in buckets if one.is_source}
 

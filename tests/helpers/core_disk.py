@@ -1,5 +1,6 @@
 """A storage and a cursor for a core under test: calls are made at once, on dictionaries."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap
@@ -7,7 +8,6 @@ from pyroaring import BitMap
 from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
-from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.segment_table import table_of
 from tracker.config import TrackerConfig
@@ -27,6 +27,7 @@ from tracker.core.actions import (
     RemoveName,
     Stored,
 )
+from tracker.shell.snapshot_answers import first_rows
 
 
 @dataclass
@@ -51,9 +52,8 @@ class Disk:
     def acknowledge(self, ledger_id: int, entry_id: int) -> None:
         self.acknowledged.setdefault(ledger_id, BitMap()).add(entry_id)
 
-    def store(self, rows: DelayedIndexes, tracked: dict[int, BitMap], rows_max: int) -> Stored:
-        rows = rows.sorted()
-        rows = rows.take(PositionSet.of(tracked.items()).take(rows.ledger_ids, rows.entry_ids))
+    def store(self, kinds: Sequence[DelayedIndexes], tracked: Mapping[int, BitMap], rows_max: int) -> Stored:
+        rows = first_rows(kinds, tracked)
         snapshot = build_snapshot(rows, step_ms=self.config.segment_step_ms_max, rows_max=rows_max)
         table = table_of(decode_metadata_columns(snapshot.metadata), self.span_rows)
         self.last_id += 1
@@ -65,13 +65,15 @@ class Disk:
         match call:
             case CreateSnapshot():
                 rows = DelayedIndexes.concatenate(call.parts)
-                return self.store(rows, dict(call.tracked), call.segment_row_count_max)
+                return self.store([rows], call.tracked, call.segment_row_count_max)
             case MergeSnapshots():
                 missing = [one.bucket_id for one in call.sources if one.bucket_id not in self.snapshots]
                 if missing:
                     return CallFailed("missing", is_lost=True, lost_bucket_id=missing[0])
-                rows = DelayedIndexes.concatenate([self.rows_of(one.bucket_id) for one in call.sources])
-                return self.store(rows, dict(call.tracked), call.segment_row_count_max)
+                rows_of = [(self.rows_of(one.bucket_id), one.loaded_row_count) for one in call.sources]
+                to_load = DelayedIndexes.concatenate([rows.slice(count, len(rows)) for rows, count in rows_of])
+                loaded = DelayedIndexes.concatenate([rows.slice(0, count) for rows, count in rows_of])
+                return self.store([to_load, loaded], call.tracked, call.segment_row_count_max)
             case ReadHead():
                 if call.bucket_id in self.aliens:
                     return OfAnotherCursor("t / other")

@@ -215,7 +215,7 @@ class RandomLife:
             self.answer()
 
     def read_lost(self) -> None:
-        for ledger_id, entry_ids in self.core.to_read_again().items():
+        for ledger_id, entry_ids in self.core.pop_to_read_again().items():
             self.is_disturbed = True
             for entry_id in entry_ids:
                 self.tracked.pop((ledger_id, entry_id), None)
@@ -244,7 +244,7 @@ class RandomLife:
         """Plan, and check that nothing is lost and nothing unknown tracked."""
         self.pending += self.core.plan(now_ms=self.now_ms)
         self.read_lost()
-        state = self.core._state
+        state = self.core
         known = {(ledger, entry) for ledger, bitmap in state.tracked.bitmaps.items() for entry in bitmap}
         assert self.tracked.keys() <= known, f"{self.tracked.keys() - known} are lost"
         assert known <= self.tracked.keys() | self.unread, f"{known - self.tracked.keys() - self.unread} are unknown"
@@ -273,15 +273,15 @@ class RandomLife:
                 if self.counts["delivered"] == before:
                     break
             if not self.pending:
-                if not (self.tracked or self.unread or self.core._state.buckets):
+                if not (self.tracked or self.unread or self.core.buckets):
                     break
                 wakeup_ms = self.core.next_wakeup_ms(now_ms=self.now_ms)
                 # The reader comes by, too.
                 step_ms = 30_000 if wakeup_ms is None else max(0, wakeup_ms - self.now_ms)
                 assert wakeup_ms is not None or self.unread, "nothing is planned"
                 self.now_ms += min(step_ms, 30_000)
-        assert not self.tracked, f"{self.tracked} are not delivered: {self.core._state.buckets}"
-        assert not self.core._state.buckets
+        assert not self.tracked, f"{self.tracked} are not delivered: {self.core.buckets}"
+        assert not self.core.buckets
         assert not self.disk.properties
         left = [place for place in self.log if place not in self.delivered and not self.disk.is_acknowledged(*place)]
         assert not left, f"{left} are not delivered"

@@ -294,9 +294,9 @@ TRACKER: Final = [
     ),
     Mutant(
         "timer-without-turn",
-        "tracker/shell/timer.py",
-        "        self._cancel()\n        self._on_time()\n",
-        "        self._cancel()\n",
+        "tracker/shell/next_turn.py",
+        "        self.set_timer(None)\n        self.want()\n",
+        "        self.set_timer(None)\n",
         "a missing wake-up: the tracker's timer does nothing",
     ),
     Mutant(
@@ -304,7 +304,7 @@ TRACKER: Final = [
         "tracker/shell/core_tracker.py",
         "now_ms=self._now_ms())\n        self._turn_soon()\n        return is_tracked\n",
         "now_ms=self._now_ms())\n"
-        "        if self._timer.at_ms is None:\n"
+        "        if self._next_turn.timer_at_ms is None:\n"
         "            self._turn_soon()\n"
         "        return is_tracked\n",
         "the timer is not set forward for an earlier message",
@@ -354,8 +354,8 @@ TRACKER: Final = [
     Mutant(
         "merge-takes-over-too-much",
         "tracker/core/merging.py",
-        "    next_deliver_at_ms = min(source.next_deliver_at_ms for source in sources)\n",
-        "    next_deliver_at_ms = max(source.next_deliver_at_ms for source in sources)\n",
+        "    next_deliver_at_ms = min(source.barrier.deliver_at_ms for source in sources)\n",
+        "    next_deliver_at_ms = max(source.barrier.deliver_at_ms for source in sources)\n",
         "of a merged bucket, rows count as loaded that one of its sources had not loaded",
     ),
     Mutant(
@@ -403,7 +403,7 @@ TRACKER: Final = [
     Mutant(
         "failed-call-not-tried-again",
         "tracker/core/planning.py",
-        "        bucket.failures += 1\n        want_call(state, bucket)\n",
+        "        bucket.failures += 1\n        state.lane_of[bucket.phase].want(bucket)\n",
         "        bucket.failures += 1\n",
         "a missing wake-up: a call that failed is not tried again by itself",
     ),
@@ -438,7 +438,7 @@ TRACKER: Final = [
     Mutant(
         "ended-and-kept",
         "tracker/core/state.py",
-        "        heapq.heappush(state.ending, (bucket.last_ms, bucket.serial))\n",
+        "        heapq.heappush(state.ending, (last_ms, bucket.serial))\n",
         "        pass\n",
         "a bucket of which everything was handed out is not removed",
     ),
@@ -515,8 +515,8 @@ ITEMS: Final = [
     Mutant(
         "item-4",
         "tracker/shell/core_tracker.py",
-        '        self._check_open("clear")\n        self._clear()\n',
-        '        self._check_open("clear")\n        self._clear()\n'
+        '            raise TrackerClosedError("clear")\n        self._clear()\n',
+        '            raise TrackerClosedError("clear")\n        self._clear()\n'
         "        while self._core.unsettled_count and not (self._is_abandoned or self._is_closed):\n"
         "            await __import__('asyncio').sleep(0.01)\n",
         "a seek waits until the storage has deleted the snapshots",
@@ -629,8 +629,8 @@ FOUND: Final = [
     Mutant(
         "timer-each-half-second",
         "tracker/core/planning.py",
-        "    times += [state.merging.at_ms, ",
-        "    times += [now_ms + 500 if state.buckets else -1, state.merging.at_ms, ",
+        "    times += [state.merge_wait.until_ms, ",
+        "    times += [now_ms + 500 if state.buckets else -1, state.merge_wait.until_ms, ",
         "a tracker at rest sets a timer each half second",
     ),
     Mutant(

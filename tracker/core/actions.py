@@ -41,6 +41,9 @@ class MergeSource:
 
     bucket_id: int
     segment_count: int
+    loaded_row_count: int
+    """So many of the first rows were loaded. Where another row has the position too, such a one may be handed out and
+    over, and the message added again with a later time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +54,7 @@ class MergeSnapshots:
     bucket_key: str
     sources: Sequence[MergeSource]
     tracked: Mapping[int, BitMap]
-    """The first row of each of these positions is stored, and no other."""
+    """The first row of each of these positions is stored, if there is one that was not loaded the first of those."""
     segment_row_count_max: int
     """The most rows of one segment, -1 for no limit."""
 

@@ -15,15 +15,14 @@ from enum import Enum
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.row_order import NEVER, RowKey, first_key_at
+from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.columns.row_queue import RowQueue
 from tracker.columns.segment_table import SegmentTable
 from tracker.config import UNLIMITED
 from tracker.core.actions import Call
 
 NO_LEDGER = -1
-AT_ONCE = first_key_at(-1)
-"""The key of a call that no row's time puts off."""
+NO_BARRIER = last_key_at(NEVER)
 
 
 class Phase(Enum):
@@ -74,6 +73,8 @@ class ImmutableBucket:
     loaded_spans: int = 0
     loaded_key: RowKey | None = None
     """The last row that was loaded, if any was."""
+    barrier: RowKey = NO_BARRIER
+    """The last row that may be handed out before more of it is read; `NO_BARRIER` where nothing is left to be read."""
     wanted_since_ms: int | None = None
     """Since when hand-out may wait for its head or its next span; None while neither is wanted."""
     call: Call | None = None
@@ -86,47 +87,23 @@ class ImmutableBucket:
         """Whether it counts: all do but those that are being deleted, and merges that have not taken over."""
         return not (self.is_unwanted or self.sources or self.phase in (Phase.DELETING, Phase.UNNAMING))
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether every row of its snapshot is in memory or was handed out."""
-        return self.table is not None and self.loaded_spans == len(self.table)
-
-    @property
-    def holds_up(self) -> bool:
-        """Whether rows may come from it that are not in memory."""
-        return self.phase is Phase.RECOVERING or (self.phase is Phase.SEALED and not self.is_loaded)
-
-    @property
-    def next_deliver_at_ms(self) -> int:
-        """The time of the first row that is not loaded, `NEVER` if all are, -1 if it is not known."""
-        if self.table is None:
-            return -1
-        return NEVER if self.is_loaded else int(self.table.first_times[self.loaded_spans])
-
-    @property
-    def last_ms(self) -> int:
-        """The time of its snapshot's last row, -1 if it has none."""
-        return int(self.table.last_times[-1]) if self.table is not None and len(self.table) else -1
-
-    @property
-    def barrier(self) -> RowKey:
-        """The last row that may be handed out before its next span is loaded.
+    def update_barrier(self) -> None:
+        """Set the barrier by what is loaded.
 
         Rows of one time may be in two spans; then it is the last row loaded of that time. Otherwise it is just before
         its first ledger at the next span's time: of many buckets that are due at one instant, the first can be handed
         out while the others are not loaded.
         """
-        next_deliver_at_ms = self.next_deliver_at_ms
-        if next_deliver_at_ms < 0:
-            return AT_ONCE
-        if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_deliver_at_ms:
-            return self.loaded_key
-        return RowKey(next_deliver_at_ms, self.ledgers.first_ledger_id, -1)
-
-    @property
-    def rows_loaded(self) -> int:
-        """How many rows of its snapshot are loaded, or were."""
-        return 0 if self.table is None else self.table.rows_before(self.loaded_spans)
+        if self.phase is Phase.RECOVERING:
+            self.barrier = first_key_at(-1)
+        elif self.phase is not Phase.SEALED or self.table is None or self.loaded_spans == len(self.table):
+            self.barrier = NO_BARRIER
+        else:
+            next_deliver_at_ms = int(self.table.first_times[self.loaded_spans])
+            if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_deliver_at_ms:
+                self.barrier = self.loaded_key
+            else:
+                self.barrier = RowKey(next_deliver_at_ms, self.ledgers.first_ledger_id, -1)
 
     def spans_without_tie(self, spans: int) -> int:
         """Return how many of the first so many spans there are of which no row has the time of the next span."""

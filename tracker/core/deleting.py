@@ -10,13 +10,13 @@ from typing import Final
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
+from tracker.columns.offers import check_acknowledged
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import bitmap_of
 from tracker.columns.row_order import LATEST_MS
 from tracker.columns.row_queue import RowQueue
-from tracker.core.actions import DeleteSnapshot, RemoveName
-from tracker.core.bucket import ImmutableBucket, Phase
-from tracker.core.state import TrackerState, move
+from tracker.core.bucket import NO_BARRIER, ImmutableBucket, Phase
+from tracker.core.state import TrackerState, move, queue_call
 
 REMOVALS_MAX: Final = 256
 """So many buckets that have ended are removed in one turn, which takes some milliseconds."""
@@ -29,7 +29,7 @@ def remove(state: TrackerState, bucket: ImmutableBucket) -> None:
     let_sources_go(state, bucket)
     if bucket.is_source:
         # A merge is made of all of its sources or of none.
-        remove(state, state.buckets[state.merging.target])
+        remove(state, state.buckets[state.merge_target])
     bucket.rows = None
     state.with_rows.pop(bucket.serial, None)
     if bucket.call is not None and bucket.phase in (Phase.SEALING, Phase.MERGING, Phase.NAMING):
@@ -45,43 +45,19 @@ def delete(state: TrackerState, bucket: ImmutableBucket) -> None:
     elif bucket.has_name:
         move(state, bucket, Phase.UNNAMING)
     else:
-        _end(state, bucket)
+        del state.buckets[bucket.serial]
+        state.keys.discard(bucket.key)
 
 
 def let_sources_go(state: TrackerState, target: ImmutableBucket) -> None:
     """Let the sources of a merge be as if there were none."""
     for serial in target.sources:
-        state.buckets[serial].is_source = False
+        source = state.buckets[serial]
+        source.is_source = False
+        if source.barrier == NO_BARRIER:
+            # It may have ended meanwhile.
+            queue_call(state, source)
     target.sources = ()
-
-
-def delete_of(bucket: ImmutableBucket) -> DeleteSnapshot:
-    """Return the call that deletes a bucket's snapshot."""
-    assert bucket.bucket_id is not None
-    # A snapshot whose head was not read may be another cursor's, even if the property names it.
-    return DeleteSnapshot(bucket.serial, bucket.bucket_id, is_own=bucket.table is not None or not bucket.has_name)
-
-
-def on_deleted(state: TrackerState, bucket: ImmutableBucket) -> None:
-    """The snapshot is gone: its name is next."""
-    bucket.size_bytes, bucket.bucket_id = 0, None
-    delete(state, bucket)
-
-
-def on_unnamed(state: TrackerState, bucket: ImmutableBucket) -> None:
-    """Nothing is left."""
-    _end(state, bucket)
-
-
-def unname_of(bucket: ImmutableBucket) -> RemoveName:
-    """Return the call that removes a bucket's name."""
-    return RemoveName(bucket.serial, bucket.key)
-
-
-def _end(state: TrackerState, bucket: ImmutableBucket) -> None:
-    del state.buckets[bucket.serial]
-    state.recovering.pop(bucket.serial, None)
-    state.keys.discard(bucket.key)
 
 
 # When a bucket goes.
@@ -89,21 +65,13 @@ def _end(state: TrackerState, bucket: ImmutableBucket) -> None:
 
 def remove_ended(state: TrackerState) -> None:
     """Remove buckets of which every row was handed out, or is not tracked any more."""
-    waiting: list[tuple[int, int]] = []
     for _ in range(REMOVALS_MAX):
         if not has_ended(state):
             break
-        entry = heapq.heappop(state.ending)
-        bucket = state.buckets.get(entry[1])
-        if bucket is None or bucket.phase is not Phase.SEALED:
-            continue
-        if bucket.is_source:
-            waiting.append(entry)
-            continue
-        _report_positions_without_rows(state, bucket)
-        remove(state, bucket)
-    for entry in waiting:
-        heapq.heappush(state.ending, entry)
+        bucket = state.buckets.get(heapq.heappop(state.ending)[1])
+        if bucket is not None and bucket.phase is Phase.SEALED and not bucket.is_source:
+            _report_positions_without_rows(state, bucket)
+            remove(state, bucket)
     if state.tracked and not (state.buckets or any(map(len, state.queues))):
         read_again(state, LedgerRange(0, LATEST_MS))
 
@@ -111,11 +79,6 @@ def remove_ended(state: TrackerState) -> None:
 def has_ended(state: TrackerState) -> bool:
     """Whether `remove_ended` has a bucket to look at."""
     return bool(state.ending) and state.ending[0][0] < state.loaded.next_deliver_at_ms
-
-
-def is_source(state: TrackerState, serial: int) -> bool:
-    """Whether a bucket is being merged into another one, and stays until that has taken over."""
-    return serial in state.buckets and state.buckets[serial].is_source
 
 
 def _report_positions_without_rows(state: TrackerState, bucket: ImmutableBucket) -> None:
@@ -153,21 +116,21 @@ def read_again(state: TrackerState, ledgers: LedgerRange) -> None:
         state.to_read_again.unite(ledger_id, state.tracked.drop_ledger(ledger_id))
 
 
-def remove_if_untracked(state: TrackerState, bucket: ImmutableBucket) -> None:
-    """Remove a sealed bucket if nothing is tracked in its ledgers."""
-    if bucket.phase is Phase.SEALED and not state.tracked_ledgers(bucket.ledgers):
-        remove(state, bucket)
-
-
 def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
-    """Track messages no longer that were acknowledged without being handed out."""
+    """Track messages no longer that were acknowledged without being handed out.
+
+    Raises:
+        ValueError: The entry ids are no bitmap; nothing has changed.
+    """
+    check_acknowledged(ledger_id, entry_ids)
     was_tracked = ledger_id in state.tracked.bitmaps
     state.tracked.subtract(ledger_id, entry_ids)
     state.to_read_again.subtract(ledger_id, entry_ids)
     if was_tracked and ledger_id not in state.tracked.bitmaps:
-        first_to_last = (one for one in state.buckets.values() if one.ledgers[0] <= ledger_id <= one.ledgers[1])
-        for bucket in list(first_to_last):
-            remove_if_untracked(state, bucket)
+        for bucket in list(state.buckets.values()):
+            is_of_ledger = bucket.ledgers.first_ledger_id <= ledger_id <= bucket.ledgers.last_ledger_id
+            if bucket.phase is Phase.SEALED and is_of_ledger and not state.tracked_ledgers(bucket.ledgers):
+                remove(state, bucket)
 
 
 def pass_through(state: TrackerState, ledger_id: int, entry_id: int) -> None:

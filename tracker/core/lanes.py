@@ -7,52 +7,58 @@ minute, and buckets that cannot be read keep none of the others waiting.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from random import Random
 
 from snapshot_storage.backoff import backoff_ms
-from tracker.columns.row_order import NEVER, RowKey
+from tracker.columns.row_order import RowKey
 from tracker.config import TrackerConfig
 from tracker.core.actions import Call
+from tracker.core.bucket import NO_BARRIER, ImmutableBucket, Phase
 
-IsWaiting = Callable[[int, RowKey], bool]
-"""Whether a bucket, by its serial, still waits for the call that it was queued for with this key."""
+
+@dataclass(slots=True)
+class RetryWait:
+    """The wait before the next try, which doubles with each failure up to a limit."""
+
+    config: TrackerConfig
+    rng: Random | None = None
+    """For jitter, None for none."""
+    failures: int = 0
+    until_ms: int = -1
+
+    def lengthen(self, now_ms: int) -> None:
+        """Wait from now on, after another failure."""
+        self.failures += 1
+        config = self.config
+        self.until_ms = now_ms + backoff_ms(
+            self.failures, min_ms=config.retry_backoff_ms_min, max_ms=config.retry_backoff_ms_max, chance=self.rng
+        )
+
+    def end(self) -> None:
+        """Wait no more, and count failures anew."""
+        self.failures, self.until_ms = 0, -1
 
 
 class Lane:
-    """The calls of one kind: which wait, which may start.
+    """The calls of some phases: which wait, which may start."""
 
-    Args:
-        config: How many calls at once, and how long to wait after failures.
-        rng: For the jitter of the waits.
-    """
-
-    __slots__ = (
-        "_config",
-        "_failures",
-        "_first_tries",
-        "_retries",
-        "_retry",
-        "_rng",
-        "in_flight",
-        "retry_at_ms",
-        "stuck_since_ms",
-    )
-
-    def __init__(self, config: TrackerConfig, rng: Random) -> None:
+    def __init__(
+        self, config: TrackerConfig, rng: Random, buckets: Mapping[int, ImmutableBucket], phases: tuple[Phase, ...]
+    ) -> None:
         self._config = config
-        self._rng = rng
+        self._buckets = buckets
+        self.phases = phases
         self.in_flight = 0
         self._first_tries: list[tuple[RowKey, int]] = []
-        """A heap by key and serial. Here and below, a bucket that has gone on is left until it comes up."""
+        """A heap by barrier and serial. Here and below, a bucket that has gone on is left until it comes up."""
         self._retries: list[tuple[int, RowKey, int]] = []
-        """A heap by failures, key and serial."""
+        """A heap by failures, barrier and serial."""
         self._retry: Call | None = None
         """The retry in flight."""
-        self._failures = 0
-        """How many retries have failed in a row, and the call before them."""
-        self.retry_at_ms = -1
-        """When the next retry may start."""
+        self._wait = RetryWait(config, rng)
+        """Before the next retry."""
         self.stuck_since_ms: int | None = None
         """Since when first tries wait for the calls in flight, none of which has succeeded meanwhile."""
 
@@ -62,51 +68,55 @@ class Lane:
         return self.in_flight >= self._config.operations_in_flight_max
 
     @property
-    def is_failing(self) -> bool:
-        """Whether a call that has failed is still to be made."""
-        return bool(self._retries) or self._retry is not None
+    def has_first_try(self) -> bool:
+        """Whether a first try may be waiting for nothing but its time."""
+        return bool(self._first_tries) and not self.is_full
 
-    def failed_serials(self) -> list[int]:
-        """Return the buckets whose failed call waits for another try; some may have gone on."""
-        return [serial for _, _, serial in self._retries]
+    def failing_buckets(self) -> list[ImmutableBucket]:
+        """Return the buckets whose failed call waits for another try."""
+        buckets = (self._buckets.get(serial) for _, _, serial in self._retries)
+        return [bucket for bucket in buckets if bucket is not None and bucket.failures]
 
-    def want(self, serial: int, key: RowKey, failures: int) -> None:
-        """Queue a bucket for its call: the lowest key goes first."""
-        if failures:
-            heapq.heappush(self._retries, (failures, key, serial))
+    def want(self, bucket: ImmutableBucket) -> None:
+        """Queue a bucket for the call of its phase: the lowest barrier goes first."""
+        if bucket.failures:
+            heapq.heappush(self._retries, (bucket.failures, bucket.barrier, bucket.serial))
         else:
-            heapq.heappush(self._first_tries, (key, serial))
+            heapq.heappush(self._first_tries, (bucket.barrier, bucket.serial))
 
-    def next_first_try(self, is_waiting: IsWaiting) -> int | None:
-        """Return the bucket whose first try is next, None if none waits; it stays queued."""
+    def start(
+        self, may_start: Callable[[ImmutableBucket], bool], call_of: Callable[[ImmutableBucket], Call], now_ms: int
+    ) -> Iterator[Call]:
+        """Start the calls that may start now: first tries, then a retry."""
         while self._first_tries:
-            key, serial = self._first_tries[0]
-            if is_waiting(serial, key):
-                return serial
+            bucket = self._waiting(*self._first_tries[0])
+            if bucket is not None and not may_start(bucket):
+                break
+            if bucket is not None and self.is_full:
+                self.stuck_since_ms = now_ms if self.stuck_since_ms is None else self.stuck_since_ms
+                return
             heapq.heappop(self._first_tries)
-        return None
+            if bucket is not None:
+                bucket.call = call_of(bucket)
+                self.in_flight += 1
+                yield bucket.call
+        if self.is_full:
+            return
+        self.stuck_since_ms = None
+        while self._retries and self._retry is None and now_ms >= self._wait.until_ms:
+            _, key, serial = heapq.heappop(self._retries)
+            bucket = self._waiting(key, serial)
+            if bucket is not None:
+                bucket.call = self._retry = call_of(bucket)
+                self.in_flight += 1
+                yield self._retry
 
-    def start_first_try(self) -> None:
-        """Count the first try that is next as started."""
-        heapq.heappop(self._first_tries)
-        self.in_flight += 1
-
-    def next_retry(self, is_waiting: IsWaiting, now_ms: int) -> int | None:
-        """Return the bucket whose retry may start now, None if there is none; it stays queued."""
-        if self._retry is not None or now_ms < self.retry_at_ms or self.is_full:
+    def _waiting(self, key: RowKey, serial: int) -> ImmutableBucket | None:
+        """Return a bucket if it still waits for the call that it was queued for with this key."""
+        bucket = self._buckets.get(serial)
+        if bucket is None or bucket.call is not None or bucket.phase not in self.phases or bucket.barrier != key:
             return None
-        while self._retries:
-            _, key, serial = self._retries[0]
-            if is_waiting(serial, key):
-                return serial
-            heapq.heappop(self._retries)
-        return None
-
-    def start_retry(self, call: Call) -> None:
-        """Count the retry that is next as started."""
-        heapq.heappop(self._retries)
-        self._retry = call
-        self.in_flight += 1
+        return bucket
 
     def count_success(self, call: Call) -> bool:
         """Count a call as answered; if it was a retry, all others may go at once. Return whether it was."""
@@ -121,28 +131,23 @@ class Lane:
     def count_failure(self, call: Call, now_ms: int) -> None:
         """Count a call as failed; the next retry waits longer if this was one."""
         self.in_flight -= 1
-        if not self.is_failing:
-            self._failures = 0
+        if not self._retries and self._retry is None:
+            self._wait.failures = 0
         elif call is not self._retry:
             return
         self._retry = None
-        self._failures += 1
-        config = self._config
-        self.retry_at_ms = now_ms + backoff_ms(
-            self._failures, min_ms=config.retry_backoff_ms_min, max_ms=config.retry_backoff_ms_max, chance=self._rng
-        )
+        self._wait.lengthen(now_ms)
 
     def end_waits(self) -> None:
         """Let all retries go at once, as first tries."""
         for _, key, serial in self._retries:
             heapq.heappush(self._first_tries, (key, serial))
         self._retries = []
-        self._failures, self.retry_at_ms = 0, -1
+        self._wait.end()
 
-    def next_look_ms(self) -> int:
-        """Return when a retry may start that has only to wait, `NEVER` if there is none."""
-        return self.retry_at_ms if self._retries and self._retry is None and not self.is_full else NEVER
-
-    def first_key(self) -> RowKey | None:
-        """Return the key of the first try that is next, None if none waits or only an answer makes room."""
-        return self._first_tries[0][0] if self._first_tries and not self.is_full else None
+    def times_to_look_ms(self, early_ms: int) -> Iterator[int]:
+        """Yield when a retry may start, and when the first try that is next may, which is so early for its key."""
+        if self._retries and self._retry is None and not self.is_full:
+            yield self._wait.until_ms
+        if self._first_tries and self._first_tries[0][0] != NO_BARRIER and not self.is_full:
+            yield self._first_tries[0][0].deliver_at_ms - early_ms

@@ -13,9 +13,9 @@ from tracker.columns.row_order import key_of
 from tracker.columns.row_queue import first_tracked_row
 from tracker.config import UNLIMITED
 from tracker.core.actions import LoadSegments
-from tracker.core.bucket import ImmutableBucket, Phase
+from tracker.core.bucket import NO_BARRIER, ImmutableBucket, Phase
 from tracker.core.deleting import give_up
-from tracker.core.state import TrackerState, progressed
+from tracker.core.state import TrackerState, queue_call
 
 LOAD_ROW_COUNT_MAX: Final = 16_384
 """Segments are loaded together up to this many rows: small ones cost a call each otherwise, and what is decoded
@@ -37,8 +37,7 @@ def first_ahead(state: TrackerState) -> ImmutableBucket | None:
     while state.ahead:
         barrier, serial = state.ahead[0]
         bucket = state.buckets.get(serial)
-        is_ahead = bucket is not None and bucket.holds_up and bucket.barrier == barrier
-        if is_ahead and serial not in state.waived:
+        if bucket is not None and bucket.barrier == barrier and serial not in state.waived:
             return bucket
         heapq.heappop(state.ahead)
     return None
@@ -58,7 +57,7 @@ def waived_at_ms(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> f
         since_ms = state.reads.stuck_since_ms
     if since_ms is None or state.config.order_wait_ms_max == UNLIMITED:
         return float("inf")
-    return max(since_ms, bucket.next_deliver_at_ms) + state.config.order_wait_ms_max
+    return max(since_ms, bucket.barrier.deliver_at_ms) + state.config.order_wait_ms_max
 
 
 def restart_waits(state: TrackerState, now_ms: int) -> None:
@@ -67,7 +66,7 @@ def restart_waits(state: TrackerState, now_ms: int) -> None:
         if bucket.wanted_since_ms is not None:
             bucket.wanted_since_ms = now_ms
     state.waived.clear()
-    state.ahead = [(bucket.barrier, bucket.serial) for bucket in state.buckets.values() if bucket.holds_up]
+    state.ahead = [(one.barrier, one.serial) for one in state.buckets.values() if one.barrier != NO_BARRIER]
     heapq.heapify(state.ahead)
 
 
@@ -81,7 +80,7 @@ def may_load(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> bool:
     """
     if bucket.phase is not Phase.SEALED:
         return True
-    if bucket.next_deliver_at_ms > state.due_through_ms(now_ms, state.config.prefetch_ms):
+    if bucket.barrier.deliver_at_ms > state.due_through_ms(now_ms, state.config.prefetch_ms):
         return False
     rows_max = max(state.config.loaded_row_count_max, ROWS_OF_A_BUCKET_MIN * len(state.buckets))
     if len(state.loaded) + state.rows_in_flight < rows_max:
@@ -124,4 +123,4 @@ def on_loaded(state: TrackerState, bucket: ImmutableBucket, call: LoadSegments, 
     if not is_tracked.all():
         rows = rows.take(is_tracked)
     state.loaded.push_sorted(rows)
-    progressed(state, bucket)
+    queue_call(state, bucket)

@@ -6,12 +6,13 @@ are deleted. Until it has, a failure or a crash changes nothing.
 
 from typing import Final
 
-from snapshot_storage.backoff import backoff_ms
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.core.actions import CallFailed, MergeSnapshots, MergeSource
+from tracker.bucket_properties import free_key_or_none
+from tracker.columns.segment_table import segment_row_count_max
+from tracker.core.actions import CallFailed, MergeSource
 from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import delete, give_up, let_sources_go, remove
-from tracker.core.state import TrackerState, free_name, new_bucket, rows_a_segment
+from tracker.core.state import TrackerState, new_bucket
 from tracker.merge_windows import window_to_merge
 
 MERGED_ROWS_MAX: Final = 1_000_000
@@ -26,7 +27,7 @@ def begin_merge(state: TrackerState, now_ms: int) -> None:
     choice without it is that of a limit lower by one, which costs several times as much where the limit is low.
     """
     limit = state.config.bucket_count_max
-    if limit <= 0 or len(state.buckets) <= limit or now_ms < state.merging.at_ms or is_merging(state):
+    if limit <= 0 or len(state.buckets) <= limit or now_ms < state.merge_wait.until_ms or _is_merging(state):
         return
     served = sorted((bucket for bucket in state.buckets.values() if bucket.is_served), key=lambda one: one.ledgers)
     if sum(not _is_on_its_way(bucket) for bucket in served) <= limit:
@@ -43,19 +44,20 @@ def begin_merge(state: TrackerState, now_ms: int) -> None:
         min(source.ledgers.first_ledger_id for source in sources),
         max(source.ledgers.last_ledger_id for source in sources),
     )
-    key = free_name(state, ledgers)
+    key = free_key_or_none(ledgers, state.keys)
     if key is not None:
         target = new_bucket(state, ledgers, key, Phase.MERGING)
         target.sources = tuple(source.serial for source in sources)
-        state.merging.target = target.serial
+        bucket_total = state.bucket_total - len(sources)
+        target.segment_row_count_max = segment_row_count_max(state.config.segment_row_count_max, bucket_total)
+        state.merge_target = target.serial
         for source in sources:
             source.is_source = True
-        target.segment_row_count_max = rows_a_segment(state, 1 - len(sources))
 
 
-def is_merging(state: TrackerState) -> bool:
+def _is_merging(state: TrackerState) -> bool:
     """Whether a merge is under way."""
-    target = state.buckets.get(state.merging.target)
+    target = state.buckets.get(state.merge_target)
     return target is not None and bool(target.sources)
 
 
@@ -66,17 +68,11 @@ def _is_on_its_way(bucket: ImmutableBucket) -> bool:
     return is_being_read or bucket.phase in (Phase.SEALING, Phase.NAMING)
 
 
-def merge_of(state: TrackerState, target: ImmutableBucket) -> MergeSnapshots:
-    """Return the call that makes the target of its sources."""
-    sources = [_merge_source(state.buckets[serial]) for serial in target.sources]
-    tracked = state.tracked_in(target.ledgers)
-    return MergeSnapshots(target.serial, target.key, sources, tracked, target.segment_row_count_max)
-
-
-def _merge_source(bucket: ImmutableBucket) -> MergeSource:
+def source_of(bucket: ImmutableBucket) -> MergeSource:
+    """Return what a merge needs to know of one of its sources."""
     assert bucket.bucket_id is not None
     assert bucket.table is not None
-    return MergeSource(bucket.bucket_id, bucket.table.segment_count)
+    return MergeSource(bucket.bucket_id, bucket.table.segment_count, bucket.table.rows_before(bucket.loaded_spans))
 
 
 def take_over(state: TrackerState, target: ImmutableBucket) -> None:
@@ -87,11 +83,11 @@ def take_over(state: TrackerState, target: ImmutableBucket) -> None:
     """
     sources = [state.buckets[serial] for serial in target.sources]
     assert target.table is not None
-    next_deliver_at_ms = min(source.next_deliver_at_ms for source in sources)
+    next_deliver_at_ms = min(source.barrier.deliver_at_ms for source in sources)
     target.loaded_spans = target.spans_without_tie(
         int(target.table.last_times.searchsorted(next_deliver_at_ms, "left"))
     )
-    state.merging.failures, state.merging.at_ms = 0, -1
+    state.merge_wait.end()
     let_sources_go(state, target)
     for source in sources:
         remove(state, source)
@@ -102,11 +98,7 @@ def on_merge_failed(state: TrackerState, target: ImmutableBucket, answer: CallFa
     sources = [state.buckets[serial] for serial in target.sources]
     let_sources_go(state, target)
     delete(state, target)
-    merging, config = state.merging, state.config
-    merging.failures += 1
-    merging.at_ms = now_ms + backoff_ms(
-        merging.failures, min_ms=config.retry_backoff_ms_min, max_ms=config.retry_backoff_ms_max
-    )
+    state.merge_wait.lengthen(now_ms)
     for source in sources:
         if answer.is_lost and source.bucket_id == answer.lost_bucket_id:
             give_up(state, source, answer.reason)

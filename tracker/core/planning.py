@@ -1,10 +1,10 @@
 """The calls to start now, the changes that an answer brings, and the time of the next look."""
 
-from collections.abc import Iterator
 from functools import partial
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.row_order import NEVER, RowKey, last_key_at
+from tracker.columns.row_order import NEVER, last_key_at
+from tracker.columns.row_queue import first_tracked_row
 from tracker.core.actions import (
     Answer,
     Call,
@@ -22,35 +22,25 @@ from tracker.core.actions import (
     Stored,
 )
 from tracker.core.bucket import ImmutableBucket, Phase
-from tracker.core.deleting import (
-    delete,
-    delete_of,
-    give_up,
-    has_ended,
-    is_source,
-    on_deleted,
-    on_unnamed,
-    remove_ended,
-    unname_of,
-)
-from tracker.core.handing_out import first_row_through
-from tracker.core.lanes import Lane
+from tracker.core.deleting import delete, give_up, has_ended, remove_ended
 from tracker.core.loading import first_ahead, load_of, may_load, on_loaded, restart_waits, waive, waived_at_ms
-from tracker.core.merging import begin_merge, merge_of, on_merge_failed
-from tracker.core.recovering import begin_search, on_alien, on_head, on_listed
-from tracker.core.sealing import name_of, on_named, on_stored, store_of
-from tracker.core.state import TrackerState, want_call
+from tracker.core.merging import begin_merge, on_merge_failed, source_of
+from tracker.core.recovering import begin_search, on_head, on_listed
+from tracker.core.sealing import on_named
+from tracker.core.state import TrackerState, move
 
 
-def plan(state: TrackerState, now_ms: int) -> list[Call]:
-    """Return the calls to start now; each step is O(1) when it has nothing to do."""
+def plan(state: TrackerState, *, now_ms: int) -> list[Call]:
+    """Return the calls to start now, each to be answered once; each step is O(1) when it has nothing to do."""
     set_time(state, now_ms)
     # Rows that are not tracked any more must not count as due, nor keep a bucket.
-    first_row_through(state, last_key_at(state.due_through_ms(now_ms)))
+    first_tracked_row(state.queues, last_key_at(state.due_through_ms(now_ms)), state.tracked.bitmaps)
     waive(state, now_ms)
     remove_ended(state)
     begin_merge(state, now_ms)
-    calls = [call for lane in state.lanes for call in _start(state, lane, now_ms)]
+    may_start = partial(may_load, state, now_ms=now_ms)
+    call_of = partial(_call_of, state, now_ms=now_ms)
+    calls = [call for lane in state.lanes for call in lane.start(may_start, call_of, now_ms)]
     search = begin_search(state, now_ms)
     return calls if search is None else [*calls, search]
 
@@ -62,7 +52,7 @@ def set_time(state: TrackerState, now_ms: int) -> None:
             lane.end_waits()
             if lane.stuck_since_ms is not None:
                 lane.stuck_since_ms = min(lane.stuck_since_ms, now_ms)
-        state.merging.at_ms = state.orphans.at_ms = -1
+        state.merge_wait.until_ms = state.orphans.wait.until_ms = -1
         restart_waits(state, now_ms)
     state.now_ms = now_ms
 
@@ -70,54 +60,32 @@ def set_time(state: TrackerState, now_ms: int) -> None:
 # Calls.
 
 
-def _start(state: TrackerState, lane: Lane, now_ms: int) -> Iterator[Call]:
-    """Start the calls of a lane that may start now: first tries, then a retry."""
-    is_waiting = partial(_is_waiting, state, lane)
-    while (serial := lane.next_first_try(is_waiting)) is not None:
-        bucket = state.buckets[serial]
-        if not may_load(state, bucket, now_ms):
-            break
-        if lane.is_full:
-            lane.stuck_since_ms = now_ms if lane.stuck_since_ms is None else lane.stuck_since_ms
-            break
-        lane.start_first_try()
-        bucket.call = _call_of(state, bucket, now_ms)
-        yield bucket.call
-    if not lane.is_full:
-        lane.stuck_since_ms = None
-    serial = lane.next_retry(is_waiting, now_ms)
-    if serial is not None:
-        bucket = state.buckets[serial]
-        bucket.call = _call_of(state, bucket, now_ms)
-        lane.start_retry(bucket.call)
-        yield bucket.call
-
-
-def _is_waiting(state: TrackerState, lane: Lane, serial: int, key: RowKey) -> bool:
-    bucket = state.buckets.get(serial)
-    if bucket is None or bucket.call is not None or state.lane_of(bucket.phase) is not lane:
-        return False
-    return bucket.phase is not Phase.SEALED or (bucket.holds_up and bucket.barrier == key)
-
-
-def _call_of(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> Call:
+def _call_of(state: TrackerState, bucket: ImmutableBucket, *, now_ms: int) -> Call:
     """Return the one call of a bucket's phase."""
+    serial, key, bucket_id = bucket.serial, bucket.key, bucket.bucket_id
     match bucket.phase:
-        case Phase.SEALING:
-            return store_of(state, bucket)
-        case Phase.MERGING:
-            return merge_of(state, bucket)
+        case Phase.SEALING | Phase.MERGING:
+            # Copies, as a thread reads them.
+            bitmaps = state.tracked.bitmaps
+            tracked = {ledger_id: bitmaps[ledger_id].copy() for ledger_id in state.tracked_ledgers(bucket.ledgers)}
+            if bucket.rows is None:
+                sources = [source_of(state.buckets[one]) for one in bucket.sources]
+                return MergeSnapshots(serial, key, sources, tracked, bucket.segment_row_count_max)
+            return CreateSnapshot(serial, key, bucket.rows.rows_of(), tracked, bucket.segment_row_count_max)
+        case Phase.UNNAMING:
+            return RemoveName(serial, key)
+    assert bucket_id is not None
+    match bucket.phase:
+        case Phase.RECOVERING:
+            return ReadHead(serial, bucket_id)
         case Phase.NAMING:
-            return name_of(bucket)
+            bucket.has_name = True
+            return PutName(serial, key, bucket_id)
         case Phase.SEALED:
             return load_of(state, bucket, now_ms)
         case Phase.DELETING:
-            return delete_of(bucket)
-        case Phase.UNNAMING:
-            return unname_of(bucket)
-        case Phase.RECOVERING:
-            assert bucket.bucket_id is not None
-            return ReadHead(bucket.serial, bucket.bucket_id)
+            # A snapshot whose head was not read may be another cursor's, even if the property names it.
+            return DeleteSnapshot(serial, bucket_id, is_own=bucket.table is not None or not bucket.has_name)
 
 
 _PHASES_OF = {
@@ -134,13 +102,12 @@ _KINDS = {phase: kind for kind, phase in _PHASES_OF.items()}
 
 def failing(state: TrackerState) -> set[type[Call]]:
     """Return the kinds of calls that have failed and are still to be made."""
-    serials = [serial for lane in state.lanes for serial in lane.failed_serials()]
-    buckets = [state.buckets[serial] for serial in serials if serial in state.buckets]
-    kinds: set[type[Call]] = {_KINDS[bucket.phase] for bucket in buckets if bucket.failures}
-    kinds |= {type(bucket.call) for bucket in state.buckets.values() if bucket.failures and bucket.call is not None}
-    if state.merging.failures and len(state.buckets) > state.config.bucket_count_max:
+    in_flight = [bucket for bucket in state.buckets.values() if bucket.failures and bucket.call is not None]
+    waiting = [bucket for lane in state.lanes for bucket in lane.failing_buckets()]
+    kinds: set[type[Call]] = {_KINDS[bucket.phase] for bucket in (*in_flight, *waiting)}
+    if state.merge_wait.failures and len(state.buckets) > state.config.bucket_count_max:
         kinds.add(MergeSnapshots)
-    if state.orphans.failures and state.orphans.is_wanted:
+    if state.orphans.wait.failures and state.orphans.is_wanted:
         kinds.add(ListSnapshots)
     return kinds
 
@@ -148,7 +115,7 @@ def failing(state: TrackerState) -> set[type[Call]]:
 # Answers.
 
 
-def handle(state: TrackerState, call: Call, answer: Answer, now_ms: int) -> None:
+def handle(state: TrackerState, call: Call, answer: Answer, *, now_ms: int) -> None:
     """Take the answer to a call; it counts if its bucket waits for just this call."""
     set_time(state, now_ms)
     if isinstance(call, ListSnapshots):
@@ -158,16 +125,15 @@ def handle(state: TrackerState, call: Call, answer: Answer, now_ms: int) -> None
         return
     if isinstance(call, LoadSegments):
         state.rows_in_flight -= call.row_count
-    lane = state.lane_of(_PHASES_OF[type(call)])
-    bucket = state.buckets.get(call.serial)
-    is_awaited = bucket is not None and bucket.call is call
+    lane = state.lane_of[_PHASES_OF[type(call)]]
     # The storage did answer where it says that the snapshot is not there.
     if isinstance(answer, CallFailed) and not answer.is_lost:
         lane.count_failure(call, now_ms)
     elif lane.count_success(call) and lane is state.reads:
         # An outage is over: messages that came due meanwhile come in order, though they waited for too long.
         restart_waits(state, now_ms)
-    if bucket is None or not is_awaited:
+    bucket = state.buckets.get(call.serial)
+    if bucket is None or bucket.call is not call:
         return
     bucket.call = None
     if bucket.is_unwanted:
@@ -192,25 +158,28 @@ def _on_failure(state: TrackerState, bucket: ImmutableBucket, call: Call, answer
         give_up(state, bucket, answer.reason)
     else:
         bucket.failures += 1
-        want_call(state, bucket)
+        state.lane_of[bucket.phase].want(bucket)
 
 
 def _on_answer(state: TrackerState, bucket: ImmutableBucket, call: Call, answer: Answer, now_ms: int) -> None:
     match call, answer:
         case CreateSnapshot() | MergeSnapshots(), Stored():
-            on_stored(state, bucket, answer)
+            bucket.bucket_id, bucket.size_bytes, bucket.table = answer.bucket_id, answer.size_bytes, answer.table
+            move(state, bucket, Phase.NAMING)
         case PutName(), None:
             on_named(state, bucket, now_ms)
         case ReadHead(), Head():
             on_head(state, bucket, answer)
         case ReadHead(), OfAnotherCursor():
-            on_alien(state, bucket, answer)
+            # Its name alone goes: the snapshot is not ours to delete.
+            bucket.bucket_id = None
+            give_up(state, bucket, f"it belongs to {answer.owner}")
         case LoadSegments(), DelayedIndexes():
             on_loaded(state, bucket, call, answer)
-        case DeleteSnapshot(), None:
-            on_deleted(state, bucket)
-        case RemoveName(), None:
-            on_unnamed(state, bucket)
+        case DeleteSnapshot() | RemoveName(), None:
+            bucket.size_bytes, bucket.bucket_id = 0, None
+            bucket.has_name = bucket.has_name and isinstance(call, DeleteSnapshot)
+            delete(state, bucket)
         case _:
             raise AssertionError(f"{type(answer).__name__} is no answer to {type(call).__name__}")
 
@@ -218,22 +187,20 @@ def _on_answer(state: TrackerState, bucket: ImmutableBucket, call: Call, answer:
 # Time.
 
 
-def next_look_ms(state: TrackerState, now_ms: int) -> int:
-    """Return when to plan again if nothing happens before: `now_ms` if there is more to do now, `NEVER` if nothing is.
+def next_wakeup_ms(state: TrackerState, *, now_ms: int) -> int | None:
+    """Return when to plan again if nothing happens before: `now_ms` if there is more to do now, None if nothing is.
 
     A row that is due already is no reason: the dispatcher was told of it and will poll.
     """
-    if has_ended(state) and not is_source(state, state.ending[0][1]):
+    if has_ended(state):
         return now_ms
-    times: list[float] = [lane.next_look_ms() for lane in state.lanes]
-    for lane in state.lanes:
-        key = lane.first_key()
-        if key is not None:
-            times.append(key.deliver_at_ms - state.config.prefetch_ms - state.lead_ms)
+    early_ms = state.config.prefetch_ms + state.lead_ms
+    times: list[float] = [time_ms for lane in state.lanes for time_ms in lane.times_to_look_ms(early_ms)]
     bucket = first_ahead(state)
     if bucket is not None:
         times.append(waived_at_ms(state, bucket, now_ms))
     if state.tracked:
-        times.append(state.next_row_deliver_at_ms() - state.lead_ms)
-    times += [state.merging.at_ms, state.orphans.at_ms if state.orphans.is_wanted else -1]
-    return int(min(NEVER, *(time_ms for time_ms in times if time_ms > now_ms)))
+        times.append(min(queue.next_deliver_at_ms for queue in state.queues) - state.lead_ms)
+    times += [state.merge_wait.until_ms, state.orphans.wait.until_ms if state.orphans.is_wanted else -1]
+    wakeup_ms = min((time_ms for time_ms in times if time_ms > now_ms), default=NEVER)
+    return int(wakeup_ms) if wakeup_ms < NEVER else None

@@ -8,20 +8,18 @@ from collections.abc import Mapping
 
 from pyroaring import BitMap
 
-from snapshot_storage.backoff import backoff_ms
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.bucket_properties import BucketProperties, read_properties
-from tracker.columns.position_set import PositionSet
-from tracker.core.actions import CallFailed, CreateSnapshot, Head, ListSnapshots, MergeSnapshots, OfAnotherCursor
+from tracker.core.actions import CallFailed, CreateSnapshot, Head, ListSnapshots, MergeSnapshots
 from tracker.core.bucket import ImmutableBucket, Phase
-from tracker.core.deleting import give_up, remove
-from tracker.core.state import TrackerState, move, new_bucket, progressed
+from tracker.core.deleting import remove
+from tracker.core.state import TrackerState, move, new_bucket
 
 _NONE = BitMap()
 
 
-def recover(state: TrackerState, properties: Mapping[str, str], now_ms: int) -> BucketProperties:
-    """Begin to recover what the cursor's properties name."""
+def recover(state: TrackerState, properties: Mapping[str, str], *, now_ms: int) -> BucketProperties:
+    """Begin to recover what the cursor's properties name; call once, before anything else but `trim`."""
     named_by_cursor = read_properties(properties)
     state.orphans.malformed_ids = frozenset(named_by_cursor.malformed_ids)
     state.orphans.is_wanted = True
@@ -32,7 +30,6 @@ def recover(state: TrackerState, properties: Mapping[str, str], now_ms: int) -> 
         bucket_ids.add(named.bucket_id)
         bucket = new_bucket(state, named.ledgers, named.key, Phase.UNNAMING if is_second else Phase.RECOVERING)
         bucket.bucket_id, bucket.has_name, bucket.wanted_since_ms = named.bucket_id, True, now_ms
-        progressed(state, bucket)
         if bucket.ledgers.last_ledger_id < state.first_ledger_id:
             remove(state, bucket)
     return named_by_cursor
@@ -41,7 +38,11 @@ def recover(state: TrackerState, properties: Mapping[str, str], now_ms: int) -> 
 def on_head(state: TrackerState, bucket: ImmutableBucket, head: Head) -> None:
     """Set the bits of what is left of a bucket, and serve it from its segments."""
     bucket.size_bytes, bucket.table = head.size_bytes, head.table
-    _narrow(bucket, head)
+    if head.bitmaps:
+        # The head says where the rows are; those beyond the range of the key do not count.
+        first = max(bucket.ledgers.first_ledger_id, min(head.bitmaps))
+        last = min(bucket.ledgers.last_ledger_id, max(head.bitmaps))
+        bucket.ledgers = LedgerRange(first, last) if first <= last else bucket.ledgers
     first, last = max(bucket.ledgers.first_ledger_id, state.first_ledger_id), bucket.ledgers.last_ledger_id
     has_any = False
     for ledger_id, entry_ids in head.bitmaps.items():
@@ -51,25 +52,8 @@ def on_head(state: TrackerState, bucket: ImmutableBucket, head: Head) -> None:
             state.to_read_again.subtract(ledger_id, left)
             has_any = has_any or bool(left)
     move(state, bucket, Phase.SEALED)
-    if not state.recovering:
-        state.gone = PositionSet()
     if not has_any:
         remove(state, bucket)
-
-
-def _narrow(bucket: ImmutableBucket, head: Head) -> None:
-    """Take over where the rows are, as the head says; rows beyond the range of the key do not count."""
-    if head.bitmaps:
-        first = max(bucket.ledgers.first_ledger_id, min(head.bitmaps))
-        last = min(bucket.ledgers.last_ledger_id, max(head.bitmaps))
-        if first <= last:
-            bucket.ledgers = LedgerRange(first, last)
-
-
-def on_alien(state: TrackerState, bucket: ImmutableBucket, answer: OfAnotherCursor) -> None:
-    """Remove the name alone: the snapshot is not ours to delete."""
-    bucket.bucket_id = None
-    give_up(state, bucket, f"it belongs to {answer.owner}")
 
 
 # Orphans.
@@ -78,7 +62,7 @@ def on_alien(state: TrackerState, bucket: ImmutableBucket, answer: OfAnotherCurs
 def begin_search(state: TrackerState, now_ms: int) -> ListSnapshots | None:
     """Look once for snapshots that no property names, while none is being stored."""
     orphans = state.orphans
-    if not orphans.is_wanted or orphans.call is not None or now_ms < orphans.at_ms or is_storing(state):
+    if not orphans.is_wanted or orphans.call is not None or now_ms < orphans.wait.until_ms or is_storing(state):
         return None
     orphans.call = ListSnapshots()
     return orphans.call
@@ -86,23 +70,16 @@ def begin_search(state: TrackerState, now_ms: int) -> ListSnapshots | None:
 
 def is_storing(state: TrackerState) -> bool:
     """Whether a snapshot may come to exist whose id is not known yet."""
-    return any(
-        isinstance(bucket.call, CreateSnapshot | MergeSnapshots)
-        for bucket in state.buckets.values()
-        if bucket.phase in (Phase.SEALING, Phase.MERGING)
-    )
+    return any(isinstance(bucket.call, CreateSnapshot | MergeSnapshots) for bucket in state.buckets.values())
 
 
 def on_listed(state: TrackerState, answer: frozenset[int] | CallFailed, now_ms: int) -> None:
     """Delete the snapshots that no property names."""
-    orphans, config = state.orphans, state.config
+    orphans = state.orphans
     orphans.call = None
     if isinstance(answer, CallFailed) or is_storing(state):
         # One of the snapshots may be of a bucket that does not know its id yet.
-        orphans.failures += 1
-        orphans.at_ms = now_ms + backoff_ms(
-            orphans.failures, min_ms=config.retry_backoff_ms_min, max_ms=config.retry_backoff_ms_max
-        )
+        orphans.wait.lengthen(now_ms)
         return
     orphans.is_wanted = False
     owned = {bucket.bucket_id for bucket in state.buckets.values()}

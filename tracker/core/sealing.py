@@ -5,18 +5,21 @@ name are durable.
 """
 
 from snapshot_storage.bucket_key import LedgerRange
+from tracker.bucket_properties import free_key_or_none
 from tracker.columns.row_order import last_key_at
 from tracker.columns.row_queue import pop_sorted
-from tracker.core.actions import CreateSnapshot, PutName, Stored
+from tracker.columns.segment_table import segment_row_count_max
 from tracker.core.bucket import NO_LEDGER, ImmutableBucket, Phase
-from tracker.core.deleting import remove_if_untracked
+from tracker.core.deleting import remove
 from tracker.core.merging import take_over
-from tracker.core.state import TrackerState, free_name, move, new_bucket, rows_a_segment
+from tracker.core.state import TrackerState, move, new_bucket
 
 
-def seal(state: TrackerState) -> None:
-    """Freeze the mutable bucket's rows."""
+def seal(state: TrackerState, *, index_count_min: int = 0) -> None:
+    """Freeze the mutable bucket's rows, if it has at least so many."""
     added = state.added
+    if len(added) < index_count_min:
+        return
     if NO_LEDGER < added.first_ledger_id < state.first_ledger_id:
         # Rows that were added behind the cursor are acknowledged, and would never be loaded again.
         state.tracked.drop_below(state.first_ledger_id)
@@ -24,40 +27,15 @@ def seal(state: TrackerState) -> None:
         added.begin_anew()
         return
     ledgers = LedgerRange(added.first_ledger_id, added.last_ledger_id)
-    key = free_name(state, ledgers)
+    key = free_key_or_none(ledgers, state.keys)
     if key is None:
         # No name is free. The rows stay mutable until a bucket that has one of the names is gone.
         return
-    rows_max = rows_a_segment(state, 1)
+    rows_max = segment_row_count_max(state.config.segment_row_count_max, state.bucket_total)
     bucket = new_bucket(state, ledgers, key, Phase.SEALING)
     bucket.segment_row_count_max = rows_max
     bucket.rows = added.begin_anew()
     state.with_rows[bucket.serial] = bucket
-
-
-def store_of(state: TrackerState, bucket: ImmutableBucket) -> CreateSnapshot:
-    """Return the call that stores a bucket's rows."""
-    assert bucket.rows is not None
-    return CreateSnapshot(
-        bucket.serial,
-        bucket.key,
-        bucket.rows.rows_of(),
-        state.tracked_in(bucket.ledgers),
-        bucket.segment_row_count_max,
-    )
-
-
-def on_stored(state: TrackerState, bucket: ImmutableBucket, answer: Stored) -> None:
-    """The snapshot is durable: its name is next."""
-    bucket.bucket_id, bucket.size_bytes, bucket.table = answer.bucket_id, answer.size_bytes, answer.table
-    move(state, bucket, Phase.NAMING)
-
-
-def name_of(bucket: ImmutableBucket) -> PutName:
-    """Return the call that names a bucket's snapshot."""
-    assert bucket.bucket_id is not None
-    bucket.has_name = True
-    return PutName(bucket.serial, bucket.key, bucket.bucket_id)
 
 
 def on_named(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> None:
@@ -65,22 +43,21 @@ def on_named(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> None:
     if bucket.sources:
         take_over(state, bucket)
     else:
-        leave_memory(state, bucket, now_ms)
+        _leave_memory(state, bucket, now_ms)
     move(state, bucket, Phase.SEALED)
-    remove_if_untracked(state, bucket)
+    if not state.tracked_ledgers(bucket.ledgers):
+        remove(state, bucket)
 
 
-def leave_memory(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> None:
+def _leave_memory(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> None:
     """Keep the rows that are due soon, in whole spans and as many as may be loaded; segments have the others."""
     table, queue = bucket.table, bucket.rows
     assert table is not None
     assert queue is not None
     room = max(0, state.config.loaded_row_count_max - len(state.loaded))
     horizon_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
-    spans = min(
-        int(table.first_times.searchsorted(horizon_ms, "right")), int(table.row_ends.searchsorted(room, "right"))
-    )
-    bucket.loaded_spans = bucket.spans_without_tie(spans)
+    by_time, by_rows = table.first_times.searchsorted(horizon_ms, "right"), table.row_ends.searchsorted(room, "right")
+    bucket.loaded_spans = bucket.spans_without_tie(int(min(by_time, by_rows)))
     bucket.rows = None
     del state.with_rows[bucket.serial]
     if not bucket.loaded_spans:

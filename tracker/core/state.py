@@ -8,56 +8,36 @@ from random import Random
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.bucket_properties import free_key_or_none
 from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import LATEST_MS, RowKey
 from tracker.columns.row_queue import RowQueue
-from tracker.columns.segment_table import segment_row_count_max
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import ListSnapshots
-from tracker.core.bucket import AT_ONCE, NO_LEDGER, ImmutableBucket, LastMutableBucket, Phase
-from tracker.core.lanes import Lane
+from tracker.core.bucket import NO_BARRIER, NO_LEDGER, ImmutableBucket, LastMutableBucket, Phase
+from tracker.core.lanes import Lane, RetryWait
 
 
 @dataclass(slots=True)
 class OrphanSearch:
     """The search for snapshots that no property names, once in a tracker's life."""
 
+    wait: RetryWait
     is_wanted: bool = False
     call: ListSnapshots | None = None
-    failures: int = 0
-    at_ms: int = -1
-    """Not before then."""
     malformed_ids: frozenset[int] = frozenset()
     """Snapshots that malformed properties seem to name; they are never deleted."""
 
 
-@dataclass(slots=True)
-class Merging:
-    """The merge that is under way, and when the next may be."""
-
-    target: int = 0
-    """The serial of the last merge's target."""
-    failures: int = 0
-    at_ms: int = -1
-
-
 class TrackerState:
-    """Everything that one tracker's core knows.
-
-    Args:
-        config: How buckets are sealed, cut, loaded and merged.
-        acknowledged_in: Gives the acknowledged entries of a ledger.
-        rng: For the jitter of retries.
-    """
+    """Everything that one tracker's core knows."""
 
     def __init__(self, config: TrackerConfig, *, acknowledged_in: Callable[[int], BitMap], rng: Random) -> None:
         self.config = config
         self.acknowledged_in = acknowledged_in
         self.now_ms = -1
         """The time that was seen last."""
-        self.lead_ms = 0
-        """How early rows count as due."""
+        self.lead_ms = 0 if config.is_deliver_at_time_strict else config.tick_time_ms
+        """How early messages may be handed out: the tick, or 0 where times are strict."""
         self.first_ledger_id = NO_LEDGER
         """Ledgers below it are passed by the cursor."""
         self.tracked = PositionSet()
@@ -66,7 +46,11 @@ class TrackerState:
         """Handed out or refused while a bucket that may name them too is RECOVERING: its head must not bring them."""
         self.to_read_again = PositionSet()
         """Were tracked, and lost their row with a snapshot: the log has them."""
-        self.added = LastMutableBucket(row_count_max(config))
+        row_count_max = config.index_count_per_bucket_max
+        if row_count_max == UNLIMITED:
+            # The limit of rows without a snapshot holds for a ledger that never ends, too.
+            row_count_max = max(config.index_count_per_bucket_min, config.unsealed_row_count_max)
+        self.added = LastMutableBucket(row_count_max)
         self.loaded = RowQueue()
         """Rows of segments, and what stayed of sealed buckets."""
         self.rows_in_flight = 0
@@ -86,16 +70,19 @@ class TrackerState:
         """Buckets that hold up nothing, as they could not be read for so long."""
         self.ending: list[tuple[int, int]] = []
         """A heap of buckets that are loaded: when the last row is due, and the serial."""
-        self.reads, self.writes, self.cursor = (Lane(config, rng) for _ in range(3))
-        self.merging = Merging()
-        self.orphans = OrphanSearch()
+        self.reads = Lane(config, rng, self.buckets, (Phase.RECOVERING, Phase.SEALED))
+        self.writes = Lane(config, rng, self.buckets, (Phase.SEALING, Phase.MERGING, Phase.DELETING))
+        self.cursor = Lane(config, rng, self.buckets, (Phase.NAMING, Phase.UNNAMING))
+        self.lanes = (self.reads, self.writes, self.cursor)
+        self.lane_of = {phase: lane for lane in self.lanes for phase in lane.phases}
+        """Where a bucket waits for the call of its phase."""
+        self.merge_target = 0
+        """The serial of the last merge's target."""
+        self.merge_wait = RetryWait(config)
+        """Before the next merge, after one that failed."""
+        self.orphans = OrphanSearch(RetryWait(config))
         self.losses: list[tuple[str, str]] = []
         """Key and reason of buckets that were given up, for the log."""
-
-    @property
-    def lanes(self) -> tuple[Lane, Lane, Lane]:
-        """All lanes."""
-        return self.reads, self.writes, self.cursor
 
     @property
     def queues(self) -> list[RowQueue]:
@@ -104,17 +91,13 @@ class TrackerState:
         return [self.loaded, self.added.queue(), *sealing]
 
     @property
-    def unsealed_row_count(self) -> int:
-        """How many rows are in memory because their snapshot is not durable, beside the mutable bucket's."""
-        return sum(len(bucket.rows) for bucket in self.with_rows.values() if bucket.rows is not None)
+    def bucket_total(self) -> int:
+        """How many buckets there are, with the mutable one."""
+        return 1 + sum(bucket.is_served for bucket in self.buckets.values())
 
     def due_through_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
         """Return the last time that counts as due, now or so long ahead of now."""
         return min(now_ms + self.lead_ms + ahead_ms, LATEST_MS)
-
-    def next_row_deliver_at_ms(self) -> int:
-        """Return when the next row in memory is due, `NEVER` if there is none; some may not be tracked any more."""
-        return min(queue.next_deliver_at_ms for queue in self.queues)
 
     def is_recovering(self, ledger_id: int) -> bool:
         """Whether a bucket of which nothing is known yet may name positions of a ledger."""
@@ -129,39 +112,6 @@ class TrackerState:
             return [ledger_id for ledger_id in range(first, last + 1) if ledger_id in bitmaps]
         return [ledger_id for ledger_id in bitmaps if first <= ledger_id <= last]
 
-    def tracked_in(self, ledgers: LedgerRange) -> dict[int, BitMap]:
-        """Return copies of the bitmaps of a range of ledgers."""
-        return {ledger_id: self.tracked.bitmaps[ledger_id].copy() for ledger_id in self.tracked_ledgers(ledgers)}
-
-    def lane_of(self, phase: Phase) -> Lane:
-        """Return where a bucket waits for the call of its phase."""
-        match phase:
-            case Phase.RECOVERING | Phase.SEALED:
-                return self.reads
-            case Phase.NAMING | Phase.UNNAMING:
-                return self.cursor
-            case _:
-                return self.writes
-
-
-def row_count_max(config: TrackerConfig) -> int:
-    """Return how many rows the mutable bucket may have."""
-    if config.index_count_per_bucket_max != UNLIMITED:
-        return config.index_count_per_bucket_max
-    # The limit of rows without a snapshot holds for a ledger that never ends, too.
-    return max(config.index_count_per_bucket_min, config.unsealed_row_count_max)
-
-
-def free_name(state: TrackerState, ledgers: LedgerRange) -> str | None:
-    """Return a property key for a range that no other bucket has, None where all are taken."""
-    return free_key_or_none(ledgers, state.keys)
-
-
-def rows_a_segment(state: TrackerState, buckets_more: int) -> int:
-    """Return how many rows a segment of a snapshot may have, where there are so many buckets more with it."""
-    served_count = sum(bucket.is_served for bucket in state.buckets.values())
-    return segment_row_count_max(state.config.segment_row_count_max, served_count + buckets_more)
-
 
 def new_bucket(state: TrackerState, ledgers: LedgerRange, key: str, phase: Phase) -> ImmutableBucket:
     """Make a bucket and queue it for its call."""
@@ -170,33 +120,29 @@ def new_bucket(state: TrackerState, ledgers: LedgerRange, key: str, phase: Phase
     if phase is Phase.RECOVERING:
         state.recovering[bucket.serial] = bucket
     state.keys.add(key)
-    want_call(state, bucket)
+    queue_call(state, bucket)
     return bucket
-
-
-def want_call(state: TrackerState, bucket: ImmutableBucket) -> None:
-    """Queue a bucket for the call of its phase."""
-    key = bucket.barrier if bucket.phase is Phase.SEALED else AT_ONCE
-    state.lane_of(bucket.phase).want(bucket.serial, key, bucket.failures)
 
 
 def move(state: TrackerState, bucket: ImmutableBucket, phase: Phase) -> None:
     """Move a bucket to a phase, whose call starts afresh; a call in flight counts no more."""
     state.recovering.pop(bucket.serial, None)
+    if not state.recovering and state.gone:
+        state.gone = PositionSet()
     bucket.phase, bucket.call, bucket.failures, bucket.is_unwanted = phase, None, 0, False
     bucket.wanted_since_ms = None
-    if phase is Phase.SEALED:
-        progressed(state, bucket)
-    else:
-        want_call(state, bucket)
+    queue_call(state, bucket)
 
 
-def progressed(state: TrackerState, bucket: ImmutableBucket) -> None:
-    """Let a bucket hold up hand-out at its barrier as it is now, or end when all of it is loaded."""
+def queue_call(state: TrackerState, bucket: ImmutableBucket) -> None:
+    """Queue a bucket for its next call, and hold up hand-out at its barrier; one that is loaded just waits to end."""
     state.waived.discard(bucket.serial)
-    if bucket.holds_up:
+    bucket.update_barrier()
+    if bucket.barrier != NO_BARRIER:
         heapq.heappush(state.ahead, (bucket.barrier, bucket.serial))
-        if bucket.phase is Phase.SEALED:
-            want_call(state, bucket)
     elif bucket.phase is Phase.SEALED:
-        heapq.heappush(state.ending, (bucket.last_ms, bucket.serial))
+        assert bucket.table is not None
+        last_ms = int(bucket.table.last_times[-1]) if len(bucket.table) else -1
+        heapq.heappush(state.ending, (last_ms, bucket.serial))
+        return
+    state.lane_of[bucket.phase].want(bucket)

@@ -33,7 +33,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.columns.offers import check_acknowledged, check_offer, columns_of
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import is_in, is_in_bitmap, ledger_bitmaps, ledger_groups
+from tracker.columns.positions import is_in, is_in_bitmap, ledger_groups
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.columns.row_queue import RowQueue, first_tracked_row, pop_tracked
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
@@ -311,7 +311,7 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def number_of_future_messages(self) -> int:
         """Count messages that are not due, and due ones of a segment that could not be loaded in time."""
-        due = ledger_bitmaps(*self._index.tracker.due_positions())
+        due = self._index.tracker.due_bitmaps().items()
         return max(0, self._indexed_count() - sum(self._count_left(*bitmap) for bitmap in due))
 
     def _indexed_count(self) -> int:

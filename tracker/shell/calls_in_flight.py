@@ -1,11 +1,17 @@
-"""One tracker's calls in flight: each is a task, and its answer is given back."""
+"""One tracker's calls in flight: each is a task, its answer is given back, and its failure told.
+
+An outage is told once in the log, not at each retry, and is there in the figures until the call works again.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from typing import Final
 
 from managed_ledger.value_types import Clock
-from snapshot_storage.errors import StorageUnavailableError
+from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
 from tracker.core.actions import (
     Answer,
     Call,
@@ -15,38 +21,37 @@ from tracker.core.actions import (
     LoadSegments,
     MergeSnapshots,
     PutName,
+    ReadHead,
     RemoveName,
 )
 from tracker.shell.next_turn import do_nothing
-from tracker.shell.outages import Outages
-from tracker.shell.tracker_calls import TrackerCalls
-from tracker.stats import BucketOperation, TrackerStats
+from tracker.shell.tracker_calls import TrackerCalls, failure_of
+from tracker.stats import UNREADABLE_AFTER, BucketOperation, OperationStats, TrackerStats
+
+logger = logging.getLogger(__name__)
+
+_COUNTED_AS: Final[dict[type[Call], BucketOperation]] = {
+    CreateSnapshot: BucketOperation.CREATE,
+    LoadSegments: BucketOperation.LOAD,
+    DeleteSnapshot: BucketOperation.DELETE,
+    MergeSnapshots: BucketOperation.MERGE,
+}
 
 
 class CallsInFlight:
-    """The calls in flight.
-
-    Args:
-        calls: Makes them.
-        outages: Is told what works and what fails.
-        stats: Count them.
-        now_ms: The wall clock in milliseconds.
-        give_back: Called with each call and its answer.
-    """
-
-    __slots__ = ("_calls", "_give_back", "_log_tasks", "_now_ms", "_outages", "_stats", "_tasks")
+    """The calls in flight."""
 
     def __init__(
         self,
+        name: str,
         calls: TrackerCalls,
-        outages: Outages,
         stats: TrackerStats,
         *,
         now_ms: Clock,
         give_back: Callable[[Call, Answer], None],
     ) -> None:
+        self._name = name
         self._calls = calls
-        self._outages = outages
         self._stats = stats
         self._now_ms = now_ms
         self._give_back = give_back
@@ -54,6 +59,8 @@ class CallsInFlight:
         self._tasks: dict[asyncio.Task[None], None] = {}
         # Those that write to the cursor, and so wait for the log and not for the storage.
         self._log_tasks: dict[asyncio.Task[None], None] = {}
+        self._read_failures: Counter[int] = Counter()
+        """By bucket id, how often in a row a snapshot could not be read."""
 
     def start(self, calls: Sequence[Call]) -> None:
         """Start calls."""
@@ -83,9 +90,9 @@ class CallsInFlight:
 
     async def _run(self, call: Call) -> None:
         """Make a call, and give back its answer."""
-        operation = operation_of(call)
-        if operation is not None:
-            self._stats.operations[operation].all += 1
+        kind = _COUNTED_AS.get(type(call))
+        operation = OperationStats() if kind is None else self._stats.operations[kind]
+        operation.all += 1
         started_at_ms = self._now_ms()
         answer: Answer
         try:
@@ -95,29 +102,47 @@ class CallsInFlight:
             if task is None or task.cancelling():
                 raise
             # The storage gave up its own work, as a pool of threads does that is shut down: an error like others.
-            unavailable = StorageUnavailableError(f"the call was cancelled there: {error}")
-            answer = self._outages.count_failure(call, unavailable, self._now_ms())
+            answer = self.count_failure(call, StorageUnavailableError(f"the call was cancelled there: {error}"))
         except Exception as error:  # A supervisor: any error in a call is an answer to the core.
-            answer = self._outages.count_failure(call, error, self._now_ms())
+            answer = self.count_failure(call, error)
+        if isinstance(answer, CallFailed):
+            operation.failed += 1
         else:
-            self._outages.count_success(call)
-        if operation is not None and isinstance(answer, CallFailed):
-            self._stats.operations[operation].failed += 1
-        elif operation is not None:
-            self._stats.operations[operation].count_success(max(0, self._now_ms() - started_at_ms))
+            operation.count_success(max(0, self._now_ms() - started_at_ms))
+            self._count_success(call)
         self._give_back(call, answer)
 
+    def _count_success(self, call: Call) -> None:
+        if isinstance(call, ReadHead | LoadSegments | DeleteSnapshot):
+            self._read_failures.pop(call.bucket_id, None)
+            self._stats.unreadable -= {call.bucket_id}
+        what = type(call).__name__
+        if what in self._stats.failing:
+            self._stats.failing -= {what}
+            logger.info("%s: %s works again", self._name, what)
 
-def operation_of(call: Call) -> BucketOperation | None:
-    """Return as what a call is counted, None if it is not."""
-    match call:
-        case CreateSnapshot():
-            return BucketOperation.CREATE
-        case LoadSegments():
-            return BucketOperation.LOAD
-        case DeleteSnapshot():
-            return BucketOperation.DELETE
-        case MergeSnapshots():
-            return BucketOperation.MERGE
-        case _:
-            return None
+    def count_failure(self, call: Call, error: Exception) -> CallFailed:
+        """Count a call as failed, and return the answer that the core is given."""
+        stats, failure = self._stats, failure_of(call, error)
+        what, reason = type(call).__name__, str(error) or type(error).__name__
+        level = logging.DEBUG if what in stats.failing else logging.WARNING
+        if not failure.is_lost:
+            stats.failing_since_ms = stats.failing_since_ms if stats.failing else self._now_ms()
+            stats.failing |= {what}
+            stats.last_failure = reason
+        if isinstance(call, ReadHead | LoadSegments):
+            # A snapshot that is gone is given up, and not asked for again: that is no outage.
+            times = 0 if failure.is_lost else self._read_failures[call.bucket_id] + 1
+            self._read_failures[call.bucket_id] = times
+            stats.unreadable -= {call.bucket_id}
+            stats.unreadable |= {call.bucket_id} if times >= UNREADABLE_AFTER else set()
+        # The errors of a cursor are its program's own: a full disk is no defect to trace.
+        if isinstance(error, SnapshotStorageError | TimeoutError) or isinstance(call, PutName | RemoveName):
+            logger.log(level, "%s: %s failed: %s", self._name, what, reason)
+        else:
+            logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
+        return failure
+
+    def end_outages(self, failing: Collection[type[Call]]) -> None:
+        """End the outages of calls that are not wanted any more, as their buckets are gone."""
+        self._stats.failing &= {kind.__name__ for kind in failing}

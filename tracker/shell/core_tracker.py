@@ -27,8 +27,7 @@ from tracker.core.actions import Call
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError, TrackerError
-from tracker.shell.next_turn import NextTurn, call_program
-from tracker.shell.timer import Timer, WallClockWatch
+from tracker.shell.next_turn import NextTurn, WallClockWatch, call_program
 from tracker.shell.wake_up import WakeUp
 
 logger = logging.getLogger(__name__)
@@ -52,15 +51,7 @@ def guarded(method: _Method) -> _Method:
 
 
 class CoreTracker(DelayedDeliveryTracker):
-    """A tracker around a core.
-
-    Args:
-        context: The cursor and the dispatcher.
-        config: The configuration of the core.
-        now_ms: The wall clock in milliseconds.
-        rng: For the jitter of retries.
-        watch: Tells of steps of the clock; None is one of its own.
-    """
+    """A tracker around a core."""
 
     def __init__(
         self,
@@ -80,9 +71,9 @@ class CoreTracker(DelayedDeliveryTracker):
         )
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
-        self._next_turn = NextTurn(self._turn)
+        self._name = f"{context.topic_name} / {context.cursor_name}"
+        self._next_turn = NextTurn(self._turn, watch if watch is not None else WallClockWatch(now_ms))
         self._turn_soon = self._next_turn.want
-        self._timer = Timer(watch if watch is not None else WallClockWatch(now_ms), self._turn_soon)
         self._wakes_before_ms = NEVER
         """A message that is added and due before this wants another timer."""
         self._wake_up = WakeUp()
@@ -94,6 +85,7 @@ class CoreTracker(DelayedDeliveryTracker):
     # The tracker's interface.
 
     @property
+    @guarded
     def lead_ms(self) -> int:
         return self._core.lead_ms
 
@@ -107,7 +99,7 @@ class CoreTracker(DelayedDeliveryTracker):
             if deliver_at < self._wakes_before_ms:
                 self._turn_soon()
             is_tracked = core.add_message(ledger_id, entry_id, deliver_at, self._now_ms())
-            if core.has_sealed:
+            if core.writes.has_first_try:
                 self._turn_soon()
         except Exception as error:
             # Wrong arguments have changed nothing.
@@ -118,7 +110,8 @@ class CoreTracker(DelayedDeliveryTracker):
 
     @guarded
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
-        self._check_open("add messages")
+        if self._is_closed:
+            raise TrackerClosedError("add messages")
         is_tracked = self._core.add_messages(ledger_ids, entry_ids, deliver_ats, now_ms=self._now_ms())
         self._turn_soon()
         return is_tracked
@@ -143,14 +136,11 @@ class CoreTracker(DelayedDeliveryTracker):
 
     @guarded
     def take_untracked(self) -> Mapping[int, BitMap]:
-        return self._core.to_read_again()
+        return self._core.pop_to_read_again()
 
+    @guarded
     def has_message_available(self) -> bool:
-        try:
-            is_available = self._core.has_due(now_ms=self._now_ms())
-        except Exception as error:
-            self.stop_if_defect(error)
-            raise
+        is_available = self._core.has_due(now_ms=self._now_ms())
         if not is_available and self._wake_up.wait_for_due():
             self._turn_soon()
         return is_available
@@ -167,11 +157,10 @@ class CoreTracker(DelayedDeliveryTracker):
 
     @guarded
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
-        if self.failure is not None:
-            # A dispatcher that only polls learns of the defect here.
+        if self._is_closed:
+            # The next tracker of the cursor hands out all that this one has in memory. A dispatcher that only polls
+            # learns of a defect here.
             raise TrackerClosedError("hand out messages") from self.failure
-        # The next tracker of the cursor hands out all that a closed one has in memory.
-        self._check_open("hand out messages")
         check_integers(max_messages)
         rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
         self._wake_up.wait_for_due()
@@ -207,7 +196,8 @@ class CoreTracker(DelayedDeliveryTracker):
 
     async def clear(self) -> None:
         """Track nothing any more; properties name each snapshot until it is deleted, so a crash leaves none behind."""
-        self._check_open("clear")
+        if self._is_closed:
+            raise TrackerClosedError("clear")
         self._clear()
 
     @guarded
@@ -221,13 +211,9 @@ class CoreTracker(DelayedDeliveryTracker):
     def _start_calls(self, calls: Sequence[Call]) -> None:
         """Start the core's calls."""
 
-    @abstractmethod
     def _is_paused(self, now_ms: int) -> bool:
         """Whether the dispatcher is to stop reading for now."""
-
-    def _check_open(self, operation: str) -> None:
-        if self._is_closed:
-            raise TrackerClosedError(operation)
+        return self._core.is_full and not self._core.has_due(now_ms=now_ms)
 
     def _follow_cursor(self) -> None:
         """Begin to follow the cursor's mark-delete position."""
@@ -240,30 +226,26 @@ class CoreTracker(DelayedDeliveryTracker):
         self._turn_soon()
 
     def _turn(self) -> None:
-        """Bring everything up to date, once per turn of the loop, and tell the dispatcher."""
+        """Do the work that the events of this turn have left, and tell the dispatcher to look if it is to."""
+        core = self._core
         try:
-            is_wanted = self._bring_up_to_date(self._now_ms())
+            now_ms = self._now_ms()
+            self._start_calls(core.plan(now_ms=now_ms))
+            wakeup_ms = core.next_wakeup_ms(now_ms=now_ms)
+            self._wakes_before_ms = NEVER if wakeup_ms is None else wakeup_ms
+            self._next_turn.set_timer(wakeup_ms)
+            is_wanted = self._wake_up.is_wanted(
+                deliver_at_ms=core.first_deliver_at_ms(now_ms=now_ms),
+                withheld_ms=core.first_withheld_ms(now_ms=now_ms),
+                is_paused=self._is_paused(now_ms),
+            )
         except Exception as defect:
             # A supervisor: the core may be half changed.
             self.stop_for_defect(defect)
             return
+        is_wanted, self._is_news = is_wanted or self._is_news, False
         if is_wanted:
             call_program(self._context.on_available)
-
-    def _bring_up_to_date(self, now_ms: int) -> bool:
-        """Do the work that the events of this turn have left; return whether the dispatcher is to look again."""
-        core = self._core
-        self._start_calls(core.plan(now_ms=now_ms))
-        wakeup_ms = core.next_wakeup_ms(now_ms=now_ms)
-        self._wakes_before_ms = NEVER if wakeup_ms is None else wakeup_ms
-        self._timer.set(wakeup_ms)
-        is_wanted = self._wake_up.is_wanted(
-            deliver_at_ms=core.first_deliver_at_ms(now_ms=now_ms),
-            withheld_ms=core.first_withheld_ms(now_ms=now_ms),
-            is_paused=self._is_paused(now_ms),
-        )
-        is_wanted, self._is_news = is_wanted or self._is_news, False
-        return is_wanted
 
     # The end.
 
@@ -273,7 +255,6 @@ class CoreTracker(DelayedDeliveryTracker):
         self._is_closed = True
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
         self._next_turn.close()
-        self._timer.close()
 
     def stop_for_defect(self, defect: Exception) -> None:
         """Stop at once: a part of the index raised this, and may be half changed.
@@ -284,8 +265,7 @@ class CoreTracker(DelayedDeliveryTracker):
         if self._is_closed:
             return
         self.failure = defect
-        name = f"{self._context.topic_name} / {self._context.cursor_name}"
-        logger.critical("%s: the delayed index stops for a defect", name, exc_info=defect)
+        logger.critical("%s: the delayed index stops for a defect", self._name, exc_info=defect)
         self._stop()
         # The core that failed is not asked any more.
         self._core = TrackerCore(self._config, acknowledged_in=self._context.cursor.acknowledged_in, rng=Random(0))

@@ -1,31 +1,84 @@
-"""One call in the next turn of the event loop, however often it is asked for: many changes are looked at together."""
+"""When a tracker looks at what is to be done: once in a turn of the event loop, after any change, and at a time.
+
+Many changes are looked at together. The timer is asyncio's own, set by the wall clock. That clock may be stepped, and
+the loop's is not: one watch compares both every few seconds, and has every tracker look again after a step.
+"""
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVarTuple, Unpack
+from typing import Final
 
+from managed_ledger.value_types import Clock
 from tracker.errors import TrackerError
 
-_Arguments = TypeVarTuple("_Arguments")
+WATCH_INTERVAL_S: Final = 5.0
+"""A step of the clock is noticed within this time."""
+
+_STEP_MS_MIN: Final = 1_000
+"""A smaller step makes a timer late, or early, by no more than that."""
+
+
+class WallClockWatch:
+    """Has trackers look again when the wall clock was stepped, as long as there are any."""
+
+    def __init__(self, now_ms: Clock) -> None:
+        self.now_ms = now_ms
+        self._turns: dict[NextTurn, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handle: asyncio.TimerHandle | None = None
+        self._difference_ms = 0.0
+        """Of the wall clock and the loop's, when they were compared last."""
+
+    def add(self, turn: "NextTurn") -> None:
+        """Tell a tracker from now on."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # The timers of an event loop that has ended never come.
+            self._turns, self._loop, self._handle = {}, loop, None
+        self._turns[turn] = None
+        if self._handle is None:
+            self._compare()
+
+    def discard(self, turn: "NextTurn") -> None:
+        """Tell a tracker no more."""
+        self._turns.pop(turn, None)
+        if not self._turns and self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _compare(self) -> None:
+        loop = asyncio.get_running_loop()
+        before_ms, self._difference_ms = self._difference_ms, self.now_ms() - 1_000 * loop.time()
+        has_stepped = self._handle is not None and abs(self._difference_ms - before_ms) >= _STEP_MS_MIN
+        self._handle = loop.call_later(WATCH_INTERVAL_S, self._compare)
+        for turn in tuple(self._turns) if has_stepped else ():
+            turn.end_timer()
 
 
 class NextTurn:
-    """A call that is made once, soon, after it was asked for; it belongs to the loop that runs when it is made.
+    """A call that is made once, soon, after it was asked for, and at a time; it belongs to the loop that runs now.
 
     Args:
         call: The call.
+        watch: Has the clock of the timer, and tells of its steps; None where no timer is set.
 
     Raises:
         TrackerError: No loop runs in this thread.
     """
 
-    __slots__ = ("_call", "_handle", "_is_closed", "_loop")
+    __slots__ = ("_call", "_handle", "_is_closed", "_loop", "_timer", "_watch", "timer_at_ms")
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], None], watch: WallClockWatch | None = None) -> None:
         self._call = call
-        self._handle: asyncio.Handle | None = None
-        self._is_closed = False
         self._loop = _running_loop()
+        self._handle: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.timer_at_ms: int | None = None
+        """The time that the timer is set for, None while it is not."""
+        self._is_closed = False
+        self._watch = watch
+        if watch is not None:
+            watch.add(self)
 
     def want(self) -> None:
         """Make the call in the next turn of the loop, unless that is asked for already, or this is closed.
@@ -36,6 +89,22 @@ class NextTurn:
         if self._handle is None and not self._is_closed:
             self.check_loop()
             self._handle = self._loop.call_soon(self.run)
+
+    def set_timer(self, at_ms: int | None) -> None:
+        """Want the call at a time, at once if that is over, or at none; nothing is done where that has not changed."""
+        if at_ms == self.timer_at_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self.timer_at_ms = at_ms
+        if at_ms is not None and self._watch is not None:
+            wait_s = max(0, at_ms - self._watch.now_ms()) / 1_000
+            self._timer = self._loop.call_later(wait_s, self.end_timer)
+
+    def end_timer(self) -> None:
+        """Want the call now, and not at the time of the timer: that has come, or the clock was stepped."""
+        self.set_timer(None)
+        self.want()
 
     def check_loop(self) -> None:
         """Check that the loop runs in this thread; after `close`, nothing is to be disturbed any more.
@@ -57,11 +126,14 @@ class NextTurn:
         """Make no call any more, and refer to its owner no more: a closed one is to go without a search for cycles."""
         self._is_closed = True
         self._call = do_nothing
+        self.set_timer(None)
         if self._handle is not None:
             self._handle.cancel()
+        if self._watch is not None:
+            self._watch.discard(self)
 
 
-def call_program(callback: Callable[[Unpack[_Arguments]], None], *arguments: *_Arguments) -> None:
+def call_program(callback: Callable[..., None], *arguments: object) -> None:
     """Call a callback of the program here and now; an exception of it goes to the loop's exception handler.
 
     The caller may be in the middle of several answers, or of several subscriptions, and has to go on.

@@ -3,69 +3,64 @@
 Functions over arrays, for worker threads. They know no event loop and no storage.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.metadata_columns import MetadataColumns
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.segment_table import SegmentTable, table_of
 from tracker.config import TrackerConfig
-from tracker.core.actions import CreateSnapshot, Head, MergeSnapshots
+from tracker.core.actions import CreateSnapshot, Head, MergeSnapshots, MergeSource
 
 SPANS_PER_BUCKET: Final = 200
 """A bucket of the least size has about so many spans at most, for any distribution of times: a tenth of a byte a
 row."""
 
-POSITIONS_AT_ONCE_MAX: Final = 65_536
-"""Bitmaps of segments are decoded together up to so many positions, which take some MiB meanwhile."""
+SEGMENTS_AT_ONCE: Final = 16
+"""Bitmaps of so many segments are decoded together, which takes some MiB meanwhile."""
 
 
-def span_rows(config: TrackerConfig) -> int:
-    """Return about how many rows a span has."""
-    return max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
+def _table_of(columns: MetadataColumns, config: TrackerConfig) -> SegmentTable:
+    return table_of(columns, max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET))
 
 
-def built(call: CreateSnapshot, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
-    """Return the snapshot of the rows to be stored, and its table."""
-    rows = DelayedIndexes.concatenate(call.parts)
-    return _snapshot_of(rows, call.tracked, call.segment_row_count_max, config)
+def built(
+    kinds: Sequence[DelayedIndexes], call: CreateSnapshot | MergeSnapshots, config: TrackerConfig
+) -> tuple[Snapshot, SegmentTable]:
+    """Return the snapshot of rows, see `first_rows`, and its table."""
+    rows = first_rows(kinds, call.tracked)
+    snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=call.segment_row_count_max)
+    return snapshot, _table_of(decode_metadata_columns(snapshot.metadata), config)
 
 
 def merged(
-    call: MergeSnapshots, data: Sequence[Sequence[bytes]], config: TrackerConfig
+    data: Sequence[tuple[MergeSource, Sequence[bytes]]], call: MergeSnapshots, config: TrackerConfig
 ) -> tuple[Snapshot, SegmentTable]:
     """Return the snapshot of the rows of several, and its table.
 
     Raises:
         SnapshotCorruptedError: One is damaged; the error names it.
     """
-    parts = [
-        rows_of(source.bucket_id, segments, 1, source.segment_count)
-        for source, segments in zip(call.sources, data, strict=True)
-        if source.segment_count
-    ]
-    rows = DelayedIndexes.concatenate(parts)
-    return _snapshot_of(rows, call.tracked, call.segment_row_count_max, config)
+    parts = [(rows_of(one.bucket_id, segments, 1, one.segment_count), one.loaded_row_count) for one, segments in data]
+    loaded = DelayedIndexes.concatenate([rows.slice(0, count) for rows, count in parts])
+    to_load = DelayedIndexes.concatenate([rows.slice(count, len(rows)) for rows, count in parts])
+    return built([to_load, loaded], call, config)
 
 
-def _snapshot_of(
-    rows: DelayedIndexes, tracked: Mapping[int, BitMap], rows_max: int, config: TrackerConfig
-) -> tuple[Snapshot, SegmentTable]:
-    """Return the snapshot of the first row of each tracked position, and its table."""
-    rows = rows.sorted()
-    is_first = PositionSet.of(tracked.items()).take(rows.ledger_ids, rows.entry_ids)
-    if not is_first.all():
-        rows = rows.take(is_first)
-    snapshot = build_snapshot(rows, step_ms=config.segment_step_ms_max, rows_max=rows_max)
-    table = table_of(decode_metadata_columns(snapshot.metadata), span_rows(config))
-    return snapshot, table
+def first_rows(kinds: Sequence[DelayedIndexes], tracked: Mapping[int, BitMap]) -> DelayedIndexes:
+    """Return the first row of each tracked position in order, of the first of these kinds that has one."""
+    left, kept = PositionSet.of(tracked.items()), []
+    for rows in kinds:
+        ordered = rows.sorted()
+        kept.append(ordered.take(left.take(ordered.ledger_ids, ordered.entry_ids)))
+    return DelayedIndexes.concatenate(kept).sorted() if len(kept) > 1 else kept[0]
 
 
 def rows_of(bucket_id: int, data: Sequence[bytes], first_segment: int, last_segment: int) -> DelayedIndexes:
@@ -98,32 +93,19 @@ def head_of(bucket_id: int, metadata: bytes, size_bytes: int, config: TrackerCon
         if (columns.first_times[1:] < columns.last_times[:-1]).any():
             # Spans are only as good as the segments that they are made of.
             raise SnapshotCorruptedError("its segments overlap in time", bucket_id=bucket_id)
-        table = table_of(columns, span_rows(config))
-        bitmaps: dict[int, BitMap] = {}
-        for first, end in _pieces(columns.row_counts):
+        table = _table_of(columns, config)
+        positions = PositionSet()
+        for first in range(0, len(columns), SEGMENTS_AT_ONCE):
+            end = min(first + SEGMENTS_AT_ONCE, len(columns))
             for ledger_id, entry_ids in ledger_bitmaps(*columns.positions(first, end)):
-                if ledger_id in bitmaps:
-                    bitmaps[ledger_id] |= entry_ids
-                else:
-                    bitmaps[ledger_id] = entry_ids
+                positions.unite(ledger_id, entry_ids)
     except SnapshotCorruptedError as error:
         raise _with_id(error, bucket_id) from error
-    for bitmap in bitmaps.values():
+    for bitmap in positions.bitmaps.values():
         bitmap.run_optimize()
-    return Head(size_bytes, table, bitmaps)
+    return Head(size_bytes, table, positions.bitmaps)
 
 
 def _with_id(error: SnapshotCorruptedError, bucket_id: int) -> SnapshotCorruptedError:
     """Name the snapshot: bytes do not know whose they are, and a merge has to tell its sources apart."""
     return SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry)
-
-
-def _pieces(row_counts: Int64Array) -> Iterator[tuple[int, int]]:
-    """Yield the first and the end of stretches of segments that have not too many rows."""
-    row_ends = row_counts.cumsum()
-    first = 0
-    while first < len(row_ends):
-        rows_before = int(row_ends[first]) - int(row_counts[first])
-        end = max(first + 1, int(row_ends.searchsorted(rows_before + POSITIONS_AT_ONCE_MAX, "right")))
-        yield first, end
-        first = end

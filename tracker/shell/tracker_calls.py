@@ -1,12 +1,13 @@
 """The calls of one tracker, on its cursor and on a storage; encoding and decoding are done in threads."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import Snapshot
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
-from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.columns.segment_table import SegmentTable
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
@@ -15,9 +16,11 @@ from tracker.core.actions import (
     CallFailed,
     CreateSnapshot,
     DeleteSnapshot,
+    Head,
     ListSnapshots,
     LoadSegments,
     MergeSnapshots,
+    MergeSource,
     OfAnotherCursor,
     PutName,
     ReadHead,
@@ -40,19 +43,10 @@ class RunBlocking(Protocol):
         """Return what the function will return."""
 
 
-def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
-    """Run a function in the event loop's default pool of threads."""
-    return asyncio.to_thread(function)
-
-
 class InThreads:
-    """Runs encoding and decoding off the event loop, for all trackers of a storage.
+    """Runs encoding and decoding off the event loop, for all trackers of a storage."""
 
-    Args:
-        run_blocking: Runs it.
-    """
-
-    def __init__(self, run_blocking: RunBlocking = in_thread) -> None:
+    def __init__(self, run_blocking: RunBlocking = asyncio.to_thread) -> None:
         self._run_blocking = run_blocking
         # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
         # twice as long.
@@ -75,29 +69,20 @@ class InThreads:
 
 def failure_of(call: Call, error: Exception) -> CallFailed:
     """Return the answer to a call that raised an error: the snapshot is lost, or the call may succeed later."""
-    is_lost = isinstance(error, BucketNotFoundError | SnapshotCorruptedError)
+    if not isinstance(error, BucketNotFoundError | SnapshotCorruptedError):
+        return CallFailed(str(error))
     is_read = isinstance(call, ReadHead | LoadSegments | MergeSnapshots)
-    return CallFailed(
-        str(error),
-        is_lost=is_lost and is_read,
-        lost_bucket_id=error.bucket_id if isinstance(error, BucketNotFoundError | SnapshotCorruptedError) else None,
-    )
+    return CallFailed(str(error), is_lost=is_read, lost_bucket_id=error.bucket_id)
 
 
 class TrackerCalls:
-    """Makes the calls of one tracker.
-
-    Args:
-        config: How snapshots are made, and how long a call may take.
-        context: The cursor, and the names of topic and cursor.
-        storage: Where they are.
-        threads: Encode and decode.
-    """
+    """Makes the calls of one tracker."""
 
     def __init__(
         self, config: TrackerConfig, context: TrackerContext, storage: BucketSnapshotStorage, threads: InThreads
     ) -> None:
         self._config = config
+        self._timeout_s = config.operation_timeout_ms / 1_000
         self._topic_name = context.topic_name
         self._cursor_name = context.cursor_name
         self._cursor = context.cursor
@@ -112,37 +97,29 @@ class TrackerCalls:
         """
         if isinstance(call, MergeSnapshots):
             return await self._merge(call)
-        async with self._in_time():
-            return await self._run(call)
-
-    async def _run(self, call: Call) -> Answer:
-        match call:
-            case CreateSnapshot():
-                made = await self._threads.build(lambda: built(call, self._config))
-                return await self._create(call.bucket_key, *made)
-            case ReadHead():
-                return await self._read_head(call)
-            case LoadSegments(bucket_id=bucket_id, first_segment=first, last_segment=last):
-                data = await self._storage.get_bucket_snapshot_segment(bucket_id, first, last)
-                return await self._threads.decode(sum(map(len, data)), lambda: rows_of(bucket_id, data, first, last))
-            case DeleteSnapshot():
-                if call.is_own or await self._is_deletable(call.bucket_id):
-                    await self._storage.delete_bucket_snapshot(call.bucket_id)
-                return None
-            case PutName():
-                await self._cursor.update_properties(put={call.bucket_key: str(call.bucket_id)})
-                return None
-            case RemoveName():
-                await self._cursor.update_properties(remove=[call.bucket_key])
-                return None
-            case ListSnapshots():
-                infos = await self._storage.list_bucket_snapshots(self._topic_name)
-                return frozenset(one.bucket_id for one in infos if one.cursor_name == self._cursor_name)
-            case MergeSnapshots():
-                return await self._merge(call)
-
-    def _in_time(self) -> asyncio.Timeout:
-        return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
+        async with asyncio.timeout(self._timeout_s):
+            match call:
+                case CreateSnapshot():
+                    rows = DelayedIndexes.concatenate(call.parts)
+                    made = await self._threads.build(lambda: built([rows], call, self._config))
+                    return await self._create(call.bucket_key, *made)
+                case ReadHead():
+                    return await self._read_head(call.bucket_id)
+                case LoadSegments(bucket_id=bucket_id, first_segment=first, last_segment=last):
+                    data = await self._storage.get_bucket_snapshot_segment(bucket_id, first, last)
+                    size_bytes = sum(map(len, data))
+                    return await self._threads.decode(size_bytes, lambda: rows_of(bucket_id, data, first, last))
+                case DeleteSnapshot():
+                    if call.is_own or await self._is_deletable(call.bucket_id):
+                        await self._storage.delete_bucket_snapshot(call.bucket_id)
+                case PutName():
+                    await self._cursor.update_properties(put={call.bucket_key: str(call.bucket_id)})
+                case RemoveName():
+                    await self._cursor.update_properties(remove=[call.bucket_key])
+                case ListSnapshots():
+                    infos = await self._storage.list_bucket_snapshots(self._topic_name)
+                    return frozenset(one.bucket_id for one in infos if one.cursor_name == self._cursor_name)
+        return None
 
     async def _create(self, bucket_key: str, snapshot: Snapshot, table: SegmentTable) -> Stored:
         bucket_id = await self._storage.create_bucket_snapshot(
@@ -154,34 +131,31 @@ class TrackerCalls:
         )
         return Stored(bucket_id, snapshot.length_bytes, table)
 
-    async def _read_head(self, call: ReadHead) -> Answer:
-        head = await self._head(call.bucket_id)
-        info = head.info
+    async def _read_head(self, bucket_id: int) -> Head | OfAnotherCursor:
+        head = await self._storage.get_bucket_snapshot_head(bucket_id)
+        metadata, info = head.metadata, head.info
         if not info.belongs_to(self._topic_name, self._cursor_name):
             return OfAnotherCursor(f"{info.topic_name} / {info.cursor_name}")
         return await self._threads.decode(
-            len(head.metadata), lambda: head_of(call.bucket_id, head.metadata, info.length_bytes, self._config)
+            len(metadata), lambda: head_of(bucket_id, metadata, info.length_bytes, self._config)
         )
-
-    async def _head(self, bucket_id: int) -> BucketSnapshotHead:
-        return await self._storage.get_bucket_snapshot_head(bucket_id)
 
     async def _is_deletable(self, bucket_id: int) -> bool:
         """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""
         try:
-            head = await self._head(bucket_id)
+            head = await self._storage.get_bucket_snapshot_head(bucket_id)
         except (BucketNotFoundError, SnapshotCorruptedError):
             return True
         return head.info.belongs_to(self._topic_name, self._cursor_name)
 
     async def _merge(self, call: MergeSnapshots) -> Stored:
         """Merge snapshots, all of whose rows are in memory meanwhile."""
-        data = []
+        data: list[tuple[MergeSource, Sequence[bytes]]] = []
         for source in call.sources:
-            async with self._in_time():
-                count = source.segment_count
-                segments = await self._storage.get_bucket_snapshot_segment(source.bucket_id, 1, count) if count else ()
-                data.append(segments)
-        made = await self._threads.build(lambda: merged(call, data, self._config))
-        async with self._in_time():
+            if source.segment_count:
+                async with asyncio.timeout(self._timeout_s):
+                    read = self._storage.get_bucket_snapshot_segment(source.bucket_id, 1, source.segment_count)
+                    data.append((source, await read))
+        made = await self._threads.build(lambda: merged(data, call, self._config))
+        async with asyncio.timeout(self._timeout_s):
             return await self._create(call.bucket_key, *made)

@@ -49,10 +49,8 @@ class WakeUp:
     def is_wanted(self, *, deliver_at_ms: int | None, withheld_ms: int | None = None, is_paused: bool = False) -> bool:
         """Return whether to tell the dispatcher, given what would be answered now; call once a turn.
 
-        Args:
-            deliver_at_ms: The time of the first message that can be handed out, None if there is none.
-            withheld_ms: The time from which on due messages have to wait, None if they need not.
-            is_paused: Whether reading is to pause.
+        That is the time of the first message that can be handed out, the time from which on due ones have to wait, and
+        whether reading is to pause.
         """
         is_due = deliver_at_ms is not None and deliver_at_ms != self._told_deliver_at_ms
         may_go_on = self._withheld_ms is not None and withheld_ms != self._withheld_ms

@@ -3,7 +3,6 @@
 Postdate alone: these stories need a service of their own, and a real Pulsar takes many seconds to come back.
 """
 
-import os
 import signal
 import subprocess
 import threading
@@ -16,7 +15,6 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from benchmarks.service_processes import child_pids
 from demo.process import PostdateProcess, ProcessStartError
 from tests.helpers.services.programs.clients import (
     Clients,
@@ -118,26 +116,6 @@ def test_delays_are_kept_over_a_kill(own_service: PostdateProcess, own_clients: 
     # Messages in the consumer's queue when the connection broke may be handed out and come again; no others do.
     twice = [number for number in set(numbers) if numbers.count(number) > 1]
     assert all(due[str(number)] < started_ms for number in twice)
-    assert nothing_comes(consumer)
-
-
-def test_delays_are_kept_when_the_process_for_snapshots_dies(
-    own_service: PostdateProcess, own_clients: Clients, topic: str
-) -> None:
-    """No client notices. No message comes twice, out of order, or later than by the length of an outage."""
-    client = own_clients.new()
-    consumer = subscribe(client, topic, ConsumerType.KeyShared)
-    producer = client.create_producer(topic)
-    start_ms, count = now_ms() + 1_000, 300
-    for i in reversed(range(count)):
-        producer.send_async(str(i).encode(), None, deliver_at=start_ms + i * 5, partition_key="k")
-    producer.flush()
-
-    (process_id,) = child_pids(own_service.pid)
-    os.kill(process_id, signal.SIGKILL)
-    messages = receive_and_ack(consumer, count)
-
-    assert texts(messages) == [str(i) for i in range(count)]
     assert nothing_comes(consumer)
 
 

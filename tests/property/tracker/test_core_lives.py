@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.core_lives import RandomLife
 from tests.helpers.seeds import seeds
-from tracker.columns.row_order import NEVER, RowKey, last_key_at
+from tracker.columns.row_order import RowKey, last_key_at
 from tracker.core import handing_out
 from tracker.core.state import TrackerState
 
@@ -31,16 +31,15 @@ def test_a_random_life_brings_each_message_once(
     assert min(counts[what] for what in ("sealed", "merged", "crashes", "delivered")) > 0
 
 
-def _no_barrier(state: TrackerState) -> RowKey:
-    del state
-    return last_key_at(NEVER)
+def _no_barrier(state: TrackerState, now_ms: int) -> RowKey:
+    return last_key_at(state.due_through_ms(now_ms))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "replacement"),
     [
-        (f"{handing_out.__name__}.barrier", _no_barrier),
+        (f"{handing_out.__name__}.hand_out_through", _no_barrier),
         (f"{handing_out.__name__}._keep_gone", lambda state, rows: None),
         ("tracker.core.deleting.read_again", lambda state, ledgers: None),
     ],

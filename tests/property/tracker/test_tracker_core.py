@@ -270,7 +270,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def forget_damaged(self) -> None:
         """Drop from the model what a damaged snapshot held and the tracker gave up."""
-        for ledger_id, entry_ids in self.core.to_read_again().items():
+        for ledger_id, entry_ids in self.core.pop_to_read_again().items():
             assert {(ledger_id, entry_id) for entry_id in entry_ids} <= self.tracked.keys()
             self.tracked = {
                 place: time_ms

@@ -54,7 +54,7 @@ def test_the_pips_example() -> None:
     assert window_to_merge([5, 3, 2, 4, 3], [True] * 5) == range(1, 3)
 
 
-class CountingStorage(MemoryBucketSnapshotStorage):
+class StorageOfRows(MemoryBucketSnapshotStorage):
     """Keeps count of the rows that it was given."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class CountingStorage(MemoryBucketSnapshotStorage):
 def test_the_curve_is_what_a_tracker_writes(limit: int) -> None:
     """A whole tracker, whose newest bucket is still being sealed when one is too many, stores as many rows."""
     ledger_count = 100
-    storage = CountingStorage()
+    storage = StorageOfRows()
 
     async def story() -> None:
         await storage.start()

@@ -83,6 +83,10 @@ class Driver:
         self.core.handle(call, CallFailed("down"), now_ms=self.now_ms)
         self.plan()
 
+    def should_pause(self, now_ms: int) -> bool:
+        """Whether the shell pauses the dispatcher."""
+        return self.core.is_full and not self.core.has_due(now_ms=now_ms)
+
     def answer_all(self) -> None:
         while self.pending:
             self.answer(self.pending[0])
@@ -693,7 +697,7 @@ def test_a_bucket_with_a_row_to_hand_out_is_merged_when_all_others_are_cancelled
     driver.add((NOW_MS + 7_200_000, 3, 0))
     driver.answer_all()
 
-    assert (driver.bucket_names, driver.core.losses()) == (["1_2"], [])
+    assert (driver.bucket_names, driver.core.pop_losses()) == (["1_2"], [])
     assert driver.pop() == [(NOW_MS + 1_000, 1, 0)]
 
 
@@ -806,7 +810,7 @@ def test_positions_that_entry_0_names_and_no_row_has_are_read_again(
     assert driver.pop() == [(60_001, 1, 1)]
     driver.answer_all()
 
-    assert driver.core.to_read_again() == {2: BitMap([2])}
+    assert driver.core.pop_to_read_again() == {2: BitMap([2])}
     assert driver.core.message_count == int(has_other_rows)
     assert driver.cursor.properties == {}
 
@@ -920,7 +924,7 @@ def test_a_missing_snapshot_costs_only_itself(driver: Driver) -> None:
     assert not driver.core.contains_message(3, 3)
     assert driver.core.contains_message(6, 6)
     assert driver.bucket_names == ["6_10"]
-    assert [key for key, _ in driver.core.losses()] == [f"{BUCKET_KEY_PREFIX}_1_5"]
+    assert [key for key, _ in driver.core.pop_losses()] == [f"{BUCKET_KEY_PREFIX}_1_5"]
 
 
 def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Driver) -> None:
@@ -934,10 +938,10 @@ def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Dri
     driver.plan()
     driver.answer_all()
 
-    untracked = driver.core.to_read_again()
+    untracked = driver.core.pop_to_read_again()
 
     assert untracked == {n: BitMap([n]) for n in range(1, 6)}
-    assert driver.core.to_read_again() == {}
+    assert driver.core.pop_to_read_again() == {}
     assert driver.core.message_count == 1
     assert driver.cursor.properties == {}
 
@@ -962,7 +966,7 @@ def test_what_a_snapshot_lost_and_is_seen_again_is_not_reported(runner: asyncio.
     driver.now_ms = 58_001
     assert driver.pop() == [(58_001, 1, 4)]
 
-    assert driver.core.to_read_again() == {1: BitMap([2, 8, 9])}
+    assert driver.core.pop_to_read_again() == {1: BitMap([2, 8, 9])}
 
 
 def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(runner: asyncio.Runner) -> None:
@@ -976,8 +980,8 @@ def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(ru
     driver.answer_all()
 
     assert not driver.core.is_recovering(3)
-    assert driver.core.to_read_again() == {}
-    assert len(driver.core.losses()) == 1
+    assert driver.core.pop_to_read_again() == {}
+    assert len(driver.core.pop_losses()) == 1
 
 
 def test_a_bucket_below_the_mark_delete_position_is_deleted_unread(driver: Driver) -> None:
@@ -1080,9 +1084,9 @@ def test_a_merge_that_meets_a_lost_source_gives_up_that_one_and_no_other(runner:
     [lost_key] = [key for key, value in driver.cursor.properties.items() if int(value) == lost_id]
     driver.runner.run(driver.storage.delete_bucket_snapshot(lost_id))
     driver.answer_all()
-    assert [key for key, _ in driver.core.losses()] == [lost_key]
+    assert [key for key, _ in driver.core.pop_losses()] == [lost_key]
     [first, last] = map(int, lost_key.removeprefix(BUCKET_KEY_PREFIX + "_").split("_"))
-    assert driver.core.to_read_again() == {n: BitMap([n]) for n in range(first, last + 1)}
+    assert driver.core.pop_to_read_again() == {n: BitMap([n]) for n in range(first, last + 1)}
 
     wakeup_ms = driver.core.next_wakeup_ms(now_ms=driver.now_ms)
     assert wakeup_ms is not None
@@ -1098,14 +1102,14 @@ def test_too_much_in_memory_pauses_reading_unless_something_is_due(runner: async
     """The storage takes nothing: reading on would only fill the memory."""
     driver = Driver(runner, unsealed_row_count_max=5)
     driver.add(*((60_000 + n, n, n) for n in range(1, 6)))
-    assert not driver.core.should_pause(now_ms=driver.now_ms)
+    assert not driver.should_pause(driver.now_ms)
 
     driver.add((60_006, 6, 6))
 
-    assert driver.core.should_pause(now_ms=driver.now_ms)
-    assert not driver.core.should_pause(now_ms=60_001)
+    assert driver.should_pause(driver.now_ms)
+    assert not driver.should_pause(60_001)
     driver.answer_all()
-    assert not driver.core.should_pause(now_ms=driver.now_ms)
+    assert not driver.should_pause(driver.now_ms)
 
 
 def test_a_clock_that_steps_back_delays_and_does_not_repeat(driver: Driver) -> None:

@@ -16,6 +16,7 @@ from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
+from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
@@ -31,7 +32,7 @@ _NOT_CALLED_WHILE_IN_USE = {
 
 _MEMBERS = sorted(
     name
-    for name, member in vars(TrackerCore).items()
+    for name, member in {**vars(TrackerState), **vars(TrackerCore)}.items()
     if not name.startswith("_") and (callable(member) or isinstance(member, property))
     if name not in _NOT_CALLED_WHILE_IN_USE
 )
@@ -46,7 +47,7 @@ def _factory(storage: MemoryBucketSnapshotStorage) -> BucketDelayedDeliveryTrack
 @contextlib.contextmanager
 def _broken(name: str) -> Iterator[None]:
     """Let a method or property of every core do its work and then raise."""
-    member = vars(TrackerCore)[name]
+    member = {**vars(TrackerState), **vars(TrackerCore)}[name]
     work: Callable[..., object] = member.fget if isinstance(member, property) else member
 
     def broken(*arguments: object, **named: object) -> object:
@@ -75,7 +76,7 @@ def _uses(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> list[Cal
         lambda: tracker.get_scheduled_messages(10),
         tracker.number_of_delayed_messages,
         tracker.number_of_future_messages,
-        tracker.due_positions,
+        tracker.due_bitmaps,
         lambda: tracker.note_acknowledged(8, BitMap([2])),
         tracker.should_pause_all_deliveries,
         lambda: tracker.reset_tick_time(5),

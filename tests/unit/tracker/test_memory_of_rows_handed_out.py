@@ -5,8 +5,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tracker.testing import FakeCursor, run_inline
 
+from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes.virtual_time import now_ms, run
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory

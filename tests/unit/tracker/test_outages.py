@@ -13,7 +13,8 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.core.actions import Call, LoadSegments, PutName
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.outages import Outages
+from tracker.shell.calls_in_flight import CallsInFlight
+from tracker.shell.tracker_calls import InThreads, TrackerCalls
 from tracker.stats import TrackerStats
 
 
@@ -25,12 +26,16 @@ class CursorFullError(Exception):
 def test_a_cursor_that_cannot_write_is_told_in_one_line_and_a_defect_with_its_trace(
     caplog: pytest.LogCaptureFixture, action: Call, *, is_traced: bool
 ) -> None:
-    outages = Outages("topic / sub", TrackerStats(), 10)
+    context = TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=lambda: None)
+    making = TrackerCalls(TrackerConfig(), context, MemoryBucketSnapshotStorage(), InThreads())
+    calls = CallsInFlight(
+        "topic / sub", making, TrackerStats(), now_ms=lambda: 0, give_back=lambda _call, _answer: None
+    )
 
     with caplog.at_level(logging.WARNING):
-        outages.count_failure(action, CursorFullError("no room"), 0)
+        calls.count_failure(action, CursorFullError("no room"))
         # An outage is told once.
-        outages.count_failure(action, CursorFullError("no room"), 1)
+        calls.count_failure(action, CursorFullError("no room"))
 
     (line,) = caplog.records
     assert bool(line.exc_info) == is_traced

@@ -82,7 +82,7 @@ def tracker() -> TrackerStats:
     )
     create = stats.operations[BucketOperation.CREATE]
     create.all += 2
-    create.note_success(209)
+    create.count_success(209)
     create.failed += 1
     return stats
 
@@ -368,8 +368,8 @@ def test_two_reads_give_the_same_counters() -> None:
     """Pulsar's once reset at every scrape; after two operations of 200 and 300 ms, both reads say 2 and 500."""
     stats = TrackerStats()
     create = stats.operations[BucketOperation.CREATE]
-    create.note_success(200)
-    create.note_success(300)
+    create.count_success(200)
+    create.count_success(300)
     latency = "pulsar_delayed_message_index_bucket_op_latency_ms"
 
     for _ in range(2):
@@ -378,7 +378,7 @@ def test_two_reads_give_the_same_counters() -> None:
         assert found[f"{latency}_sum", at(ORDERS, type="create")] == 500
         assert found[latency, at(ORDERS, type="create", quantile="500")] == 2
 
-    create.note_success(100)
+    create.count_success(100)
     found = rendered(topic(subscription(tracker=stats)))
     assert found[f"{latency}_sum", at(ORDERS, type="create")] == 600
 
@@ -386,7 +386,7 @@ def test_two_reads_give_the_same_counters() -> None:
 def test_operations_that_took_no_time_have_a_sum_beside_their_count() -> None:
     """An average is made of both; an operation that never happened has neither."""
     stats = TrackerStats()
-    stats.operations[BucketOperation.CREATE].note_success(0)
+    stats.operations[BucketOperation.CREATE].count_success(0)
     latency = "pulsar_delayed_message_index_bucket_op_latency_ms"
 
     found = rendered(topic(subscription(tracker=stats)))

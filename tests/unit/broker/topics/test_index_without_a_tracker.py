@@ -364,6 +364,9 @@ def test_a_snapshot_that_its_tracker_does_not_name_goes_when_a_second_list_finds
         await world.publish()
         await world.until_owners(["a"] * 3)
         topic = await world.topic()
+        async with asyncio.timeout(60):
+            while len(topic.subscriptions["a"].cursor.properties) < 3:  # noqa: ASYNC110 - no event says so.
+                await asyncio.sleep(0.001)
         name = topic.ledger.name
         await world.stored.create_bucket_snapshot(b"", [], bucket_key="k", topic_name=name, cursor_name="a")
         stats = topic.subscriptions["a"].index_stats()
