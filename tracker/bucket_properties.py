@@ -28,12 +28,8 @@ class BucketProperties:
     """In order of ledgers."""
     malformed: dict[str, str]
     """Properties with the prefix that name no bucket."""
-
-    @property
-    def malformed_ids(self) -> list[int]:
-        """Snapshot ids that malformed properties seem to name; they are no orphans."""
-        ids = map(parse_bucket_id, self.malformed.values())
-        return [bucket_id for bucket_id in ids if bucket_id is not None]
+    malformed_ids: list[int]
+    """Snapshot ids that malformed properties seem to name; they are no orphans."""
 
 
 def names_buckets(properties: Mapping[str, str]) -> bool:
@@ -54,16 +50,19 @@ def read_properties(properties: Mapping[str, str]) -> BucketProperties:
     """
     buckets: list[SnapshotProperty] = []
     malformed: dict[str, str] = {}
+    malformed_ids: list[int] = []
     for key, value in properties.items():
         if not key.startswith(BUCKET_KEY_PREFIX):
             continue
         ledgers, bucket_id = parse_bucket_key(key), parse_bucket_id(value)
-        if ledgers is None or bucket_id is None:
-            malformed[key] = value
+        if ledgers is not None and bucket_id is not None:
+            buckets.append(SnapshotProperty(key, ledgers, bucket_id))
             continue
-        buckets.append(SnapshotProperty(key, ledgers, bucket_id))
+        malformed[key] = value
+        if bucket_id is not None:
+            malformed_ids.append(bucket_id)
     buckets.sort(key=lambda bucket: (bucket.ledgers, bucket.bucket_id))
-    return BucketProperties(buckets, malformed)
+    return BucketProperties(buckets, malformed, malformed_ids)
 
 
 def free_key(ledgers: LedgerRange, taken: Container[str]) -> str:

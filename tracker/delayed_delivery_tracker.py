@@ -45,11 +45,6 @@ class TrackedCursor(Protocol):
         """Call it no more."""
 
 
-def _leave_to_the_log(defect: Exception) -> None:
-    """Leave it at the critical line of the log that the tracker has written."""
-    del defect
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerContext:
     """The surroundings of a tracker: its cursor and its dispatcher."""
@@ -62,14 +57,11 @@ class TrackerContext:
     due, a segment was loaded, a ledger range was recovered, or positions must be read again; and when an answer that
     makes one wait is no longer true: that nothing is due, that due messages must wait, or that reading is to pause.
 
-    It is enough to look when this is called, and when more can be taken than before. A dispatcher that was told and has
-    not looked may not be told of the same message again, but is told of the next one if that message goes another way
-    than by a poll.
-
-    An exception of it goes to the loop's exception handler, and changes nothing for the tracker."""
-    on_defect: Callable[[Exception], None] = _leave_to_the_log
-    """Called once, with an exception that must not be: the tracker has stopped, and hands out nothing any more. Close
-    it, read the log again, and go on with a new one."""
+    It is enough to look when this is called, and when more can be taken than before. An exception of it goes to the
+    loop's exception handler, and changes nothing for the tracker."""
+    on_defect: Callable[[Exception], None] = lambda _: None
+    """Called once, with an exception that must not be, which is in the log: the tracker has stopped, and hands out
+    nothing any more. Close it, read the log again, and go on with a new one."""
     tick_time_ms: int | None = None
     """The topic's own tick; None means the configuration's."""
 
@@ -107,15 +99,12 @@ class DelayedDeliveryTracker(ABC):
 
     @abstractmethod
     def tracked_in(self, ledger_id: int) -> BitMap | None:
-        """Return the tracked entry ids of a ledger, for reading only; a discontinuous read skips them.
-
-        As far as they are known, see `is_recovering`. A tracked message that is added again is handed out once.
-        """
+        """Return the tracked entry ids of a ledger as far as they are known, for reading only; a read may skip them."""
 
     def is_recovering(self, ledger_id: int) -> bool:
-        """Whether it is not known yet which entries of a ledger are tracked: do not read it from its start.
+        """Whether it is not known yet, after a restart, which entries of a ledger are tracked: do not read it yet.
 
-        After a restart; `on_available` is called when it is known.
+        `on_available` is called when it is known.
         """
         del ledger_id
         return False
@@ -138,10 +127,9 @@ class DelayedDeliveryTracker(ABC):
         """Return when the next message is due, in ms, or None if nothing is tracked."""
 
     def first_withheld_time(self) -> int | None:
-        """Return the time in ms from which on what is due must wait, None if nothing has to.
+        """Return the time in ms from which on due messages must wait, None if none has to.
 
-        The tracker knows of an earlier message then that it cannot give yet, as its segment is being loaded. It tells
-        by `on_available` when that has changed.
+        An earlier one cannot be given yet, as its segment is being loaded; `on_available` is called when it can.
         """
         return None
 
@@ -149,9 +137,8 @@ class DelayedDeliveryTracker(ABC):
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """Hand out due messages, at most so many, in order of time and then position.
 
-        A tracker may give none although `has_message_available` is true, as where it passes over many acknowledged ones
-        a portion at a time. It must call `on_available` then as soon as it has something to give: a dispatcher that was
-        given nothing does not ask again before that.
+        Where it gives none although `has_message_available` is true, as it passes over acknowledged ones a portion at a
+        time, it must call `on_available` as soon as it has one: a dispatcher does not ask again before that.
         """
 
     @abstractmethod
@@ -209,10 +196,7 @@ class DelayedDeliveryTrackerFactory(ABC):
         """Return a tracker for a cursor; recovery goes on in the background."""
 
     def can_defer(self, cursor: TrackedCursor) -> bool:
-        """Whether a tracker of this cursor has nothing to do before something is added, so that it may be made then.
-
-        After a restart with many topics, most delayed messages may be due, and need no tracker.
-        """
+        """Whether a tracker of this cursor has nothing to do before something is added, and may be made then."""
         del cursor
         return False
 

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 WINDOW_MAX = 4
 """The most buckets in one merge; each is read at the same time."""
@@ -91,20 +90,15 @@ def groups_down_to(row_counts: Sequence[int], may_merge: Sequence[bool], bucket_
 
 def _cheapest(row_counts: Sequence[int], may_merge: Sequence[bool], size_max: int, row_count_max: int) -> range | None:
     """Return the cheapest window of at most so many buckets, the last one of several."""
+    counts, are_free = np.maximum(1.0, np.array(row_counts, np.float64)), np.array(may_merge, np.bool_)
     best: tuple[tuple[float, int], range] | None = None
     for size in range(2, min(size_max, len(row_counts)) + 1):
-        costs = _costs(row_counts, may_merge, size, row_count_max)
+        windows = sliding_window_view(counts, size)
+        largest, rows = windows.max(axis=1), windows.sum(axis=1)
+        costs = largest * largest / (rows - largest)
+        costs[~sliding_window_view(are_free, size).all(axis=1) | (rows > row_count_max)] = np.inf
         first = len(costs) - 1 - int(costs[::-1].argmin())
         cost = (float(costs[first]), -first)
         if costs[first] < np.inf and (best is None or cost < best[0]):
             best = (cost, range(first, first + size))
     return None if best is None else best[1]
-
-
-def _costs(row_counts: Sequence[int], may_merge: Sequence[bool], size: int, row_count_max: int) -> NDArray[np.float64]:
-    """Return the cost of every window of a size, infinite where it may not be merged."""
-    windows = sliding_window_view(np.maximum(1.0, np.array(row_counts, np.float64)), size)
-    largest, rows = windows.max(axis=1), windows.sum(axis=1)
-    costs: NDArray[np.float64] = largest * largest / (rows - largest)
-    costs[~sliding_window_view(np.array(may_merge, np.bool_), size).all(axis=1) | (rows > row_count_max)] = np.inf
-    return costs

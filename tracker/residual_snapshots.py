@@ -10,13 +10,16 @@ at any point is harmless. Left out: which cursors have a tracker, and when to lo
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty, read_properties
 from tracker.delayed_delivery_tracker import TrackedCursor
+
+T = TypeVar("T")
 
 
 def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
@@ -31,11 +34,7 @@ def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
 
 
 async def forget_index(cursor: TrackedCursor) -> int:
-    """Let a cursor name no snapshot any more, in one write; they are without an owner then.
-
-    Returns:
-        How many it has named.
-    """
+    """Let a cursor name no snapshot any more, in one write, and return how many it has named."""
     keys = [bucket.key for bucket in read_properties(cursor.properties).buckets]
     if keys:
         await cursor.update_properties(remove=keys)
@@ -45,7 +44,8 @@ async def forget_index(cursor: TrackedCursor) -> int:
 class ResidualSnapshots:
     """Deletes from a storage what no tracker will.
 
-    Each method raises `TimeoutError` when the storage does not answer.
+    Each method raises `SnapshotStorageError` or `TimeoutError` where the storage fails or does not answer. The
+    rest of its work can be done later.
 
     Args:
         storage: Where the snapshots are; started and closed by others.
@@ -65,10 +65,7 @@ class ResidualSnapshots:
         first_ledger_id: int,
         is_unattended: Callable[[], bool],
     ) -> None:
-        """Delete the snapshots that a cursor names and whose ledgers it has all passed.
-
-        Their properties say which ledgers they index, so none of them is read. Later snapshots are kept, for the
-        tracker that may come.
+        """Delete the snapshots that a cursor names and whose ledgers it has all passed, as their properties say.
 
         Args:
             topic_name: The topic.
@@ -76,9 +73,6 @@ class ResidualSnapshots:
             cursor: The cursor.
             first_ledger_id: Everything in the ledgers before this one is acknowledged.
             is_unattended: Whether the cursor has no tracker now; nothing more is changed when it gets one meanwhile.
-
-        Raises:
-            SnapshotStorageError: One could not be deleted; it and those behind it are still named.
         """
         for bucket in read_properties(cursor.properties).buckets:
             if bucket.ledgers.last_ledger_id >= first_ledger_id:
@@ -86,42 +80,26 @@ class ResidualSnapshots:
             if not is_unattended():
                 return
             if await self._may_be_of(topic_name, cursor_name, bucket.bucket_id):
-                async with self._in_time():
-                    await self._storage.delete_bucket_snapshot(bucket.bucket_id)
-            await _forget(cursor, [bucket], is_unattended)
-
-    async def _may_be_of(self, topic_name: str, cursor_name: str, bucket_id: int) -> bool:
-        """Whether no other cursor can miss this snapshot: the property may name another cursor's."""
-        try:
-            async with self._in_time():
-                head = await self._storage.get_bucket_snapshot_head(bucket_id)
-        except (BucketNotFoundError, SnapshotCorruptedError):
-            return True
-        return head.info.belongs_to(topic_name, cursor_name)
+                await self._in_time(self._storage.delete_bucket_snapshot(bucket.bucket_id))
+            await _remove_names(cursor, [bucket], is_unattended)
 
     async def clean_ownerless(self, topic_name: str, is_owned: Callable[[BucketSnapshotInfo], bool]) -> set[int]:
         """Delete a topic's snapshots without an owner, as a crash or an outage may leave them.
 
         Args:
             topic_name: The topic.
-            is_owned: Whether a snapshot has an owner now; asked just before it would be deleted.
+            is_owned: Whether a snapshot has an owner now; asked just before it would be deleted, as a cursor that is
+                made meanwhile keeps what is its own.
 
         Returns:
             The ids of the others.
-
-        Raises:
-            SnapshotStorageError: Some may be left.
         """
-        async with self._in_time():
-            infos = await self._storage.list_bucket_snapshots(topic_name)
         kept = set()
-        for info in infos:
-            # Asked late: a cursor that is made meanwhile keeps what is its own.
+        for info in await self._in_time(self._storage.list_bucket_snapshots(topic_name)):
             if is_owned(info):
                 kept.add(info.bucket_id)
-                continue
-            async with self._in_time():
-                await self._storage.delete_bucket_snapshot(info.bucket_id)
+            else:
+                await self._in_time(self._storage.delete_bucket_snapshot(info.bucket_id))
         return kept
 
     async def forget_missing(
@@ -136,21 +114,25 @@ class ResidualSnapshots:
 
         Returns:
             The number of properties that were removed; 0 if a tracker has come meanwhile, which finds the same.
-
-        Raises:
-            SnapshotStorageError: The storage does not say whether one is there; nothing is removed.
         """
         missing = [
             bucket
             for bucket in read_properties(cursor.properties).buckets
             if bucket.bucket_id not in present_ids and await self._is_gone(bucket.bucket_id)
         ]
-        return await _forget(cursor, missing, is_unattended)
+        return await _remove_names(cursor, missing, is_unattended)
+
+    async def _may_be_of(self, topic_name: str, cursor_name: str, bucket_id: int) -> bool:
+        """Whether no other cursor can miss this snapshot: the property may name another cursor's."""
+        try:
+            head = await self._in_time(self._storage.get_bucket_snapshot_head(bucket_id))
+        except (BucketNotFoundError, SnapshotCorruptedError):
+            return True
+        return head.info.belongs_to(topic_name, cursor_name)
 
     async def _is_gone(self, bucket_id: int) -> bool:
         try:
-            async with self._in_time():
-                await self._storage.get_bucket_snapshot_head(bucket_id)
+            await self._in_time(self._storage.get_bucket_snapshot_head(bucket_id))
         except BucketNotFoundError:
             return True
         except SnapshotCorruptedError:
@@ -158,11 +140,14 @@ class ResidualSnapshots:
             pass
         return False
 
-    def _in_time(self) -> asyncio.Timeout:
-        return asyncio.timeout(self._timeout_ms / 1_000)
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        async with asyncio.timeout(self._timeout_ms / 1_000):
+            return await answer
 
 
-async def _forget(cursor: TrackedCursor, buckets: Sequence[SnapshotProperty], is_unattended: Callable[[], bool]) -> int:
+async def _remove_names(
+    cursor: TrackedCursor, buckets: Sequence[SnapshotProperty], is_unattended: Callable[[], bool]
+) -> int:
     """Remove the properties whose snapshots are gone, in one write; return how many there were without a tracker.
 
     A tracker that has come meanwhile finds that out by itself, and may have named other snapshots by the same keys.

@@ -19,6 +19,11 @@ LATENCY_LABELS: Final = (*map(str, LATENCY_BOUNDS_MS), "overflow")
 
 _NOTHING_COUNTED: Final = (0,) * len(LATENCY_LABELS)
 
+UNREADABLE_AFTER: Final = 3
+"""Failures in a row after which a snapshot is told by its id."""
+
+_NAMED_MAX: Final = 5
+
 
 class BucketOperation(StrEnum):
     """The `type` label."""
@@ -50,17 +55,12 @@ class OperationStats:
         self.latency_sum_ms += latency_ms
 
     def add(self, other: "OperationStats") -> None:
-        """Count in what another has counted."""
+        """Add the counts of another one."""
         self.all += other.all
         self.succeed += other.succeed
         self.failed += other.failed
         self.latency_counts = [a + b for a, b in zip(self.latency_counts, other.latency_counts, strict=True)]
         self.latency_sum_ms += other.latency_sum_ms
-
-
-UNREADABLE_AFTER: Final = 3
-"""Failures in a row after which a snapshot is told by its id."""
-_NAMED_MAX: Final = 5
 
 
 @dataclass(slots=True)
@@ -76,23 +76,15 @@ class TrackerCounters:
     )
     """Those kinds that were looked at: most trackers never have any."""
 
-    def add(self, other: "TrackerCounters") -> None:
-        """Count in what another has counted."""
-        self.buckets_lost += other.buckets_lost
-        self.buckets_recovered += other.buckets_recovered
-        for kind, operation in other.operations.items():
-            self.operations[kind].add(operation)
-
 
 def summed(*counters: TrackerCounters | None) -> TrackerCounters | None:
     """Return the sums of counters, None where there are none."""
     given = [one for one in counters if one is not None]
-    if not given:
-        return None
-    total = TrackerCounters()
+    total = TrackerCounters(sum(one.buckets_lost for one in given), sum(one.buckets_recovered for one in given))
     for one in given:
-        total.add(one)
-    return total
+        for kind, operation in one.operations.items():
+            total.operations[kind].add(operation)
+    return total if given else None
 
 
 @dataclass(slots=True)
@@ -126,7 +118,7 @@ class TrackerStats(TrackerCounters):
             problems.append(f"snapshots fail: {', '.join(sorted(self.failing))}, since {since}: {self.last_failure}")
         if self.unreadable:
             ids = ", ".join(map(str, sorted(self.unreadable)[:_NAMED_MAX]))
-            more = "" if len(self.unreadable) <= _NAMED_MAX else f" and {len(self.unreadable) - _NAMED_MAX} more"
+            more = f" and {len(self.unreadable) - _NAMED_MAX} more" if len(self.unreadable) > _NAMED_MAX else ""
             problems.append(
                 f"cannot read snapshot {ids}{more}, which is tried again; where the storage is well, "
                 "`postdate snapshots drop ID` gives a snapshot up, and its messages are read from the log"

@@ -30,6 +30,7 @@ from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import is_in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,7 +235,7 @@ class ReadPlan:
                 end = Position(unscanned.through.ledger_id, unscanned.through.entry_id + 1)
                 is_ahead &= ~is_at_or_behind(ledger_ids, entry_ids, end)
             is_unread |= is_ahead
-        return ~is_unread | self.taken_early.mask(ledger_ids, entry_ids)
+        return ~is_unread | is_in(self.taken_early.bitmaps, ledger_ids, entry_ids)
 
     def taken_early_in(self, ledger_id: int) -> BitMap | None:
         """Return what a scan of the ledger passes over although the tracker no longer has it."""

@@ -17,7 +17,7 @@ from pipeline.index.acknowledged import Acknowledged
 from pipeline.logs.header_log import HeaderRange, LedgerExtent, split_ranges
 from pipeline.planning.buckets import LedgerCount, LedgerPiece, PlannedBucket, plan_buckets
 from pipeline.planning.rules import RebuildRules
-from tracker.segment_sizes import segment_row_count_max
+from tracker.columns.segment_table import segment_row_count_max
 
 TASKS_PER_CORE = 6
 """So many that cores finish at about the same time, so few that starting them (some 20 ms each) costs little."""

@@ -24,7 +24,7 @@ class RebuildRules:
     rows_max: int = 5_000
     """The most rows of one segment, -1 for no limit (`...MaxIndexesPerBucketSnapshotSegment`).
 
-    As live, segments have fewer where there are many buckets (`tracker.core.segment_sizes`).
+    As live, segments have fewer where there are many buckets (`tracker.columns.segment_table`).
     """
 
     rows_per_bucket_min: int = 50_000

@@ -18,7 +18,7 @@ from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
 from tracker.columns.position_set import PositionSet
-from tracker.segment_sizes import segment_row_count_max
+from tracker.columns.segment_table import segment_row_count_max
 
 
 class NamedBucket(NamedTuple):

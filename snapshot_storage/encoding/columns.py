@@ -98,6 +98,10 @@ class DelayedIndexes:
         """Return rows `start` (included) to `end` (not included), without copying."""
         return type(self)(self.deliver_at_ms[start:end], self.ledger_ids[start:end], self.entry_ids[start:end])
 
+    def copy(self) -> Self:
+        """Return the rows in arrays of their own, where these may be parts of larger ones and keep those."""
+        return type(self)(self.deliver_at_ms.copy(), self.ledger_ids.copy(), self.entry_ids.copy())
+
     def descents(self) -> NDArray[np.intp]:
         """Return the rows whose predecessor is behind them in order of (deliver_at_ms, ledger_id, entry_id)."""
         is_behind = self.deliver_at_ms[:-1] > self.deliver_at_ms[1:]

@@ -5,12 +5,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.row_order import is_heap
+from tracker.columns.position_set import PositionSet
+from tracker.columns.row_order import NEVER, key_of
+from tracker.columns.row_queue import RowQueue
 from tracker.core.actions import Call, ListSnapshots, LoadSegments
 from tracker.core.bucket import NO_BARRIER, Phase
 from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore
-from tracker.shared.shared_view import SharedIndexView
+from tracker.shared.shared_index import SharedIndexView
 from tracker.shell.core_tracker import CoreTracker
 
 
@@ -22,16 +24,15 @@ def check(core: TrackerCore, calls: Iterable[Call] | None = None) -> None:
         calls: The calls that were started and not answered yet; None if that is not known.
     """
     state = core
-    state.tracked.check()
-    state.gone.check()
-    state.to_read_again.check()
+    for positions in (state.tracked, state.gone, state.to_read_again):
+        check_positions(positions)
     assert state.recovering or not state.gone
     for ledger_id in state.to_read_again.bitmaps.keys() & state.tracked.bitmaps.keys():
         assert not state.to_read_again.bitmaps[ledger_id] & state.tracked.bitmaps[ledger_id]
     for queue in state.queues:
-        queue.check()
+        check_queue(queue)
     for heap in (state.ahead, state.ending):
-        assert is_heap(heap)
+        assert all(heap[(place - 1) // 2] <= entry for place, entry in enumerate(heap) if place)
     _check_buckets(state)
     if not state.buckets:
         _check_rows(state)
@@ -44,6 +45,26 @@ def check(core: TrackerCore, calls: Iterable[Call] | None = None) -> None:
 def check_tracker(tracker: CoreTracker | SharedIndexView) -> None:
     """Assert every invariant of a tracker's core, also of that behind a view."""
     check(tracker._index.tracker._core if isinstance(tracker, SharedIndexView) else tracker._core)
+
+
+def check_positions(positions: PositionSet) -> None:
+    """Assert every invariant of a set of positions."""
+    assert all(positions.bitmaps.values())
+    assert positions.count == sum(map(len, positions.bitmaps.values()))
+
+
+def check_queue(queue: RowQueue) -> None:
+    """Assert every invariant of a queue of rows."""
+    for run in queue._runs:
+        assert 0 < run.row_count == len(run.rows)
+        assert run.rows.is_sorted()
+        assert run.head_key == key_of(run.rows, 0)
+        assert run.next_deliver_at_ms == run.head_key.deliver_at_ms
+    assert queue._runs_rows == sum(run.row_count for run in queue._runs)
+    assert len(queue._chunks) < queue.sizes.chunks_max
+    assert queue._chunks_rows == sum(map(len, queue._chunks))
+    first_times = [int(rows.deliver_at_ms.min()) for rows in queue.rows_of()]
+    assert queue.next_deliver_at_ms == min(first_times, default=NEVER)
 
 
 def positions_without_a_row(view: SharedIndexView) -> set[tuple[int, int]]:

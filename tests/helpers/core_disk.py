@@ -9,7 +9,7 @@ from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segm
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from tracker.columns.positions import ledger_bitmaps
-from tracker.columns.segment_table import tables_of
+from tracker.columns.segment_table import table_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Answer,
@@ -55,7 +55,7 @@ class Disk:
     def store(self, kinds: Sequence[DelayedIndexes], tracked: Mapping[int, BitMap], rows_max: int) -> Stored:
         rows = first_rows(kinds, tracked)
         snapshot = build_snapshot(rows, step_ms=self.config.segment_step_ms_max, rows_max=rows_max)
-        (table,) = tables_of(decode_metadata_columns(snapshot.metadata), self.span_rows)
+        table = table_of(decode_metadata_columns(snapshot.metadata), self.span_rows)
         self.last_id += 1
         self.snapshots[self.last_id] = snapshot
         return Stored(self.last_id, snapshot.length_bytes, table)
@@ -80,7 +80,7 @@ class Disk:
                 if call.bucket_id not in self.snapshots:
                     return CallFailed("missing", is_lost=True, lost_bucket_id=call.bucket_id)
                 columns = decode_metadata_columns(self.snapshots[call.bucket_id].metadata)
-                (table,) = tables_of(columns, self.span_rows)
+                table = table_of(columns, self.span_rows)
                 return Head(1, table, dict(ledger_bitmaps(*columns.positions(0, len(columns)))))
             case LoadSegments():
                 if call.bucket_id not in self.snapshots:

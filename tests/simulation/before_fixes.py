@@ -89,7 +89,7 @@ _OLD_NAMES: Final = {
     "broker.topics.pause": "pause_of_today",
     "broker.topics.consumer": "broker.consumer",
     "broker.configuration.config": "broker.config",
-    "tracker.shared.shared_view": "tracker.shared_view",
+    "tracker.shared.shared_index": "tracker.shared_view",
     "managed_ledger.cursors.cursor": "managed_ledger.cursor",
     "managed_ledger.disk.database": "managed_ledger.database",
     "managed_ledger.disk.keys": "managed_ledger.keys",

@@ -318,23 +318,23 @@ TRACKER: Final = [
     ),
     Mutant(
         "others-acknowledged-it",
-        "tracker/shared/shared_view.py",
-        "        rows = self._without_acknowledged(rows)\n",
+        "tracker/shared/shared_index.py",
+        "        rows = rows.take(is_wanted)\n",
         "",
         "shared index: a view keeps what its subscription has acknowledged",
     ),
     Mutant(
         "behind-and-not-read-again",
-        "tracker/shared/shared_view.py",
+        "tracker/shared/shared_index.py",
         "                self._to_read_again.unite(ledger_id, entry_ids)\n                room",
         "                room",
         "shared index: due messages of which a view keeps the positions alone are never read again",
     ),
     Mutant(
         "handed-out-and-tracked",
-        "tracker/core/handing_out.py",
-        "        is_tracked = state.tracked.take(rows.ledger_ids, rows.entry_ids)\n",
-        "        is_tracked = state.tracked.mask(rows.ledger_ids, rows.entry_ids)\n",
+        "tracker/columns/position_set.py",
+        "            had_one[rows] = is_there\n            self.subtract(ledger_id, taken)\n",
+        "            had_one[rows] = is_there\n",
         "a bit that is not cleared: what was handed out counts, and comes again from another row",
     ),
     Mutant(
@@ -389,7 +389,7 @@ TRACKER: Final = [
     Mutant(
         "no-room-for-the-first",
         "tracker/core/loading.py",
-        "    return first_tracked_row(state.queues, bucket.barrier, state.tracked.mask) is None\n",
+        "    return first_tracked_row(state.queues, bucket.barrier, state.tracked.bitmaps) is None\n",
         "    return False\n",
         "the segment that holds up hand-out is not loaded when no row more may be loaded",
     ),
@@ -417,8 +417,8 @@ TRACKER: Final = [
     Mutant(
         "past-what-is-not-loaded",
         "tracker/core/handing_out.py",
-        "    through, parts = hand_out_through(state, now_ms), []\n",
-        "    through, parts = last_key_at(state.due_through_ms(now_ms)), []\n",
+        "state.tracked, hand_out_through(state, now_ms), limit)\n",
+        "state.tracked, last_key_at(state.due_through_ms(now_ms)), limit)\n",
         "messages are handed out past a segment that is not loaded",
     ),
     Mutant(
@@ -649,7 +649,7 @@ FOUND: Final = [
     ),
     Mutant(
         "due-and-acknowledged-counts-twice",
-        "tracker/shared/shared_view.py",
+        "tracker/shared/shared_index.py",
         "sum(self._count_left(*bitmap) for bitmap in due)",
         "sum(len(bitmap) for _, bitmap in due)",
         "msgDelayed of a shared index: what is due and acknowledged is subtracted twice",

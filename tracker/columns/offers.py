@@ -15,6 +15,23 @@ from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX
 from tracker.columns.row_order import NEVER
 
 
+def check_integers(*values: object) -> list[int]:
+    """Check that values are integers, and return them as Python's; numpy's may be given.
+
+    Raises:
+        ValueError: One is none.
+    """
+    integers: list[int] = []
+    for value in values:
+        # An array of one integer counts as an index, too.
+        if not isinstance(value, np.ndarray):
+            with suppress(TypeError):
+                integers.append(index(value))  # type: ignore[arg-type]  # That is the question.
+                continue
+        raise ValueError(f"positions, times and counts are integers, not {type(value).__name__}: {value}")
+    return integers
+
+
 def check_offer(ledger_id: int, entry_id: int, deliver_at_ms: int) -> tuple[int, int, int]:
     """Check one offer, and return it as Python's integers; numpy's may be given.
 
@@ -27,23 +44,6 @@ def check_offer(ledger_id: int, entry_id: int, deliver_at_ms: int) -> tuple[int,
     return ledger_id, entry_id, deliver_at_ms
 
 
-def check_integers(*values: object) -> list[int]:
-    """Check that values are integers, and return them as Python's; numpy's may be given.
-
-    Raises:
-        ValueError: One is none.
-    """
-    return [_integer(value) for value in values]
-
-
-def _integer(value: object) -> int:
-    # An array of one integer counts as an index, too.
-    if not isinstance(value, np.ndarray):
-        with suppress(TypeError):
-            return index(value)  # type: ignore[arg-type]  # That is the question.
-    raise ValueError(f"positions, times and counts are integers, not {type(value).__name__}: {value}")
-
-
 def columns_of(
     ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_at_ms: ArrayLike
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -52,11 +52,25 @@ def columns_of(
     Raises:
         ValueError: A position cannot be tracked, something is no integer, or the lengths differ.
     """
-    ledgers, entries, delivery = (_column(values) for values in (ledger_ids, entry_ids, deliver_at_ms))
+    columns: list[Int64Array] = []
+    for values in (ledger_ids, entry_ids, deliver_at_ms):
+        column = np.asarray(values)
+        if column.ndim != 1:
+            raise ValueError(f"positions and times are columns, not arrays of {column.ndim} dimensions")
+        if column.size and column.dtype.kind not in "iu":
+            raise ValueError(f"positions and times are integers, not {column.dtype}")
+        if column.size and column.dtype == np.uint64 and int(column.max()) > LEDGER_ID_MAX:
+            raise ValueError(f"{column.max()} is above 2**63 - 1")
+        # Rows are kept: a caller that reuses its buffer must not change them.
+        columns.append(column.astype(np.int64, copy=column.flags.writeable))
+    ledgers, entries, delivery = columns
     if not len(ledgers) == len(entries) == len(delivery):
         raise ValueError(f"columns of {len(ledgers)}, {len(entries)} and {len(delivery)} rows do not belong together")
-    if len(ledgers):
-        _check_positions(ledgers, entries)
+    # One pass says of all whether any has a bit that none may have: a sign, or one above those of entry ids. Each pass
+    # also gives the interpreter away for a moment, to a worker that may keep it for longer.
+    if np.bitwise_or.reduce(ledgers) < 0 or not 0 <= np.bitwise_or.reduce(entries) <= ENTRY_ID_MAX:
+        row = int(np.flatnonzero((ledgers < 0) | (entries < 0) | (entries > ENTRY_ID_MAX))[0])
+        raise _position_error(int(ledgers[row]), int(entries[row]))
     return ledgers, entries, delivery
 
 
@@ -80,29 +94,6 @@ def check_tick_time(tick_time_ms: int) -> None:
     check_integers(tick_time_ms)
     if not 0 <= tick_time_ms <= NEVER:
         raise ValueError(f"tick_time_ms must be from 0 to 2**63 - 1, but is {tick_time_ms}")
-
-
-def _column(values: ArrayLike) -> Int64Array:
-    column = np.asarray(values)
-    if column.ndim != 1:
-        raise ValueError(f"positions and times are columns, not arrays of {column.ndim} dimensions")
-    if column.dtype != np.int64:
-        if column.size and column.dtype.kind not in "iu":
-            raise ValueError(f"positions and times are integers, not {column.dtype}")
-        if column.size and column.dtype == np.uint64 and int(column.max()) > LEDGER_ID_MAX:
-            raise ValueError(f"{column.max()} is above 2**63 - 1")
-        column = column.astype(np.int64)
-    # Rows are kept: a caller that reuses its buffer must not change them.
-    return column.copy() if column.flags.writeable else column
-
-
-def _check_positions(ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-    # One pass says of all whether any has a bit that none may have: a sign, or one above those of entry ids. Each pass
-    # also gives the interpreter away for a moment, to a worker that may keep it for longer.
-    if np.bitwise_or.reduce(ledger_ids) >= 0 and 0 <= np.bitwise_or.reduce(entry_ids) <= ENTRY_ID_MAX:
-        return
-    row = int(np.flatnonzero((ledger_ids < 0) | (entry_ids < 0) | (entry_ids > ENTRY_ID_MAX))[0])
-    raise _position_error(int(ledger_ids[row]), int(entry_ids[row]))
 
 
 def _position_error(ledger_id: int, entry_id: int) -> ValueError:

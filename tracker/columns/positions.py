@@ -1,7 +1,7 @@
 """Positions as columns, and as Roaring bitmaps of entry ids by ledger: from one to the other, and which are in both."""
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -59,60 +59,9 @@ def ledger_groups(ledger_ids: Int64Array) -> Iterator[tuple[int, NDArray[np.int6
 
 
 def ledger_bitmaps(ledger_ids: Int64Array, entry_ids: Int64Array) -> Iterator[tuple[int, BitMap]]:
-    """Yield each ledger of some positions with the bitmap of its entry ids.
-
-    PERFORMANCE: about 35 ns a row of many ledgers; a position becomes one number, and sorting those is fast.
-    """
-    if not len(ledger_ids):
-        return
-    first, last = int(ledger_ids.min()), int(ledger_ids.max())
-    if first == last:
-        yield first, bitmap_of(entry_ids)
-        return
-    if last - first >= 1 << 31:
-        for ledger_id, rows in ledger_groups(ledger_ids):
-            yield ledger_id, bitmap_of(entry_ids[rows])
-        return
-    positions = ((ledger_ids - first) << 32) | entry_ids
-    positions.sort()
-    ends = np.flatnonzero((positions[1:] ^ positions[:-1]) > ENTRY_ID_MAX) + 1
-    ledgers = (positions[np.append(0, ends)] >> 32) + first
-    values = positions.astype(np.uint32)
-    start = 0
-    for ledger_id, end in zip(ledgers.tolist(), [*ends.tolist(), len(values)], strict=True):
-        yield ledger_id, BitMap(array("I", values[start:end].tobytes()), optimize=False)
-        start = end
-
-
-def bitmaps_of_parts(ledger_ids: Int64Array, entry_ids: Int64Array, ends: Sequence[int]) -> list[dict[int, BitMap]]:
-    """Return the bitmaps of each part of some positions, by ledger.
-
-    PERFORMANCE: 4 us a part of a hundred positions, and three times as long where each is looked at by itself.
-
-    >>> bitmaps_of_parts(np.array([7, 7, 8]), np.array([1, 2, 1]), [2, 3])
-    [{7: BitMap([1, 2])}, {8: BitMap([1])}]
-
-    Args:
-        ledger_ids: Their ledgers.
-        entry_ids: Their entries.
-        ends: Where each part ends.
-    """
-    bitmaps: list[dict[int, BitMap]] = [{} for _ in ends]
-    if not len(ledger_ids):
-        return bitmaps
-    first = int(ledger_ids.min())
-    ledger_count = int(ledger_ids.max()) - first + 1
-    if ledger_count * len(ends) >= 1 << 31:
-        parts = zip([0, *ends], ends, strict=False)
-        return [dict(ledger_bitmaps(ledger_ids[start:end], entry_ids[start:end])) for start, end in parts]
-    # The ledgers of a part get numbers of their own.
-    owners = np.arange(len(ends)).repeat(np.diff(ends, prepend=0)) * ledger_count
-    for owner, entries in ledger_bitmaps(owners + (ledger_ids - first), entry_ids):
-        # Entries of one bucket mostly follow one another, and then are a few bytes.
-        entries.run_optimize()
-        part, ledger = divmod(owner, ledger_count)
-        bitmaps[part][first + ledger] = entries
-    return bitmaps
+    """Yield each ledger of some positions with the bitmap of its entry ids."""
+    for ledger_id, rows in ledger_groups(ledger_ids):
+        yield ledger_id, bitmap_of(entry_ids[rows])
 
 
 def is_in_bitmap(entry_ids: Int64Array, bitmap: BitMap | None) -> NDArray[np.bool_]:

@@ -3,13 +3,9 @@
 A row's place in it is a `RowKey`. Sorting is in `snapshot_storage.encoding.columns`.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from managed_ledger.value_types import Int64Array
-
-Columns = tuple[Int64Array, Int64Array, Int64Array]
-"""Times, ledger ids and entry ids of rows."""
 
 NEVER: Final = 2**63 - 1
 """Later than every delivery time."""
@@ -57,11 +53,6 @@ def key_of(rows: RowColumns, row: int) -> RowKey:
     return RowKey(int(rows.deliver_at_ms[row]), int(rows.ledger_ids[row]), int(rows.entry_ids[row]))
 
 
-def key_before(key: RowKey) -> RowKey:
-    """Return the last key before another one."""
-    return key._replace(entry_id=key.entry_id - 1)
-
-
 def row_count_through(rows: RowColumns, through: RowKey) -> int:
     """Return how many rows, which are in order, are not behind a key.
 
@@ -78,8 +69,3 @@ def row_count_through(rows: RowColumns, through: RowKey) -> int:
     first = start + int(ledger_ids.searchsorted(through.ledger_id, "left"))
     last = start + int(ledger_ids.searchsorted(through.ledger_id, "right"))
     return first + int(rows.entry_ids[first:last].searchsorted(through.entry_id, "right"))
-
-
-def is_heap(entries: Sequence[Any]) -> bool:
-    """Whether a list is what `heapq` makes of it; for checks."""
-    return all(entries[(place - 1) // 2] <= entry for place, entry in enumerate(entries) if place)

@@ -1,14 +1,42 @@
-"""The tables of snapshots' segments, as their metadata has them, with small neighbours taken together. Pure."""
+"""The segments of a snapshot: how many rows a new one may have, and the table of those that there are. Pure."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.metadata_columns import MetadataColumns
+from snapshot_storage.encoding.segmenter import ROWS_UNLIMITED
 
 Int32Array = NDArray[np.int32]
+
+WAITING_ROWS: Final = 262_144
+"""About so many rows of segments may wait in memory, of all buckets together; `delayedDeliveryMaxLoadedIndexes`' own
+default."""
+
+SEGMENT_ROWS_MIN: Final = 512
+"""The bound of rows never falls below this: a smaller segment saves less memory than its place in the bucket's table
+takes, and each load costs a call."""
+
+
+def segment_row_count_max(configured: int, bucket_count: int) -> int:
+    """Return the most rows that a segment of the next snapshot may have: fewer, the more buckets there are.
+
+    A segment is loaded as a whole, and of each bucket that overlaps the present a part of one waits in memory. With
+    Pulsar's 5,000 rows, 2,000 unmerged buckets would leave some 4 million waiting.
+
+    >>> [segment_row_count_max(5_000, bucket_count) for bucket_count in (1, 52, 100, 500, 2_000)]
+    [5000, 5000, 2621, 524, 512]
+
+    Args:
+        configured: `delayedDeliveryMaxIndexesPerBucketSnapshotSegment`, which is never exceeded; no limit stays none.
+        bucket_count: How many buckets there are, with the one that the snapshot is for.
+    """
+    if configured == ROWS_UNLIMITED:
+        return ROWS_UNLIMITED
+    return min(configured, max(SEGMENT_ROWS_MIN, WAITING_ROWS // bucket_count))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,16 +71,6 @@ class SegmentTable:
         """Return how many spans the first so many segments are; the last one may be a part of its span."""
         return int(self.segment_ends.searchsorted(segment_count)) + 1 if segment_count else 0
 
-    def first(self, span_count: int) -> "SegmentTable":
-        """Return the table of the first so many spans."""
-        # Copies: a view would keep all of the columns.
-        return SegmentTable(
-            self.first_times[:span_count].copy(),
-            self.last_times[:span_count].copy(),
-            self.row_ends[:span_count].copy(),
-            self.segment_ends[:span_count].copy(),
-        )
-
     @property
     def segment_count(self) -> int:
         """How many segments the snapshot has."""
@@ -64,50 +82,21 @@ class SegmentTable:
         return self.rows_before(len(self))
 
 
-def tables_of(columns: MetadataColumns, span_rows: int) -> list[SegmentTable]:
-    """Return the tables of the segments of snapshots, as their metadata has them.
+def table_of(segments: MetadataColumns, span_rows: int) -> SegmentTable:
+    """Return the table of a snapshot's segments.
 
     Args:
-        columns: The segments, in order.
+        segments: The metadata of one snapshot.
         span_rows: Segments that begin within the same so many rows are one span.
     """
-    return spans_of(columns.first_times, columns.last_times, columns.row_counts, columns.snapshot_ends, span_rows)
-
-
-def spans_of(
-    first_times: Int64Array, last_times: Int64Array, row_counts: Int64Array, snapshot_ends: Int64Array, span_rows: int
-) -> list[SegmentTable]:
-    """Return the tables of snapshots of which these are the segments, one snapshot after the other."""
-    snapshot_starts = np.append(0, snapshot_ends)[:-1]
-    segment_counts = snapshot_ends - snapshot_starts
-    segments = np.arange(1, len(row_counts) + 1) - snapshot_starts.repeat(segment_counts)
-    row_ends = np.cumsum(row_counts, dtype=np.int64)
-    row_ends -= np.append(0, row_ends)[snapshot_starts].repeat(segment_counts)
-    is_last = np.ones(len(row_ends), np.bool_)
-    is_last[:-1] = np.diff((row_ends - row_counts) // span_rows) != 0
-    is_last[snapshot_ends[segment_counts > 0] - 1] = True
+    row_ends = np.cumsum(segments.row_counts, dtype=np.int64)
+    row_starts = row_ends - segments.row_counts
+    is_last = np.diff(row_starts // span_rows, append=-1) != 0
     lasts = np.flatnonzero(is_last)
     firsts = np.append(0, lasts + 1)[:-1]
-    times = first_times[firsts], last_times[lasts]
-    counts = row_ends[lasts].astype(np.int32), segments[lasts].astype(np.int32)
-    ends = lasts.searchsorted(snapshot_ends).tolist()
-    # Copies: a table lives as long as its bucket, and the columns of many are not to live as long as the last of them.
-    return [
-        SegmentTable(
-            times[0][start:end].copy(),
-            times[1][start:end].copy(),
-            counts[0][start:end].copy(),
-            counts[1][start:end].copy(),
-        )
-        for start, end in zip([0, *ends], ends, strict=False)
-    ]
-
-
-def is_in_order(table: SegmentTable) -> bool:
-    """Whether no span begins before the one before it has ended; no snapshot may be otherwise."""
-    return bool(
-        (table.first_times <= table.last_times).all()
-        and (table.last_times[:-1] <= table.first_times[1:]).all()
-        and (np.diff(table.row_ends) >= 0).all()
-        and (np.diff(table.segment_ends) > 0).all()
+    return SegmentTable(
+        segments.first_times[firsts],
+        segments.last_times[lasts],
+        row_ends[lasts].astype(np.int32),
+        (lasts + 1).astype(np.int32),
     )

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_properties import free_key_or_none
 from tracker.columns.offers import check_offer, columns_of
 from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, ledger_bitmaps
@@ -92,7 +93,8 @@ def add(
             bits = bitmap_of(entries[rows])
             state.tracked.unite(ledger_id, bits)
             state.to_read_again.subtract(ledger_id, bits)
-            state.added.queue().push_rows(np.minimum(times[rows], LATEST_MS), ledgers[rows], entries[rows])
+            late = np.minimum(times[rows], LATEST_MS)
+            state.added.queue().push_rows(DelayedIndexes(late, ledgers[rows], entries[rows]))
             start = rows.stop
     return is_late
 

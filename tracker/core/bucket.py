@@ -13,9 +13,8 @@ recovery removes.
 from dataclasses import dataclass, field
 from enum import Enum
 
-import numpy as np
-
 from snapshot_storage.bucket_key import LedgerRange
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.columns.row_queue import RowQueue
 from tracker.columns.segment_table import SegmentTable
@@ -137,8 +136,8 @@ class LastMutableBucket:
     def queue(self) -> RowQueue:
         """Return all rows."""
         if self.times:
-            columns = (self.times, [self.ledger_id] * len(self.times), self.entry_ids)
-            self.rows.push_rows(*(np.array(column, np.int64) for column in columns))
+            ledger_ids = [self.ledger_id] * len(self.times)
+            self.rows.push_rows(DelayedIndexes.of(self.times, ledger_ids, self.entry_ids))
             self.times, self.entry_ids = [], []
         self.room = 0
         return self.rows

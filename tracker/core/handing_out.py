@@ -3,7 +3,7 @@
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.row_order import RowKey, last_key_at
-from tracker.columns.row_queue import pop_sorted
+from tracker.columns.row_queue import pop_tracked
 from tracker.core.loading import first_ahead, waive
 from tracker.core.state import TrackerState
 
@@ -11,19 +11,7 @@ from tracker.core.state import TrackerState
 def pop_due(state: TrackerState, *, now_ms: int, limit: int) -> DelayedIndexes:
     """Hand out due messages, at most so many, in order of time, then position; each once."""
     waive(state, now_ms)
-    through, parts = hand_out_through(state, now_ms), []
-    while limit > 0:
-        columns, rest = pop_sorted(state.queues, through, limit)
-        state.loaded.put_back(rest)
-        if not len(columns[0]):
-            break
-        rows = DelayedIndexes(*columns)
-        is_tracked = state.tracked.take(rows.ledger_ids, rows.entry_ids)
-        if not is_tracked.all():
-            rows = rows.take(is_tracked)
-        parts.append(rows)
-        limit -= len(rows)
-    handed_out = DelayedIndexes.concatenate(parts)
+    handed_out = pop_tracked(state.queues, state.tracked, hand_out_through(state, now_ms), limit)
     if state.recovering:
         _keep_gone(state, handed_out)
     return handed_out

@@ -8,8 +8,9 @@ import heapq
 from typing import Final
 
 from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.columns.positions import is_in
 from tracker.columns.row_order import key_of
-from tracker.columns.stale_rows import first_tracked_row
+from tracker.columns.row_queue import first_tracked_row
 from tracker.config import UNLIMITED
 from tracker.core.actions import LoadSegments
 from tracker.core.bucket import NO_BARRIER, ImmutableBucket, Phase
@@ -84,7 +85,7 @@ def may_load(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> bool:
     rows_max = max(state.config.loaded_row_count_max, ROWS_OF_A_BUCKET_MIN * len(state.buckets))
     if len(state.loaded) + state.rows_in_flight < rows_max:
         return True
-    return first_tracked_row(state.queues, bucket.barrier, state.tracked.mask) is None
+    return first_tracked_row(state.queues, bucket.barrier, state.tracked.bitmaps) is None
 
 
 def load_of(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> LoadSegments:
@@ -118,9 +119,8 @@ def on_loaded(state: TrackerState, bucket: ImmutableBucket, call: LoadSegments, 
     bucket.loaded_spans = bucket.table.spans_of(call.last_segment)
     if len(rows):
         bucket.loaded_key = key_of(rows, -1)
-    is_tracked = state.tracked.mask(rows.ledger_ids, rows.entry_ids)
+    is_tracked = is_in(state.tracked.bitmaps, rows.ledger_ids, rows.entry_ids)
     if not is_tracked.all():
         rows = rows.take(is_tracked)
-    if len(rows):
-        state.loaded.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+    state.loaded.push_sorted(rows)
     queue_call(state, bucket)

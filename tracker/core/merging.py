@@ -8,12 +8,12 @@ from typing import Final
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.bucket_properties import free_key_or_none
+from tracker.columns.segment_table import segment_row_count_max
 from tracker.core.actions import CallFailed, MergeSource
 from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import delete, give_up, let_sources_go, remove
 from tracker.core.state import TrackerState, new_bucket
 from tracker.merge_windows import window_to_merge
-from tracker.segment_sizes import segment_row_count_max
 
 MERGED_ROWS_MAX: Final = 1_000_000
 """A merge has its rows in memory, 24 bytes each, and as much again while they are sorted and encoded. So no window with

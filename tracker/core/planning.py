@@ -4,7 +4,7 @@ from functools import partial
 
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_order import NEVER, last_key_at
-from tracker.columns.stale_rows import first_tracked_row
+from tracker.columns.row_queue import first_tracked_row
 from tracker.core.actions import (
     Answer,
     Call,
@@ -34,7 +34,7 @@ def plan(state: TrackerState, *, now_ms: int) -> list[Call]:
     """Return the calls to start now, each to be answered once; each step is O(1) when it has nothing to do."""
     set_time(state, now_ms)
     # Rows that are not tracked any more must not count as due, nor keep a bucket.
-    first_tracked_row(state.queues, last_key_at(state.due_through_ms(now_ms)), state.tracked.mask)
+    first_tracked_row(state.queues, last_key_at(state.due_through_ms(now_ms)), state.tracked.bitmaps)
     waive(state, now_ms)
     remove_ended(state)
     begin_merge(state, now_ms)

@@ -8,11 +8,11 @@ from snapshot_storage.bucket_key import LedgerRange
 from tracker.bucket_properties import free_key_or_none
 from tracker.columns.row_order import last_key_at
 from tracker.columns.row_queue import pop_sorted
+from tracker.columns.segment_table import segment_row_count_max
 from tracker.core.bucket import NO_LEDGER, ImmutableBucket, Phase
 from tracker.core.deleting import remove
 from tracker.core.merging import take_over
 from tracker.core.state import TrackerState, move, new_bucket
-from tracker.segment_sizes import segment_row_count_max
 
 
 def seal(state: TrackerState, *, index_count_min: int = 0) -> None:
@@ -63,10 +63,6 @@ def _leave_memory(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> 
     if not bucket.loaded_spans:
         return
     through = last_key_at(int(table.last_times[bucket.loaded_spans - 1]))
-    while True:
-        rows, rest = pop_sorted([queue], through, max(1, len(queue)))
-        if not len(rows[0]):
-            return
+    while rows := pop_sorted([queue], through, len(queue)):
         # Copies, so that the columns these are cut from can be freed.
-        state.loaded.push_sorted(*(column.copy() for column in rows))
-        queue.put_back(rest)
+        state.loaded.push_sorted(rows.copy())

@@ -8,14 +8,14 @@ any call, `plan` says what to start; `next_wakeup_ms` says when to call it again
 
 from collections.abc import Mapping
 
-import numpy as np
 from pyroaring import BitMap
 
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.offers import check_tick_time
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ledger_bitmaps
-from tracker.columns.row_order import NEVER, last_key_at
-from tracker.columns.stale_rows import first_tracked_row
+from tracker.columns.row_order import NEVER, last_key_at, row_count_through
+from tracker.columns.row_queue import first_tracked_row
 from tracker.core import adding, deleting, handing_out, planning, recovering, sealing
 from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.loading import first_ahead
@@ -85,7 +85,7 @@ class TrackerCore(TrackerState):
 
     def first_deliver_at_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first message that `pop_due` would give, None if it has none to give."""
-        first = first_tracked_row(self.queues, handing_out.hand_out_through(self, now_ms), self.tracked.mask)
+        first = first_tracked_row(self.queues, handing_out.hand_out_through(self, now_ms), self.tracked.bitmaps)
         return None if first is None else first.deliver_at_ms
 
     def next_deliver_at_ms(self) -> int | None:
@@ -104,14 +104,11 @@ class TrackerCore(TrackerState):
         """Return the tracked positions that have a row in memory which is due."""
         through = last_key_at(self.due_through_ms(now_ms))
         runs = [run for queue in self.queues for run in queue.runs_through(through.deliver_at_ms)]
-        if not runs:
-            return {}
-        columns = [run.columns(run.end_through(through)) for run in runs]
-        ledger_ids, entry_ids = (np.concatenate([column[place] for column in columns]) for place in (1, 2))
+        due = DelayedIndexes.concatenate([run.rows.slice(0, row_count_through(run.rows, through)) for run in runs])
         tracked = self.tracked.bitmaps
         return {
             ledger_id: entries & tracked[ledger_id]
-            for ledger_id, entries in ledger_bitmaps(ledger_ids, entry_ids)
+            for ledger_id, entries in ledger_bitmaps(due.ledger_ids, due.entry_ids)
             if ledger_id in tracked
         }
 

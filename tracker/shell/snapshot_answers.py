@@ -15,7 +15,7 @@ from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ledger_bitmaps
-from tracker.columns.segment_table import SegmentTable, tables_of
+from tracker.columns.segment_table import SegmentTable, table_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import CreateSnapshot, Head, MergeSnapshots, MergeSource
 
@@ -28,8 +28,7 @@ SEGMENTS_AT_ONCE: Final = 16
 
 
 def _table_of(columns: MetadataColumns, config: TrackerConfig) -> SegmentTable:
-    (table,) = tables_of(columns, max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET))
-    return table
+    return table_of(columns, max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET))
 
 
 def built(

@@ -26,8 +26,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
-from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.shared.shared_view import SharedIndexView
+from tracker.shared.shared_index import SharedDelayedIndex, SharedIndexView
 
 Key = tuple[int, int]
 

@@ -48,7 +48,7 @@ from tests.simulation.whole_service.upkeep import Upkeep
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.core import loading
-from tracker.shared.shared_view import SharedIndexView
+from tracker.shared.shared_index import SharedIndexView
 from tracker.shell.core_tracker import CoreTracker
 from tracker.stats import BucketOperation
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from tests.helpers.core_checks import check_positions
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, bitmaps_of_parts, ledger_bitmaps
+from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, ledger_bitmaps
 
 Position = tuple[int, int]
 ENTRY_IDS = st.one_of(st.integers(0, 40), st.integers(ENTRY_ID_MAX - 3, ENTRY_ID_MAX))
@@ -29,7 +30,7 @@ def test_taking_rows_gives_each_tracked_position_once(added: list[Position], row
     columns = np.array(rows, np.int64).reshape(-1, 2)
     was_tracked = members.take(columns[:, 0], columns[:, 1])
 
-    members.check()
+    check_positions(members)
     assert was_tracked.tolist() == expected
     assert members.count == len(left)
     assert all(members.contains(*position) for position in left)
@@ -57,19 +58,6 @@ def test_positions_are_split_into_the_bitmaps_of_their_ledgers(positions: list[P
     assert [(k, entry_id) for k in sorted(bitmaps) for entry_id in bitmaps[k]] == sorted(
         {(k * ledger_step, entry_id) for k, entry_id in positions}
     )
-
-
-@given(parts=st.lists(POSITIONS, max_size=4), ledger_step=st.sampled_from([1, 2**30, LEDGER_ID_MAX // 2]))
-def test_positions_of_several_parts_are_split_as_those_of_each(parts: list[list[Position]], ledger_step: int) -> None:
-    """A ledger of two parts has a bitmap in each; a part may be empty."""
-    columns = np.array([position for part in parts for position in part], np.int64).reshape(-1, 2)
-    ledger_ids = columns[:, 0] * ledger_step
-    ends = np.cumsum([len(part) for part in parts], dtype=np.int64).tolist()
-
-    bitmaps = bitmaps_of_parts(ledger_ids, columns[:, 1], ends)
-
-    found = [{(k, entry_id) for k, entry_ids in one.items() for entry_id in entry_ids} for one in bitmaps]
-    assert found == [{(k * ledger_step, entry_id) for k, entry_id in part} for part in parts]
 
 
 @pytest.mark.parametrize(("ledger_id", "entry_id"), [(1, -1), (1, 2**32), (1, 2**70), (-1, 0), (2**70, 0)])

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
-from tracker.columns.row_order import NEVER, RowKey, last_key_at
-from tracker.columns.row_queue import QueueSizes, RowQueue, pop_sorted, time_of_rows
-from tracker.columns.sorted_run import SortedRun
+from tests.helpers.core_checks import check_queue
+from tracker.columns.row_order import NEVER, RowKey, last_key_at, row_count_through
+from tracker.columns.row_queue import QueueSizes, RowQueue, SortedRun, pop_sorted, time_of_rows
 
 Row = tuple[int, int, int]
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), max_size=30)
@@ -17,26 +17,23 @@ ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5
 SMALL = QueueSizes(
     run_rows_max=16,
     run_rows_min=3,
-    joined_rows_max=3,
+    chunks_max=3,
     pop_rows_min=3,
 )
 """Runs and merges are small enough for tests to reach every edge of theirs."""
 
 
 def push(queue: RowQueue, *rows: Row) -> None:
-    columns = DelayedIndexes.from_rows(rows)
-    queue.push_rows(columns.deliver_at_ms, columns.ledger_ids, columns.entry_ids)
+    queue.push_rows(DelayedIndexes.from_rows(rows))
 
 
 def pop_all(queues: list[RowQueue], through: RowKey, limit: int) -> list[Row]:
     popped: list[Row] = []
     while True:
-        columns, rest = pop_sorted(queues, through, limit)
-        queues[0].put_back(rest)
-        rows = DelayedIndexes(*columns).to_rows()
+        rows = pop_sorted(queues, through, limit).to_rows()
         assert len(rows) <= limit
         for queue in queues:
-            queue.check()
+            check_queue(queue)
         if not rows:
             return popped
         popped += rows
@@ -59,12 +56,11 @@ def test_rows_come_out_sorted_and_up_to_the_key(
         rows_added += batch
         queue = queues[number % 2]
         if way == "sorted":
-            rows = DelayedIndexes.from_rows(batch).sorted()
-            queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+            queue.push_sorted(DelayedIndexes.from_rows(batch).sorted())
         else:
             for part in [[row] for row in batch] if way == "single" else [batch]:
                 push(queue, *part)
-        queue.check()
+        check_queue(queue)
     rows_added.sort()
 
     through = RowKey(cutoff * spread, 1, 2)
@@ -98,7 +94,7 @@ def test_the_number_of_runs_stays_small() -> None:
     rng = np.random.default_rng(1)
     for number in range(1_000):
         push(queue, (int(rng.integers(0, 10**6)), 1, number))
-        queue.check()
+        check_queue(queue)
 
     assert len(queue.rows_of()) <= 2 * 1_000 // SMALL.run_rows_max + 5
 
@@ -108,11 +104,11 @@ def test_frozen_rows_are_the_rows_that_are_left() -> None:
     queue = RowQueue(SMALL)
     for number in range(10):
         push(queue, (number, 1, number))
-    popped, _ = pop_sorted([queue], last_key_at(3), 100)
+    popped = pop_sorted([queue], last_key_at(3), 100)
 
     frozen = DelayedIndexes.concatenate(queue.rows_of()).sorted()
 
-    assert popped[2].tolist() == [0, 1, 2, 3]
+    assert popped.entry_ids.tolist() == [0, 1, 2, 3]
     assert frozen.entry_ids.tolist() == [4, 5, 6, 7, 8, 9]
 
 
@@ -121,7 +117,7 @@ def test_loaded_rows_are_not_sorted_again() -> None:
     queue = RowQueue(SMALL)
     many, few = DelayedIndexes.from_rows([(1, 1, k) for k in range(9)]), DelayedIndexes.from_rows([(2, 1, 9)])
     for rows in (many, few):
-        queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+        queue.push_sorted(rows)
 
     assert len(queue) == 10
     runs = queue.rows_of()
@@ -136,8 +132,8 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
     runs = []
     for number in range(run_count):
         times = np.sort(rng.integers(0, 10**6, 5_000)) + int(rng.integers(0, 10**5))
-        runs.append(SortedRun(times, np.full(5_000, number), np.arange(5_000)))
+        runs.append(SortedRun(DelayedIndexes(times, np.full(5_000, number), np.arange(5_000))))
 
     through_ms = time_of_rows(runs, 1_024)
 
-    assert 1_024 <= sum(run.end_through(last_key_at(through_ms)) for run in runs) <= 4 * 1_024
+    assert 1_024 <= sum(row_count_through(run.rows, last_key_at(through_ms)) for run in runs) <= 4 * 1_024

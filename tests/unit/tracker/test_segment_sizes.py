@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from postdate.testing import FakeCursor
-from tracker.columns.segment_table import SegmentTable
+from tracker.columns.segment_table import SEGMENT_ROWS_MIN, WAITING_ROWS, SegmentTable, segment_row_count_max
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import Answer, Call, CreateSnapshot, ListSnapshots, MergeSnapshots, Stored
 from tracker.core.tracker_core import TrackerCore
-from tracker.segment_sizes import SEGMENT_ROWS_MIN, WAITING_ROWS, segment_row_count_max
 
 CONFIGURED = 5_000
 

@@ -15,13 +15,12 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import is_in_bitmap
+from tracker.columns.positions import is_in, is_in_bitmap
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.shared_cursor import SharedCursor
-from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.shared.shared_view import SharedIndexView
+from tracker.shared.shared_index import SharedDelayedIndex, SharedIndexView
 
 Rows = list[tuple[int, int, int]]
 
@@ -335,7 +334,7 @@ def test_a_set_of_positions_answers_for_columns(entry_ids: list[int]) -> None:
 
     expected = [entry_id in (1, 5) for entry_id in entry_ids]
 
-    assert positions.mask(ledger_ids, column).tolist() == expected
+    assert is_in(positions.bitmaps, ledger_ids, column).tolist() == expected
     assert is_in_bitmap(column, BitMap([1, 5])).tolist() == expected
     positions.discard(ledger_ids, column)
     assert len(positions) == 1 + 2 - len({1, 5} & set(entry_ids))
