@@ -235,26 +235,14 @@ class SharedIndexView(DelayedDeliveryTracker):
         return self._index.tracker.is_recovering(ledger_id)
 
     def take_untracked(self) -> Mapping[int, BitMap]:
-        """Return what the index has lost, and what is behind if there is room for it, once."""
-        if self._may_read_behind():
-            room = self._index.row_count_max
-            for ledger_id in sorted(self._behind.bitmaps):
-                entry_ids = self._behind.bitmaps[ledger_id][:room]
-                self._behind.subtract(ledger_id, entry_ids)
-                self._queued.subtract(ledger_id, entry_ids)
-                self._to_read_again.unite(ledger_id, entry_ids)
-                room -= len(entry_ids)
-                if room <= 0:
-                    break
-            # Messages in the index may follow now.
-            self.tell_soon()
+        """Return what the index has lost, and what was behind and is wanted, once."""
         to_read_again, self._to_read_again = self._to_read_again, PositionSet()
         return to_read_again.bitmaps
 
     def has_message_available(self) -> bool:
         if self._first_due_ms(self._through()) is not None:
             return True
-        return not self._behind and self._index.tracker.has_message_available()
+        return bool(self._behind) or self._index.tracker.has_message_available()
 
     def _first_due_ms(self, through: RowKey) -> int | None:
         first = first_tracked_row([self._due], through, self._queued.bitmaps)
@@ -286,13 +274,24 @@ class SharedIndexView(DelayedDeliveryTracker):
             self.tell_soon()
         through = min(self._through(), first_key_at(indexed_ms)) if has_enough else self._through()
         rows = pop_tracked([self._due], self._queued, through, wanted)
-        if self._may_read_behind():
-            self.tell_soon()
+        if self._behind and len(rows) < wanted:
+            self._read_behind(wanted - len(rows))
         return rows
 
-    def _may_read_behind(self) -> bool:
-        """Whether there are rows of which the positions alone are here, and room for them."""
-        return bool(self._behind) and len(self._due) <= self._index.row_count_max // 2
+    def _read_behind(self, limit: int) -> None:
+        """Have so many messages read again of which the positions alone are here: they are due when they are offered.
+
+        A dispatcher polls for as many as it has room for, so it never holds more of them.
+        """
+        for ledger_id in sorted(self._behind.bitmaps):
+            entry_ids = self._behind.bitmaps[ledger_id][:limit]
+            self._behind.subtract(ledger_id, entry_ids)
+            self._queued.subtract(ledger_id, entry_ids)
+            self._to_read_again.unite(ledger_id, entry_ids)
+            limit -= len(entry_ids)
+            if limit <= 0:
+                break
+        self.tell_soon()
 
     def _indexed_ms(self) -> int:
         """Return the earliest time in the index when it has something to give, else `NEVER`."""
