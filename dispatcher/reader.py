@@ -493,7 +493,8 @@ class Reader:
             self._core.advance(self._now_ms())
             tracker = self.tracker
             assert tracker is not None
-            self._run_actions(self._intake.on_due(headers, popped, lead_ms=tracker.lead_ms))
+            due = self._intake.on_due(headers, popped, lead_ms=tracker.lead_ms, may_repeat=tracker.may_repeat)
+            self._run_actions(due)
             self._tell_mistimed()
         return True
 

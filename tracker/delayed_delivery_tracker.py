@@ -69,6 +69,10 @@ class TrackerContext:
 class DelayedDeliveryTracker(ABC):
     """Knows which positions are delayed, and hands each out once, when it is due."""
 
+    may_repeat: bool = False
+    """Whether it may give a message again that was delivered and is not acknowledged: on a shared index another
+    subscription may add it again, after a loss, a step of the clock, or while it has delays and this one had none."""
+
     @property
     def lead_ms(self) -> int:
         """How long before its time a message counts as due: the tick where times are not strict, else 0."""

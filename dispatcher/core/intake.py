@@ -38,7 +38,7 @@ from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, is_at_or_b
 from dispatcher.core.subscription_core import SubscriptionCore
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.value_types import Int64Array, Mask
 from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
 from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, key_of
@@ -240,18 +240,21 @@ class Intake(SubscriptionCore):
         headers = self._deliverable_now(headers)
         is_lost = (headers.deliver_at_ms != NOT_DELAYED) & self.plan.has_taken(headers.ledger_ids, headers.entry_ids)
         headers = headers.where(is_lost)
-        lost = list(zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True))
-        in_hand = self._in_hand(set(lost))
-        rows = [row for row, at in enumerate(lost) if at not in in_hand and at not in self.held_due]
-        # This may have no rows: all may be acknowledged meanwhile, and a shared index waits for the answer all the
-        # same.
-        return [TrackDelayed(headers.take(np.array(rows, dtype=np.intp)))]
+        return [TrackDelayed(headers.where(~self._are_here(headers)))]
+
+    def _are_here(self, headers: EntryHeaders) -> Mask:
+        """Return which entries are held, wait, or were given to a consumer."""
+        positions = list(zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True))
+        in_hand = self._in_hand(set(positions))
+        return np.array([at in in_hand or at in self.held_due for at in positions], dtype=np.bool_)
 
     @abstractmethod
     def _in_hand(self, positions: set[Key]) -> set[Key]:
         """Return which of these entries wait or were given to a consumer."""
 
-    def on_due(self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0) -> list[Action]:
+    def on_due(
+        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
+    ) -> list[Action]:
         """Take in entries that the tracker gave; its remaining rows come after them.
 
         Those that are not due by their headers go back to the tracker.
@@ -260,12 +263,16 @@ class Intake(SubscriptionCore):
             headers: Their headers, in the order of the rows, without those that the log does not have.
             rows: The rows that the tracker gave.
             lead_ms: How long before its time an entry counts as due.
+            may_repeat: Whether the tracker may give an entry again that was delivered, see `DelayedDeliveryTracker`.
         """
         if len(rows) != len(headers):
             is_in_log = in_log(rows, headers)
             missing, rows = rows.take(~is_in_log), rows.take(is_in_log)
             if self.plan is not None:
                 self.plan.scan_after_all(missing.ledger_ids, missing.entry_ids)
+        if may_repeat:
+            is_new = ~self._are_here(headers)
+            headers, rows = headers.where(is_new), rows.take(is_new)
         self.index_mistimed_total += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
         is_early = is_future(headers, now_ms=self.now_ms + lead_ms, delays_through=self.delays_through)
         if not is_early.any():

@@ -154,6 +154,8 @@ class SharedDelayedIndex:
 class SharedIndexView(DelayedDeliveryTracker):
     """One subscription's tracker on a shared index, with nothing stored of its own."""
 
+    may_repeat = True
+
     def __init__(self, index: SharedDelayedIndex, context: TrackerContext) -> None:
         self._index = index
         self.context = context
@@ -279,10 +281,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         return rows
 
     def _read_behind(self, limit: int) -> None:
-        """Have so many messages read again of which the positions alone are here: they are due when they are offered.
-
-        A dispatcher polls for as many as it has room for, so it never holds more of them.
-        """
+        """Have so many messages read again of which the positions alone are here: as many as a dispatcher asks for."""
         for ledger_id in sorted(self._behind.bitmaps):
             entry_ids = self._behind.bitmaps[ledger_id][:limit]
             self._behind.subtract(ledger_id, entry_ids)
