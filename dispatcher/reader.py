@@ -428,8 +428,9 @@ class Reader:
 
     def _note_drained(self) -> None:
         """End a smooth resume after its last waiting message: let everything pass again."""
-        gate = self._core.gate
-        if gate.rate_per_second is not None and self._core.is_drained(self._log.last_confirmed_position):
+        if self._core.gate.rate_per_second is None or (self.tracker and self.tracker.has_message_available()):
+            return
+        if self._core.is_drained(self._log.last_confirmed_position):
             self._run_actions(self._core.open_gate(None))
             self.on_drained()
 

@@ -271,8 +271,8 @@ DISPATCHER: Final = [
     Mutant(
         "smooth-resume-ends-at-once",
         "dispatcher/reader.py",
-        "if gate.rate_per_second is not None and self._core.is_drained(self._log.last_confirmed_position):",
-        "if gate.rate_per_second is not None:",
+        "        if self._core.is_drained(self._log.last_confirmed_position):\n",
+        "        if True:\n",
         "a resume at a rate is over while messages wait that it held",
     ),
     Mutant(
@@ -326,8 +326,8 @@ TRACKER: Final = [
     Mutant(
         "behind-and-not-read-again",
         "tracker/shared/shared_index.py",
-        "                self._to_read_again.unite(ledger_id, entry_ids)\n                room",
-        "                room",
+        "            self._to_read_again.unite(ledger_id, entry_ids)\n            limit",
+        "            limit",
         "shared index: due messages of which a view keeps the positions alone are never read again",
     ),
     Mutant(
@@ -610,13 +610,6 @@ FOUND: Final = [
         "            return bitmap.copy()\n        if ledger_id == self.mark_delete.ledger_id:\n",
         "            return bitmap.copy()\n        if False:\n",
         "of the trimmed ledger at whose end the cursor stands, nothing counts as acknowledged",
-    ),
-    Mutant(
-        "read-again-and-nothing-offered",
-        "dispatcher/core/intake.py",
-        "        return [TrackDelayed(headers.take(np.array(rows, dtype=np.intp)))]\n",
-        "        return [TrackDelayed(headers.take(np.array(rows, dtype=np.intp)))] if rows else []\n",
-        "a shared index waits for what it had read again and what was acknowledged meanwhile",
     ),
     Mutant(
         "index-believed-over-the-log",

@@ -244,7 +244,7 @@ class SharedIndexView(DelayedDeliveryTracker):
     def has_message_available(self) -> bool:
         if self._first_due_ms(self._through()) is not None:
             return True
-        return bool(self._behind) or self._index.tracker.has_message_available()
+        return bool(self._behind or self._to_read_again) or self._index.tracker.has_message_available()
 
     def _first_due_ms(self, through: RowKey) -> int | None:
         first = first_tracked_row([self._due], through, self._queued.bitmaps)

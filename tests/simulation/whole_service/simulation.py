@@ -565,8 +565,8 @@ class Simulation:
         # Messages of a lost snapshot are read again, and held where they are due.
         if isinstance(dispatcher.core, Intake) and not self.has_bad_snapshots:
             held = len(dispatcher.core.held_due)
-            # A read, and what the tracker refuses of another one.
-            beyond = 2 * limits.scan_entries_max
+            # A read, and what the tracker refuses of another one; on a shared index, what is read again for a poll.
+            beyond = 2 * limits.scan_entries_max + 2 * limits.read_batch_entries_max * tracker_limits.is_index_shared
             if held > limits.held_entries_max + beyond:
                 self.complain(f"{sub.name}: {held} due entries are held, of {limits.held_entries_max} and some reads")
         if isinstance(dispatcher.tracker, BucketDelayedDeliveryTracker):
