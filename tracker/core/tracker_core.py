@@ -97,8 +97,8 @@ class TrackerCore(TrackerState):
     def first_withheld_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""
         bucket = first_ahead(self)
-        is_due = bucket is not None and bucket.barrier.deliver_at_ms <= self.due_through_ms(now_ms)
-        return bucket.barrier.deliver_at_ms if bucket is not None and is_due else None
+        withheld_ms = NEVER if bucket is None else bucket.barrier.deliver_at_ms
+        return withheld_ms if withheld_ms <= self.due_through_ms(now_ms) else None
 
     def due_bitmaps(self, *, now_ms: int) -> dict[int, BitMap]:
         """Return the tracked positions that have a row in memory which is due."""

@@ -339,8 +339,9 @@ class SharedIndexMachine(RuleBasedStateMachine):
             return False
         # A few at a time, so that polls come between.
         keys, sub.to_read = sub.to_read[:2], sub.to_read[2:]
-        by_key = {row[1:]: row for row in self.log}
-        self._offer(sub, [by_key[key] for key in keys if key not in sub.acknowledged])
+        # As a dispatcher does: what was not scanned yet will be, and what was taken is with a consumer.
+        by_key = {row[1:]: row for row in self.log[: sub.scanned] if row[1:] not in {*sub.acknowledged, *sub.taken}}
+        self._offer(sub, [by_key[key] for key in keys if key in by_key])
         return True
 
     @rule(number=st.integers(0, 3), limit=st.integers(1, 30))

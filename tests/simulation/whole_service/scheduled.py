@@ -158,7 +158,8 @@ async def _cancel_all(sim: "Simulation", sub: SubscriptionModel, after_s: float)
             return
         sim.did("cancel of everything", outcome.changed)
         _judge_sum(sim, outcome, outcome.changed + outcome.in_hand + outcome.gone)
-        if sub.seeks_seen != seeks or sub.pending_seek is not None:
+        # Where the topic's delays are off, nothing is scheduled.
+        if sub.seeks_seen != seeks or sub.pending_seek is not None or not sim.is_active:
             return
         for key in sim.scheduled_keys(sub) - meant:
             entry = sim.oracle.entries[key]
