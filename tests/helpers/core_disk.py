@@ -18,7 +18,6 @@ from tracker.core.actions import (
     CreateSnapshot,
     DeleteSnapshot,
     Head,
-    ListSnapshots,
     LoadSegments,
     MergeSnapshots,
     OfAnotherCursor,
@@ -95,8 +94,6 @@ class Disk:
                 self.properties[call.bucket_key] = str(call.bucket_id)
             case RemoveName():
                 self.properties.pop(call.bucket_key, None)
-            case ListSnapshots():
-                return frozenset(self.snapshots) - self.aliens
         return None
 
     def rows_of(self, bucket_id: int) -> DelayedIndexes:

@@ -98,15 +98,7 @@ class RemoveName:
     bucket_key: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ListSnapshots:
-    """List all snapshots of this topic and cursor, for those that no property names. The answer is their ids."""
-
-    serial: int = 0
-    """Of no bucket."""
-
-
-StorageCall = ReadHead | CreateSnapshot | MergeSnapshots | LoadSegments | DeleteSnapshot | ListSnapshots
+StorageCall = ReadHead | CreateSnapshot | MergeSnapshots | LoadSegments | DeleteSnapshot
 CursorCall = PutName | RemoveName
 Call = StorageCall | CursorCall
 
@@ -148,4 +140,4 @@ class CallFailed:
     """The snapshot that is lost, as far as the error says: a merge reads several."""
 
 
-Answer = Stored | Head | DelayedIndexes | frozenset[int] | None | OfAnotherCursor | CallFailed
+Answer = Stored | Head | DelayedIndexes | None | OfAnotherCursor | CallFailed

@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
 from pyroaring import BitMap
@@ -12,20 +11,8 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import LATEST_MS, RowKey
 from tracker.columns.row_queue import RowQueue
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.core.actions import ListSnapshots
 from tracker.core.bucket import NO_BARRIER, NO_LEDGER, ImmutableBucket, LastMutableBucket, Phase
 from tracker.core.lanes import Lane, RetryWait
-
-
-@dataclass(slots=True)
-class OrphanSearch:
-    """The search for snapshots that no property names, once in a tracker's life."""
-
-    wait: RetryWait
-    is_wanted: bool = False
-    call: ListSnapshots | None = None
-    malformed_ids: frozenset[int] = frozenset()
-    """Snapshots that malformed properties seem to name; they are never deleted."""
 
 
 class TrackerState:
@@ -80,7 +67,6 @@ class TrackerState:
         """The serial of the last merge's target."""
         self.merge_wait = RetryWait(config)
         """Before the next merge, after one that failed."""
-        self.orphans = OrphanSearch(RetryWait(config))
         self.losses: list[tuple[str, str]] = []
         """Key and reason of buckets that were given up, for the log."""
 

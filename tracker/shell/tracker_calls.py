@@ -17,7 +17,6 @@ from tracker.core.actions import (
     CreateSnapshot,
     DeleteSnapshot,
     Head,
-    ListSnapshots,
     LoadSegments,
     MergeSnapshots,
     MergeSource,
@@ -116,9 +115,6 @@ class TrackerCalls:
                     await self._cursor.update_properties(put={call.bucket_key: str(call.bucket_id)})
                 case RemoveName():
                     await self._cursor.update_properties(remove=[call.bucket_key])
-                case ListSnapshots():
-                    infos = await self._storage.list_bucket_snapshots(self._topic_name)
-                    return frozenset(one.bucket_id for one in infos if one.cursor_name == self._cursor_name)
         return None
 
     async def _create(self, bucket_key: str, snapshot: Snapshot, table: SegmentTable) -> Stored:
