@@ -35,8 +35,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         config: How messages are tracked.
         storage: Where the snapshots are; started and closed by others.
         now_ms: The wall clock in milliseconds.
-        run_blocking: Runs what takes long.
-        threads: Have it run, for all trackers of a storage; None are some of its own.
+        threads: Run what takes long, for all trackers of a storage; None are some of its own.
         rng: For the jitter of retries.
         watch: Tells of steps of the clock; None is one of its own.
     """
@@ -48,20 +47,14 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         storage: BucketSnapshotStorage,
         *,
         now_ms: Clock,
-        run_blocking: RunBlocking = asyncio.to_thread,
         threads: InThreads | None = None,
         rng: Random | None = None,
         watch: WallClockWatch | None = None,
     ) -> None:
         super().__init__(context, config, now_ms=now_ms, rng=rng, watch=watch)
         self._stats = TrackerStats()
-        self._calls = CallsInFlight(
-            self._name,
-            TrackerCalls(config, context, storage, threads if threads is not None else InThreads(run_blocking)),
-            self._stats,
-            now_ms=now_ms,
-            give_back=self._take_answer,
-        )
+        calls = TrackerCalls(config, context, storage, threads if threads is not None else InThreads())
+        self._calls = CallsInFlight(self._name, calls, self._stats, now_ms, self._take_answer)
         self._is_settled: asyncio.Event | None = None
         """Set when no bucket is in flight any more; None while `close` does not wait for it."""
         self._is_abandoned = False

@@ -20,7 +20,6 @@ from tracker.core.actions import (
     Head,
     LoadSegments,
     MergeSnapshots,
-    OfAnotherCursor,
     PutName,
     ReadHead,
     RemoveName,
@@ -75,7 +74,7 @@ class Disk:
                 return self.store([to_load, loaded], call.tracked, call.segment_row_count_max)
             case ReadHead():
                 if call.bucket_id in self.aliens:
-                    return OfAnotherCursor("t / other")
+                    return CallFailed("alien", is_lost=True, is_alien=True)
                 if call.bucket_id not in self.snapshots:
                     return CallFailed("missing", is_lost=True, lost_bucket_id=call.bucket_id)
                 columns = decode_metadata_columns(self.snapshots[call.bucket_id].metadata)

@@ -14,7 +14,6 @@ from tracker.core.actions import (
     Head,
     LoadSegments,
     MergeSnapshots,
-    OfAnotherCursor,
     PutName,
     ReadHead,
     RemoveName,
@@ -94,14 +93,12 @@ _PHASES_OF = {
     DeleteSnapshot: Phase.DELETING,
     RemoveName: Phase.UNNAMING,
 }
-_KINDS = {phase: kind for kind, phase in _PHASES_OF.items()}
 
 
 def failing(state: TrackerState) -> set[type[Call]]:
     """Return the kinds of calls that have failed and are still to be made."""
-    in_flight = [bucket for bucket in state.buckets.values() if bucket.failures and bucket.call is not None]
-    waiting = [bucket for lane in state.lanes for bucket in lane.failing_buckets()]
-    kinds: set[type[Call]] = {_KINDS[bucket.phase] for bucket in (*in_flight, *waiting)}
+    phases = {bucket.phase for bucket in state.buckets.values() if bucket.failures}
+    kinds: set[type[Call]] = {kind for kind, phase in _PHASES_OF.items() if phase in phases}
     if state.merge_wait.failures and len(state.buckets) > state.config.bucket_count_max:
         kinds.add(MergeSnapshots)
     return kinds
@@ -145,6 +142,8 @@ def _on_failure(state: TrackerState, bucket: ImmutableBucket, call: Call, answer
     if isinstance(call, MergeSnapshots):
         on_merge_failed(state, bucket, answer, now_ms)
     elif answer.is_lost and isinstance(call, ReadHead | LoadSegments):
+        # Of an alien's, the name alone goes.
+        bucket.bucket_id = None if answer.is_alien else bucket.bucket_id
         give_up(state, bucket, answer.reason)
     else:
         bucket.failures += 1
@@ -160,10 +159,6 @@ def _on_answer(state: TrackerState, bucket: ImmutableBucket, call: Call, answer:
             on_named(state, bucket, now_ms)
         case ReadHead(), Head():
             on_head(state, bucket, answer)
-        case ReadHead(), OfAnotherCursor():
-            # Its name alone goes: the snapshot is not ours to delete.
-            bucket.bucket_id = None
-            give_up(state, bucket, f"it belongs to {answer.owner}")
         case LoadSegments(), DelayedIndexes():
             on_loaded(state, bucket, call, answer)
         case DeleteSnapshot() | RemoveName(), None:

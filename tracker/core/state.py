@@ -57,9 +57,10 @@ class TrackerState:
         """Buckets that hold up nothing, as they could not be read for so long."""
         self.ending: list[tuple[int, int]] = []
         """A heap of buckets that are loaded: when the last row is due, and the serial."""
-        self.reads = Lane(config, rng, self.buckets, (Phase.RECOVERING, Phase.SEALED))
-        self.writes = Lane(config, rng, self.buckets, (Phase.SEALING, Phase.MERGING, Phase.DELETING))
-        self.cursor = Lane(config, rng, self.buckets, (Phase.NAMING, Phase.UNNAMING))
+        self.reads = Lane((Phase.RECOVERING, Phase.SEALED), self.buckets, RetryWait(config, rng))
+        writing = (Phase.SEALING, Phase.MERGING, Phase.DELETING)
+        self.writes = Lane(writing, self.buckets, RetryWait(config, rng))
+        self.cursor = Lane((Phase.NAMING, Phase.UNNAMING), self.buckets, RetryWait(config, rng))
         self.lanes = (self.reads, self.writes, self.cursor)
         self.lane_of = {phase: lane for lane in self.lanes for phase in lane.phases}
         """Where a bucket waits for the call of its phase."""

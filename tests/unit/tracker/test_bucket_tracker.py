@@ -27,6 +27,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDe
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
+from tracker.shell.tracker_calls import InThreads
 from tracker.stats import BucketOperation
 
 MINUTE_S = 60
@@ -762,7 +763,11 @@ def test_a_clock_that_steps_forward_is_noticed_within_seconds(world: BucketTrack
             topic_name="t", cursor_name="c", cursor=world.cursor, on_available=lambda: world.told_at_ms.append(0)
         )
         tracker = BucketDelayedDeliveryTracker(
-            context, world.config, world.storage, now_ms=lambda: virtual_now_ms() + step_ms, run_blocking=run_inline
+            context,
+            world.config,
+            world.storage,
+            now_ms=lambda: virtual_now_ms() + step_ms,
+            threads=InThreads(run_inline),
         )
         tracker.start()
         # A reader that announces nothing is told of each range that became known.

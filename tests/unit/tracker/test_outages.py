@@ -28,9 +28,7 @@ def test_a_cursor_that_cannot_write_is_told_in_one_line_and_a_defect_with_its_tr
 ) -> None:
     context = TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=lambda: None)
     making = TrackerCalls(TrackerConfig(), context, MemoryBucketSnapshotStorage(), InThreads())
-    calls = CallsInFlight(
-        "topic / sub", making, TrackerStats(), now_ms=lambda: 0, give_back=lambda _call, _answer: None
-    )
+    calls = CallsInFlight("topic / sub", making, TrackerStats(), lambda: 0, lambda _call, _answer: None)
 
     with caplog.at_level(logging.WARNING):
         calls.count_failure(action, CursorFullError("no room"))
