@@ -62,10 +62,10 @@ class BucketDelayedDeliveryTracker(CoreTracker):
 
     def start(self) -> None:
         """Begin to recover what the cursor's properties name; call once, on the event loop."""
-        self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
         named = self._core.recover(self._context.cursor.properties, now_ms=self._now_ms())
         # Last: where the core raises, no caller has this tracker, and the cursor has to tell it nothing.
-        self._follow_cursor()
+        self._context.cursor.add_listener(self._on_mark_delete_moved)
+        self._turn_soon()
         for key, value in named.malformed.items():
             logger.warning("%s: ignored the property %s=%s, which names no bucket", self._name, key, value)
 
@@ -105,7 +105,8 @@ class BucketDelayedDeliveryTracker(CoreTracker):
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
         self._calls.start(calls)
         if self._stats.failing:
-            self._calls.end_outages(self._core.failing())
+            # The outages of calls end that are not wanted any more, as their buckets are gone.
+            self._stats.failing &= {kind.__name__ for kind in self._core.failing()}
         was_full, self._is_full = self._is_full, self._core.is_full
         if self._is_full and not was_full:
             logger.warning(

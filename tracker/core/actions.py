@@ -98,9 +98,7 @@ class RemoveName:
     bucket_key: str
 
 
-StorageCall = ReadHead | CreateSnapshot | MergeSnapshots | LoadSegments | DeleteSnapshot
-CursorCall = PutName | RemoveName
-Call = StorageCall | CursorCall
+Call = ReadHead | CreateSnapshot | MergeSnapshots | LoadSegments | DeleteSnapshot | PutName | RemoveName
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ An outage is told once in the log, not at each retry, and is there in the figure
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -135,7 +135,3 @@ class CallsInFlight:
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
         return failure
-
-    def end_outages(self, failing: Collection[type[Call]]) -> None:
-        """End the outages of calls that are not wanted any more, as their buckets are gone."""
-        self._stats.failing &= {kind.__name__ for kind in failing}
