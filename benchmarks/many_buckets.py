@@ -34,6 +34,7 @@ from snapshot_storage.storage import BucketSnapshotHead
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.shell.tracker_calls import InThreads
 
 CONFIG: Final = TrackerConfig(index_count_per_bucket_min=1, is_deliver_at_time_strict=True)
 ADDED_AT_MS: Final = 1_000
@@ -201,7 +202,9 @@ class ManyBucketsWorld:
             cursor=self.cursor,
             on_available=self.news.set,
         )
-        return BucketDelayedDeliveryTracker(context, config, self.storage, now_ms=self.clock, run_blocking=run_inline)
+        return BucketDelayedDeliveryTracker(
+            context, config, self.storage, now_ms=self.clock, threads=InThreads(run_inline)
+        )
 
     async def seal(self, *, is_settled: bool = True, has_common_ledger: bool = False) -> None:
         """Put one message into each ledger, and make a bucket of each."""

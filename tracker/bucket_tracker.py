@@ -35,8 +35,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         config: How messages are tracked.
         storage: Where the snapshots are; started and closed by others.
         now_ms: The wall clock in milliseconds.
-        run_blocking: Runs what takes long.
-        threads: Have it run, for all trackers of a storage; None are some of its own.
+        threads: Run what takes long, for all trackers of a storage; None are some of its own.
         rng: For the jitter of retries.
         watch: Tells of steps of the clock; None is one of its own.
     """
@@ -48,20 +47,14 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         storage: BucketSnapshotStorage,
         *,
         now_ms: Clock,
-        run_blocking: RunBlocking = asyncio.to_thread,
         threads: InThreads | None = None,
         rng: Random | None = None,
         watch: WallClockWatch | None = None,
     ) -> None:
         super().__init__(context, config, now_ms=now_ms, rng=rng, watch=watch)
         self._stats = TrackerStats()
-        self._calls = CallsInFlight(
-            self._name,
-            TrackerCalls(config, context, storage, threads if threads is not None else InThreads(run_blocking)),
-            self._stats,
-            now_ms=now_ms,
-            give_back=self._take_answer,
-        )
+        calls = TrackerCalls(config, context, storage, threads if threads is not None else InThreads())
+        self._calls = CallsInFlight(self._name, calls, self._stats, now_ms, self._take_answer)
         self._is_settled: asyncio.Event | None = None
         """Set when no bucket is in flight any more; None while `close` does not wait for it."""
         self._is_abandoned = False
@@ -69,10 +62,10 @@ class BucketDelayedDeliveryTracker(CoreTracker):
 
     def start(self) -> None:
         """Begin to recover what the cursor's properties name; call once, on the event loop."""
-        self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
         named = self._core.recover(self._context.cursor.properties, now_ms=self._now_ms())
         # Last: where the core raises, no caller has this tracker, and the cursor has to tell it nothing.
-        self._follow_cursor()
+        self._context.cursor.add_listener(self._on_mark_delete_moved)
+        self._turn_soon()
         for key, value in named.malformed.items():
             logger.warning("%s: ignored the property %s=%s, which names no bucket", self._name, key, value)
 
@@ -112,7 +105,8 @@ class BucketDelayedDeliveryTracker(CoreTracker):
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
         self._calls.start(calls)
         if self._stats.failing:
-            self._calls.end_outages(self._core.failing())
+            # The outages of calls end that are not wanted any more, as their buckets are gone.
+            self._stats.failing &= {kind.__name__ for kind in self._core.failing()}
         was_full, self._is_full = self._is_full, self._core.is_full
         if self._is_full and not was_full:
             logger.warning(

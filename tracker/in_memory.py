@@ -35,8 +35,8 @@ class InMemoryDelayedDeliveryTracker(CoreTracker):
         self._highest_deliver_at_ms = 0
         self._have_fixed_delays = True
         """Whether each message so far was due at least as late as those before it, but for a tick."""
-        self._core.trim(context.cursor.mark_delete_position.ledger_id)
-        self._follow_cursor()
+        context.cursor.add_listener(self._on_mark_delete_moved)
+        self._turn_soon()
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         is_tracked = super().add_message(ledger_id, entry_id, deliver_at)

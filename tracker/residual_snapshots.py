@@ -2,8 +2,9 @@
 
 A tracker deletes its own snapshots when no row of them is left. But a cursor whose properties name snapshots need not
 have a tracker: its subscription may be of a type that does not delay, wait for its first consumer, or have a tracker of
-another kind by now. And a cursor that is deleted, or forgets its index, leaves snapshots without an owner. So the owner
-of the storage runs this module, which knows no kind of tracker.
+another kind by now. A cursor that is deleted, or forgets its index, leaves snapshots without an owner; a crash, or a
+create whose answer is lost, leaves one that no property names. So the owner of the storage runs this module, which
+knows no kind of tracker.
 
 The order is a tracker's: a snapshot is deleted before its property is removed. A deletion may be repeated, so a crash
 at any point is harmless. Left out: which cursors have a tracker, and when to look; the broker knows both.

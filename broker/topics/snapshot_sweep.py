@@ -16,9 +16,9 @@ the snapshot is lost. They are removed, and told: a tracker that comes later rea
 
 Kind 1 is found in the properties, at each retention check. For the rest all snapshots of the topic have to be
 listed. That is done once after its opening, and twice after a create has failed, a cursor was deleted or its tracker
-has ended for good: at once and at a later retention check. A failed list is repeated at the next check. No caller waits
-for a sweep, so no lock is held. A crash costs nothing: the log has deleted the cursor before, and the next opening
-lists.
+has ended or was replaced: at once and at a later retention check. A failed list is repeated at the next check. No
+caller waits for a sweep, so no lock is held. A crash costs nothing: the log has deleted the cursor before, and the next
+opening lists.
 """
 
 import asyncio

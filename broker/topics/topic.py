@@ -412,9 +412,9 @@ class Topic:
                 raise NotAllowedError(f"{kind} subscription with the same name already exists")
             if self._index is not None:
                 await self._index.prepare()
-        had_tracker = subscription.has_bucket_tracker
+        tracker_before = subscription.bucket_tracker
         await subscription.add_consumer(consumer, subscription_type)
-        if had_tracker and not subscription.has_bucket_tracker:
+        if tracker_before is not None and subscription.bucket_tracker is not tracker_before:
             # A snapshot that it was storing has no owner now.
             self._sweep.note_left()
         return subscription

@@ -8,7 +8,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import NEVER, key_of
 from tracker.columns.row_queue import RowQueue
-from tracker.core.actions import Call, ListSnapshots, LoadSegments
+from tracker.core.actions import Call, LoadSegments
 from tracker.core.bucket import NO_BARRIER, Phase
 from tracker.core.state import TrackerState
 from tracker.core.tracker_core import TrackerCore
@@ -37,9 +37,8 @@ def check(core: TrackerCore, calls: Iterable[Call] | None = None) -> None:
     if not state.buckets:
         _check_rows(state)
     if calls is not None:
-        started = [call for call in calls if not isinstance(call, ListSnapshots)]
-        assert sum(lane.in_flight for lane in state.lanes) == len(started)
-        assert state.rows_in_flight == sum(call.row_count for call in started if isinstance(call, LoadSegments))
+        assert sum(lane.in_flight for lane in state.lanes) == len(calls)
+        assert state.rows_in_flight == sum(call.row_count for call in calls if isinstance(call, LoadSegments))
 
 
 def check_tracker(tracker: CoreTracker | SharedIndexView) -> None:
@@ -78,8 +77,7 @@ def _check_buckets(state: TrackerState) -> None:
     buckets = state.buckets.values()
     assert state.recovering == {one.serial: one for one in buckets if one.phase is Phase.RECOVERING}
     assert state.with_rows == {one.serial: one for one in buckets if one.rows is not None}
-    # An orphan has no name.
-    assert {one.key for one in buckets} - {""} == state.keys - {""}
+    assert {one.key for one in buckets} == state.keys
     for bucket in buckets:
         assert (bucket.rows is not None) <= (bucket.phase in (Phase.SEALING, Phase.NAMING))
         assert bucket.is_unwanted <= (bucket.call is not None)

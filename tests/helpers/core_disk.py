@@ -18,10 +18,8 @@ from tracker.core.actions import (
     CreateSnapshot,
     DeleteSnapshot,
     Head,
-    ListSnapshots,
     LoadSegments,
     MergeSnapshots,
-    OfAnotherCursor,
     PutName,
     ReadHead,
     RemoveName,
@@ -76,7 +74,7 @@ class Disk:
                 return self.store([to_load, loaded], call.tracked, call.segment_row_count_max)
             case ReadHead():
                 if call.bucket_id in self.aliens:
-                    return OfAnotherCursor("t / other")
+                    return CallFailed("alien", is_lost=True, is_alien=True)
                 if call.bucket_id not in self.snapshots:
                     return CallFailed("missing", is_lost=True, lost_bucket_id=call.bucket_id)
                 columns = decode_metadata_columns(self.snapshots[call.bucket_id].metadata)
@@ -95,8 +93,6 @@ class Disk:
                 self.properties[call.bucket_key] = str(call.bucket_id)
             case RemoveName():
                 self.properties.pop(call.bucket_key, None)
-            case ListSnapshots():
-                return frozenset(self.snapshots) - self.aliens
         return None
 
     def rows_of(self, bucket_id: int) -> DelayedIndexes:

@@ -622,8 +622,8 @@ FOUND: Final = [
     Mutant(
         "timer-each-half-second",
         "tracker/core/planning.py",
-        "    times += [state.merge_wait.until_ms, ",
-        "    times += [now_ms + 500 if state.buckets else -1, state.merge_wait.until_ms, ",
+        "    times.append(state.merge_wait.until_ms)\n",
+        "    times += [now_ms + 500 if state.buckets else -1, state.merge_wait.until_ms]\n",
         "a tracker at rest sets a timer each half second",
     ),
     Mutant(

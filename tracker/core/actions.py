@@ -15,7 +15,7 @@ from tracker.columns.segment_table import SegmentTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadHead:
-    """Read a snapshot's metadata: its segments and positions. The answer is `Head`, or `OfAnotherCursor`."""
+    """Read a snapshot's metadata: its segments and positions. The answer is `Head`."""
 
     serial: int
     bucket_id: int
@@ -98,17 +98,7 @@ class RemoveName:
     bucket_key: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ListSnapshots:
-    """List all snapshots of this topic and cursor, for those that no property names. The answer is their ids."""
-
-    serial: int = 0
-    """Of no bucket."""
-
-
-StorageCall = ReadHead | CreateSnapshot | MergeSnapshots | LoadSegments | DeleteSnapshot | ListSnapshots
-CursorCall = PutName | RemoveName
-Call = StorageCall | CursorCall
+Call = ReadHead | CreateSnapshot | MergeSnapshots | LoadSegments | DeleteSnapshot | PutName | RemoveName
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,21 +121,16 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OfAnotherCursor:
-    """The snapshot that a property names is another cursor's."""
-
-    owner: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class CallFailed:
     """A call had no effect, or an unknown one."""
 
     reason: str
     is_lost: bool = False
     """Whether the snapshot is gone or unreadable for good; otherwise the call may succeed later."""
+    is_alien: bool = False
+    """Whether the snapshot is another cursor's, which counts as lost, and is not ours to delete."""
     lost_bucket_id: int | None = None
     """The snapshot that is lost, as far as the error says: a merge reads several."""
 
 
-Answer = Stored | Head | DelayedIndexes | frozenset[int] | None | OfAnotherCursor | CallFailed
+Answer = Stored | Head | DelayedIndexes | None | CallFailed

@@ -6,8 +6,8 @@
     MERGING ─┘                            └─► gone, where nothing is stored
 
 Order matters for crash safety: a snapshot is durable before its name is written, and is deleted before its name is
-removed. A crash in between leaves a snapshot that no property names, which a list finds, or a name of nothing, which
-recovery removes.
+removed. A crash in between leaves a snapshot that no property names, which the sweep of the storage's owner finds, or
+a name of nothing, which recovery removes.
 """
 
 from dataclasses import dataclass, field

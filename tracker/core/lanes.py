@@ -8,7 +8,7 @@ minute, and buckets that cannot be read keep none of the others waiting.
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from snapshot_storage.backoff import backoff_ms
@@ -41,41 +41,33 @@ class RetryWait:
         self.failures, self.until_ms = 0, -1
 
 
+@dataclass(slots=True)
 class Lane:
     """The calls of some phases: which wait, which may start."""
 
-    def __init__(
-        self, config: TrackerConfig, rng: Random, buckets: Mapping[int, ImmutableBucket], phases: tuple[Phase, ...]
-    ) -> None:
-        self._config = config
-        self._buckets = buckets
-        self.phases = phases
-        self.in_flight = 0
-        self._first_tries: list[tuple[RowKey, int]] = []
-        """A heap by barrier and serial. Here and below, a bucket that has gone on is left until it comes up."""
-        self._retries: list[tuple[int, RowKey, int]] = []
-        """A heap by failures, barrier and serial."""
-        self._retry: Call | None = None
-        """The retry in flight."""
-        self._wait = RetryWait(config, rng)
-        """Before the next retry."""
-        self.stuck_since_ms: int | None = None
-        """Since when first tries wait for the calls in flight, none of which has succeeded meanwhile."""
+    phases: tuple[Phase, ...]
+    _buckets: Mapping[int, ImmutableBucket]
+    _wait: RetryWait
+    """Before the next retry."""
+    in_flight: int = 0
+    _first_tries: list[tuple[RowKey, int]] = field(default_factory=list)
+    """A heap by barrier and serial. Here and below, a bucket that has gone on is left until it comes up."""
+    _retries: list[tuple[int, RowKey, int]] = field(default_factory=list)
+    """A heap by failures, barrier and serial."""
+    _retry: Call | None = None
+    """The retry in flight."""
+    stuck_since_ms: int | None = None
+    """Since when first tries wait for the calls in flight, none of which has succeeded meanwhile."""
 
     @property
     def is_full(self) -> bool:
         """Whether only an answer makes room for another call."""
-        return self.in_flight >= self._config.operations_in_flight_max
+        return self.in_flight >= self._wait.config.operations_in_flight_max
 
     @property
     def has_first_try(self) -> bool:
         """Whether a first try may be waiting for nothing but its time."""
         return bool(self._first_tries) and not self.is_full
-
-    def failing_buckets(self) -> list[ImmutableBucket]:
-        """Return the buckets whose failed call waits for another try."""
-        buckets = (self._buckets.get(serial) for _, _, serial in self._retries)
-        return [bucket for bucket in buckets if bucket is not None and bucket.failures]
 
     def want(self, bucket: ImmutableBucket) -> None:
         """Queue a bucket for the call of its phase: the lowest barrier goes first."""

@@ -12,10 +12,8 @@ from tracker.core.actions import (
     CreateSnapshot,
     DeleteSnapshot,
     Head,
-    ListSnapshots,
     LoadSegments,
     MergeSnapshots,
-    OfAnotherCursor,
     PutName,
     ReadHead,
     RemoveName,
@@ -25,7 +23,7 @@ from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import delete, give_up, has_ended, remove_ended
 from tracker.core.loading import first_ahead, load_of, may_load, on_loaded, restart_waits, waive, waived_at_ms
 from tracker.core.merging import begin_merge, on_merge_failed, source_of
-from tracker.core.recovering import begin_search, on_head, on_listed
+from tracker.core.recovering import on_head
 from tracker.core.sealing import on_named
 from tracker.core.state import TrackerState, move
 
@@ -40,9 +38,7 @@ def plan(state: TrackerState, *, now_ms: int) -> list[Call]:
     begin_merge(state, now_ms)
     may_start = partial(may_load, state, now_ms=now_ms)
     call_of = partial(_call_of, state, now_ms=now_ms)
-    calls = [call for lane in state.lanes for call in lane.start(may_start, call_of, now_ms)]
-    search = begin_search(state, now_ms)
-    return calls if search is None else [*calls, search]
+    return [call for lane in state.lanes for call in lane.start(may_start, call_of, now_ms)]
 
 
 def set_time(state: TrackerState, now_ms: int) -> None:
@@ -52,7 +48,7 @@ def set_time(state: TrackerState, now_ms: int) -> None:
             lane.end_waits()
             if lane.stuck_since_ms is not None:
                 lane.stuck_since_ms = min(lane.stuck_since_ms, now_ms)
-        state.merge_wait.until_ms = state.orphans.wait.until_ms = -1
+        state.merge_wait.until_ms = -1
         restart_waits(state, now_ms)
     state.now_ms = now_ms
 
@@ -97,18 +93,14 @@ _PHASES_OF = {
     DeleteSnapshot: Phase.DELETING,
     RemoveName: Phase.UNNAMING,
 }
-_KINDS = {phase: kind for kind, phase in _PHASES_OF.items()}
 
 
 def failing(state: TrackerState) -> set[type[Call]]:
     """Return the kinds of calls that have failed and are still to be made."""
-    in_flight = [bucket for bucket in state.buckets.values() if bucket.failures and bucket.call is not None]
-    waiting = [bucket for lane in state.lanes for bucket in lane.failing_buckets()]
-    kinds: set[type[Call]] = {_KINDS[bucket.phase] for bucket in (*in_flight, *waiting)}
+    phases = {bucket.phase for bucket in state.buckets.values() if bucket.failures}
+    kinds: set[type[Call]] = {kind for kind, phase in _PHASES_OF.items() if phase in phases}
     if state.merge_wait.failures and len(state.buckets) > state.config.bucket_count_max:
         kinds.add(MergeSnapshots)
-    if state.orphans.wait.failures and state.orphans.is_wanted:
-        kinds.add(ListSnapshots)
     return kinds
 
 
@@ -118,11 +110,6 @@ def failing(state: TrackerState) -> set[type[Call]]:
 def handle(state: TrackerState, call: Call, answer: Answer, *, now_ms: int) -> None:
     """Take the answer to a call; it counts if its bucket waits for just this call."""
     set_time(state, now_ms)
-    if isinstance(call, ListSnapshots):
-        assert isinstance(answer, frozenset | CallFailed)
-        if call is state.orphans.call:
-            on_listed(state, answer, now_ms)
-        return
     if isinstance(call, LoadSegments):
         state.rows_in_flight -= call.row_count
     lane = state.lane_of[_PHASES_OF[type(call)]]
@@ -150,11 +137,13 @@ def _on_failure(state: TrackerState, bucket: ImmutableBucket, call: Call, answer
     """Try again: the call may have taken effect, and that changes nothing.
 
     A name is written or removed once more, a snapshot that is gone counts as deleted, and one that was stored without
-    an answer has no name: a later start, or the sweep of the storage's owner, finds it.
+    an answer has no name: the sweep of the storage's owner finds it.
     """
     if isinstance(call, MergeSnapshots):
         on_merge_failed(state, bucket, answer, now_ms)
     elif answer.is_lost and isinstance(call, ReadHead | LoadSegments):
+        # Of an alien's, the name alone goes.
+        bucket.bucket_id = None if answer.is_alien else bucket.bucket_id
         give_up(state, bucket, answer.reason)
     else:
         bucket.failures += 1
@@ -170,10 +159,6 @@ def _on_answer(state: TrackerState, bucket: ImmutableBucket, call: Call, answer:
             on_named(state, bucket, now_ms)
         case ReadHead(), Head():
             on_head(state, bucket, answer)
-        case ReadHead(), OfAnotherCursor():
-            # Its name alone goes: the snapshot is not ours to delete.
-            bucket.bucket_id = None
-            give_up(state, bucket, f"it belongs to {answer.owner}")
         case LoadSegments(), DelayedIndexes():
             on_loaded(state, bucket, call, answer)
         case DeleteSnapshot() | RemoveName(), None:
@@ -201,6 +186,6 @@ def next_wakeup_ms(state: TrackerState, *, now_ms: int) -> int | None:
         times.append(waived_at_ms(state, bucket, now_ms))
     if state.tracked:
         times.append(min(queue.next_deliver_at_ms for queue in state.queues) - state.lead_ms)
-    times += [state.merge_wait.until_ms, state.orphans.wait.until_ms if state.orphans.is_wanted else -1]
+    times.append(state.merge_wait.until_ms)
     wakeup_ms = min((time_ms for time_ms in times if time_ms > now_ms), default=NEVER)
     return int(wakeup_ms) if wakeup_ms < NEVER else None

@@ -10,7 +10,7 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.bucket_properties import BucketProperties, read_properties
-from tracker.core.actions import CallFailed, CreateSnapshot, Head, ListSnapshots, MergeSnapshots
+from tracker.core.actions import Head
 from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import remove
 from tracker.core.state import TrackerState, move, new_bucket
@@ -21,8 +21,6 @@ _NONE = BitMap()
 def recover(state: TrackerState, properties: Mapping[str, str], *, now_ms: int) -> BucketProperties:
     """Begin to recover what the cursor's properties name; call once, before anything else but `trim`."""
     named_by_cursor = read_properties(properties)
-    state.orphans.malformed_ids = frozenset(named_by_cursor.malformed_ids)
-    state.orphans.is_wanted = True
     bucket_ids: set[int] = set()
     for named in named_by_cursor.buckets:
         # Two keys for one snapshot: one of them owns it, and the other one names nothing of its own.
@@ -54,36 +52,3 @@ def on_head(state: TrackerState, bucket: ImmutableBucket, head: Head) -> None:
     move(state, bucket, Phase.SEALED)
     if not has_any:
         remove(state, bucket)
-
-
-# Orphans.
-
-
-def begin_search(state: TrackerState, now_ms: int) -> ListSnapshots | None:
-    """Look once for snapshots that no property names, while none is being stored."""
-    orphans = state.orphans
-    if not orphans.is_wanted or orphans.call is not None or now_ms < orphans.wait.until_ms or is_storing(state):
-        return None
-    orphans.call = ListSnapshots()
-    return orphans.call
-
-
-def is_storing(state: TrackerState) -> bool:
-    """Whether a snapshot may come to exist whose id is not known yet."""
-    return any(isinstance(bucket.call, CreateSnapshot | MergeSnapshots) for bucket in state.buckets.values())
-
-
-def on_listed(state: TrackerState, answer: frozenset[int] | CallFailed, now_ms: int) -> None:
-    """Delete the snapshots that no property names."""
-    orphans = state.orphans
-    orphans.call = None
-    if isinstance(answer, CallFailed) or is_storing(state):
-        # One of the snapshots may be of a bucket that does not know its id yet.
-        orphans.wait.lengthen(now_ms)
-        return
-    orphans.is_wanted = False
-    owned = {bucket.bucket_id for bucket in state.buckets.values()}
-    for bucket_id in sorted(answer - orphans.malformed_ids):
-        if bucket_id not in owned:
-            orphan = new_bucket(state, LedgerRange(0, 0), "", Phase.DELETING)
-            orphan.bucket_id = bucket_id

@@ -39,30 +39,27 @@ def seal(state: TrackerState, *, index_count_min: int = 0) -> None:
 
 
 def on_named(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> None:
-    """Snapshot and name are durable: serve from segments what is not due soon."""
+    """Snapshot and name are durable: rows that are due soon stay in memory, segments have the others.
+
+    So many stay as may be loaded, in whole spans. A merge has no rows in memory, and takes over from its sources.
+    """
     if bucket.sources:
         take_over(state, bucket)
     else:
-        _leave_memory(state, bucket, now_ms)
+        table, queue = bucket.table, bucket.rows
+        assert table is not None
+        assert queue is not None
+        room = max(0, state.config.loaded_row_count_max - len(state.loaded))
+        by_rows = table.row_ends.searchsorted(room, "right")
+        by_time = table.first_times.searchsorted(state.due_through_ms(now_ms, state.config.prefetch_ms), "right")
+        bucket.loaded_spans = bucket.spans_without_tie(int(min(by_time, by_rows)))
+        bucket.rows = None
+        del state.with_rows[bucket.serial]
+        if bucket.loaded_spans:
+            through = last_key_at(int(table.last_times[bucket.loaded_spans - 1]))
+            while rows := pop_sorted([queue], through, len(queue)):
+                # Copies, so that the columns these are cut from can be freed.
+                state.loaded.push_sorted(rows.copy())
     move(state, bucket, Phase.SEALED)
     if not state.tracked_ledgers(bucket.ledgers):
         remove(state, bucket)
-
-
-def _leave_memory(state: TrackerState, bucket: ImmutableBucket, now_ms: int) -> None:
-    """Keep the rows that are due soon, in whole spans and as many as may be loaded; segments have the others."""
-    table, queue = bucket.table, bucket.rows
-    assert table is not None
-    assert queue is not None
-    room = max(0, state.config.loaded_row_count_max - len(state.loaded))
-    horizon_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
-    by_time, by_rows = table.first_times.searchsorted(horizon_ms, "right"), table.row_ends.searchsorted(room, "right")
-    bucket.loaded_spans = bucket.spans_without_tie(int(min(by_time, by_rows)))
-    bucket.rows = None
-    del state.with_rows[bucket.serial]
-    if not bucket.loaded_spans:
-        return
-    through = last_key_at(int(table.last_times[bucket.loaded_spans - 1]))
-    while rows := pop_sorted([queue], through, len(queue)):
-        # Copies, so that the columns these are cut from can be freed.
-        state.loaded.push_sorted(rows.copy())

@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
 from pyroaring import BitMap
@@ -12,20 +11,8 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import LATEST_MS, RowKey
 from tracker.columns.row_queue import RowQueue
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.core.actions import ListSnapshots
 from tracker.core.bucket import NO_BARRIER, NO_LEDGER, ImmutableBucket, LastMutableBucket, Phase
 from tracker.core.lanes import Lane, RetryWait
-
-
-@dataclass(slots=True)
-class OrphanSearch:
-    """The search for snapshots that no property names, once in a tracker's life."""
-
-    wait: RetryWait
-    is_wanted: bool = False
-    call: ListSnapshots | None = None
-    malformed_ids: frozenset[int] = frozenset()
-    """Snapshots that malformed properties seem to name; they are never deleted."""
 
 
 class TrackerState:
@@ -70,9 +57,10 @@ class TrackerState:
         """Buckets that hold up nothing, as they could not be read for so long."""
         self.ending: list[tuple[int, int]] = []
         """A heap of buckets that are loaded: when the last row is due, and the serial."""
-        self.reads = Lane(config, rng, self.buckets, (Phase.RECOVERING, Phase.SEALED))
-        self.writes = Lane(config, rng, self.buckets, (Phase.SEALING, Phase.MERGING, Phase.DELETING))
-        self.cursor = Lane(config, rng, self.buckets, (Phase.NAMING, Phase.UNNAMING))
+        self.reads = Lane((Phase.RECOVERING, Phase.SEALED), self.buckets, RetryWait(config, rng))
+        writing = (Phase.SEALING, Phase.MERGING, Phase.DELETING)
+        self.writes = Lane(writing, self.buckets, RetryWait(config, rng))
+        self.cursor = Lane((Phase.NAMING, Phase.UNNAMING), self.buckets, RetryWait(config, rng))
         self.lanes = (self.reads, self.writes, self.cursor)
         self.lane_of = {phase: lane for lane in self.lanes for phase in lane.phases}
         """Where a bucket waits for the call of its phase."""
@@ -80,7 +68,6 @@ class TrackerState:
         """The serial of the last merge's target."""
         self.merge_wait = RetryWait(config)
         """Before the next merge, after one that failed."""
-        self.orphans = OrphanSearch(RetryWait(config))
         self.losses: list[tuple[str, str]] = []
         """Key and reason of buckets that were given up, for the log."""
 

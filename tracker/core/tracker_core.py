@@ -17,7 +17,7 @@ from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.row_order import NEVER, last_key_at, row_count_through
 from tracker.columns.row_queue import first_tracked_row
 from tracker.core import adding, deleting, handing_out, planning, recovering, sealing
-from tracker.core.bucket import ImmutableBucket, Phase
+from tracker.core.bucket import Phase
 from tracker.core.loading import first_ahead
 from tracker.core.state import TrackerState
 from tracker.stats import BucketFigures
@@ -146,24 +146,22 @@ class TrackerCore(TrackerState):
     def bucket_figures(self) -> list[BucketFigures]:
         """Return the figures of the immutable buckets that count, in the order of their ledgers."""
         served = sorted((bucket for bucket in self.buckets.values() if bucket.is_served), key=lambda one: one.ledgers)
-        return [_figures_of(bucket) for bucket in served]
+        return [
+            BucketFigures(
+                first_ledger_id=bucket.ledgers.first_ledger_id,
+                last_ledger_id=bucket.ledgers.last_ledger_id,
+                state=bucket.phase.value,
+                segments=0 if bucket.table is None else bucket.table.segment_count,
+                loaded_segments=0 if bucket.table is None else bucket.table.segments_before(bucket.loaded_spans),
+                rows=0 if bucket.table is None else bucket.table.row_count,
+                loaded_rows=0 if bucket.table is None else bucket.table.rows_before(bucket.loaded_spans),
+                size_bytes=bucket.size_bytes,
+            )
+            for bucket in served
+        ]
 
     @property
     def unsettled_count(self) -> int:
         """How many buckets are being sealed, merged, named or removed."""
         at_rest = (Phase.SEALED, Phase.RECOVERING)
         return sum(bucket.phase not in at_rest for bucket in self.buckets.values())
-
-
-def _figures_of(bucket: ImmutableBucket) -> BucketFigures:
-    table = bucket.table
-    return BucketFigures(
-        first_ledger_id=bucket.ledgers.first_ledger_id,
-        last_ledger_id=bucket.ledgers.last_ledger_id,
-        state=bucket.phase.value,
-        segments=0 if table is None else table.segment_count,
-        loaded_segments=0 if table is None else table.segments_before(bucket.loaded_spans),
-        rows=0 if table is None else table.row_count,
-        loaded_rows=0 if table is None else table.rows_before(bucket.loaded_spans),
-        size_bytes=bucket.size_bytes,
-    )

@@ -6,8 +6,9 @@ An outage is told once in the log, not at each retry, and is there in the figure
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from managed_ledger.value_types import Clock
@@ -38,29 +39,21 @@ _COUNTED_AS: Final[dict[type[Call], BucketOperation]] = {
 }
 
 
+@dataclass(slots=True)
 class CallsInFlight:
     """The calls in flight."""
 
-    def __init__(
-        self,
-        name: str,
-        calls: TrackerCalls,
-        stats: TrackerStats,
-        *,
-        now_ms: Clock,
-        give_back: Callable[[Call, Answer], None],
-    ) -> None:
-        self._name = name
-        self._calls = calls
-        self._stats = stats
-        self._now_ms = now_ms
-        self._give_back = give_back
-        # In order of their start: a set would end them in another order in each process.
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        # Those that write to the cursor, and so wait for the log and not for the storage.
-        self._log_tasks: dict[asyncio.Task[None], None] = {}
-        self._read_failures: Counter[int] = Counter()
-        """By bucket id, how often in a row a snapshot could not be read."""
+    _name: str
+    _calls: TrackerCalls
+    _stats: TrackerStats
+    _now_ms: Clock
+    _give_back: Callable[[Call, Answer], None]
+    _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    """In order of their start: a set would end them in another order in each process."""
+    _log_tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    """Those that write to the cursor, and so wait for the log and not for the storage."""
+    _read_failures: Counter[int] = field(default_factory=Counter)
+    """By bucket id, how often in a row a snapshot could not be read."""
 
     def start(self, calls: Sequence[Call]) -> None:
         """Start calls."""
@@ -142,7 +135,3 @@ class CallsInFlight:
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
         return failure
-
-    def end_outages(self, failing: Collection[type[Call]]) -> None:
-        """End the outages of calls that are not wanted any more, as their buckets are gone."""
-        self._stats.failing &= {kind.__name__ for kind in failing}

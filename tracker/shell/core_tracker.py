@@ -69,6 +69,7 @@ class CoreTracker(DelayedDeliveryTracker):
         self._core = TrackerCore(
             config, acknowledged_in=context.cursor.acknowledged_in, rng=rng if rng is not None else Random()
         )
+        self._core.trim(context.cursor.mark_delete_position.ledger_id)
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
         self._name = f"{context.topic_name} / {context.cursor_name}"
@@ -172,10 +173,6 @@ class CoreTracker(DelayedDeliveryTracker):
 
     @guarded
     def number_of_future_messages(self) -> int:
-        """Count messages that are not due.
-
-        Exact but where a segment begins before now and ends after it and could not be loaded in time: its rows count.
-        """
         return self._core.future_count(now_ms=self._now_ms())
 
     @guarded
@@ -214,11 +211,6 @@ class CoreTracker(DelayedDeliveryTracker):
     def _is_paused(self, now_ms: int) -> bool:
         """Whether the dispatcher is to stop reading for now."""
         return self._core.is_full and not self._core.has_due(now_ms=now_ms)
-
-    def _follow_cursor(self) -> None:
-        """Begin to follow the cursor's mark-delete position."""
-        self._context.cursor.add_listener(self._on_mark_delete_moved)
-        self._turn_soon()
 
     @guarded
     def _on_mark_delete_moved(self, mark_delete: Position) -> None:

@@ -17,6 +17,8 @@ WATCH_INTERVAL_S: Final = 5.0
 _STEP_MS_MIN: Final = 1_000
 """A smaller step makes a timer late, or early, by no more than that."""
 
+_WRONG_LOOP: Final = "a tracker is called on its own event loop alone: threads use its call_soon_threadsafe"
+
 
 class WallClockWatch:
     """Has trackers look again when the wall clock was stepped, as long as there are any."""
@@ -113,7 +115,7 @@ class NextTurn:
             TrackerError: It does not.
         """
         if not self._is_closed and _running_loop() is not self._loop:
-            raise _wrong_loop()
+            raise TrackerError(_WRONG_LOOP)
 
     def run(self) -> None:
         """Make the call now, instead of in the next turn."""
@@ -154,8 +156,4 @@ def _running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise _wrong_loop() from None
-
-
-def _wrong_loop() -> TrackerError:
-    return TrackerError("a tracker is called on its own event loop alone: threads use its call_soon_threadsafe")
+        raise TrackerError(_WRONG_LOOP) from None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from snapshot_storage.encoding.columns import DelayedIndexes
@@ -17,11 +18,9 @@ from tracker.core.actions import (
     CreateSnapshot,
     DeleteSnapshot,
     Head,
-    ListSnapshots,
     LoadSegments,
     MergeSnapshots,
     MergeSource,
-    OfAnotherCursor,
     PutName,
     ReadHead,
     RemoveName,
@@ -75,19 +74,14 @@ def failure_of(call: Call, error: Exception) -> CallFailed:
     return CallFailed(str(error), is_lost=is_read, lost_bucket_id=error.bucket_id)
 
 
+@dataclass(slots=True)
 class TrackerCalls:
     """Makes the calls of one tracker."""
 
-    def __init__(
-        self, config: TrackerConfig, context: TrackerContext, storage: BucketSnapshotStorage, threads: InThreads
-    ) -> None:
-        self._config = config
-        self._timeout_s = config.operation_timeout_ms / 1_000
-        self._topic_name = context.topic_name
-        self._cursor_name = context.cursor_name
-        self._cursor = context.cursor
-        self._storage = storage
-        self._threads = threads
+    _config: TrackerConfig
+    _context: TrackerContext
+    _storage: BucketSnapshotStorage
+    _threads: InThreads
 
     async def run(self, call: Call) -> Answer:
         """Make a call and return its answer; raise what the storage and the cursor raise.
@@ -97,7 +91,7 @@ class TrackerCalls:
         """
         if isinstance(call, MergeSnapshots):
             return await self._merge(call)
-        async with asyncio.timeout(self._timeout_s):
+        async with asyncio.timeout(self._config.operation_timeout_ms / 1_000):
             match call:
                 case CreateSnapshot():
                     rows = DelayedIndexes.concatenate(call.parts)
@@ -113,12 +107,9 @@ class TrackerCalls:
                     if call.is_own or await self._is_deletable(call.bucket_id):
                         await self._storage.delete_bucket_snapshot(call.bucket_id)
                 case PutName():
-                    await self._cursor.update_properties(put={call.bucket_key: str(call.bucket_id)})
+                    await self._context.cursor.update_properties(put={call.bucket_key: str(call.bucket_id)})
                 case RemoveName():
-                    await self._cursor.update_properties(remove=[call.bucket_key])
-                case ListSnapshots():
-                    infos = await self._storage.list_bucket_snapshots(self._topic_name)
-                    return frozenset(one.bucket_id for one in infos if one.cursor_name == self._cursor_name)
+                    await self._context.cursor.update_properties(remove=[call.bucket_key])
         return None
 
     async def _create(self, bucket_key: str, snapshot: Snapshot, table: SegmentTable) -> Stored:
@@ -126,16 +117,17 @@ class TrackerCalls:
             snapshot.metadata,
             snapshot.segments,
             bucket_key=bucket_key,
-            topic_name=self._topic_name,
-            cursor_name=self._cursor_name,
+            topic_name=self._context.topic_name,
+            cursor_name=self._context.cursor_name,
         )
         return Stored(bucket_id, snapshot.length_bytes, table)
 
-    async def _read_head(self, bucket_id: int) -> Head | OfAnotherCursor:
+    async def _read_head(self, bucket_id: int) -> Head | CallFailed:
         head = await self._storage.get_bucket_snapshot_head(bucket_id)
         metadata, info = head.metadata, head.info
-        if not info.belongs_to(self._topic_name, self._cursor_name):
-            return OfAnotherCursor(f"{info.topic_name} / {info.cursor_name}")
+        if not info.belongs_to(self._context.topic_name, self._context.cursor_name):
+            reason = f"it belongs to {info.topic_name} / {info.cursor_name}"
+            return CallFailed(reason, is_lost=True, is_alien=True)
         return await self._threads.decode(
             len(metadata), lambda: head_of(bucket_id, metadata, info.length_bytes, self._config)
         )
@@ -146,16 +138,16 @@ class TrackerCalls:
             head = await self._storage.get_bucket_snapshot_head(bucket_id)
         except (BucketNotFoundError, SnapshotCorruptedError):
             return True
-        return head.info.belongs_to(self._topic_name, self._cursor_name)
+        return head.info.belongs_to(self._context.topic_name, self._context.cursor_name)
 
     async def _merge(self, call: MergeSnapshots) -> Stored:
         """Merge snapshots, all of whose rows are in memory meanwhile."""
         data: list[tuple[MergeSource, Sequence[bytes]]] = []
         for source in call.sources:
             if source.segment_count:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self._config.operation_timeout_ms / 1_000):
                     read = self._storage.get_bucket_snapshot_segment(source.bucket_id, 1, source.segment_count)
                     data.append((source, await read))
         made = await self._threads.build(lambda: merged(data, call, self._config))
-        async with asyncio.timeout(self._timeout_s):
+        async with asyncio.timeout(self._config.operation_timeout_ms / 1_000):
             return await self._create(call.bucket_key, *made)

@@ -11,17 +11,17 @@ Left out: news that are no change of these answers, as a ledger range that was r
 Pure: no clock, no event loop.
 """
 
+from dataclasses import dataclass
 
+
+@dataclass(slots=True)
 class WakeUp:
     """The answers that make a dispatcher wait, and the due message of which it was told."""
 
-    __slots__ = ("_is_paused", "_told_deliver_at_ms", "_withheld_ms")
-
-    def __init__(self) -> None:
-        self._told_deliver_at_ms: int | None = None
-        """The time of the first due message when the dispatcher was told last; None once it waits for a message."""
-        self._withheld_ms: int | None = None
-        self._is_paused = False
+    _told_deliver_at_ms: int | None = None
+    """The time of the first due message when the dispatcher was told last; None once it waits for a message."""
+    _withheld_ms: int | None = None
+    _is_paused: bool = False
 
     def wait_for_due(self) -> bool:
         """Count the dispatcher as waiting: it took what there was, or was answered that nothing is due.

@@ -3,7 +3,7 @@
 A script of adds, polls, acknowledgements, trims and a clear makes a core seal, register, merge, take over, load,
 delete and unregister. It is run once for every step: there it ends, and a new core begins on what is left. After
 that, every message that was not acknowledged is tracked, or comes out, or can be read from the log; none twice; and
-at rest storage and properties name the same snapshots.
+at rest storage and properties name the same snapshots, once the owner of the storage has swept it.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.core_checks import check
+from tests.helpers.ownerless import delete_unnamed
 from tests.helpers.tracker_calls import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import Call
@@ -154,6 +155,7 @@ def check_after(crashed: CoreLife, *, ends_with_clear: bool) -> None:
     life = CoreLife(crashed.runner, crashed.stored, crashed.cursor)
     life.now_ms = crashed.now_ms
     life.begin()
+    crashed.runner.run(delete_unnamed(crashed.stored, crashed.cursor.properties))
     if ends_with_clear:
         life.core.clear()
         life.go_on()
@@ -179,8 +181,8 @@ def test_the_script_does_everything(runner: asyncio.Runner) -> None:
 
     life.script()
 
-    assert set(life.kinds) >= {"CreateSnapshot", "PutName", "MergeSnapshots", "LoadSegments", "DeleteSnapshot"}
-    assert set(life.kinds) >= {"RemoveName", "ListSnapshots"}
+    storage_calls = {"ReadHead", "CreateSnapshot", "MergeSnapshots", "LoadSegments", "DeleteSnapshot"}
+    assert set(life.kinds) == storage_calls - {"ReadHead"} | {"PutName", "RemoveName"}
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tests.helpers.services.services import REAL_PULSAR
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.shell.tracker_calls import InThreads
 
 pytestmark = pytest.mark.real_pulsar
 
@@ -143,7 +144,7 @@ def _tracker(
     config = TrackerConfig(
         **{name: getattr(CONFIG, name) for name in CONFIG.__slots__} | {"bucket_count_max": case.bucket_count_max}
     )
-    tracker = BucketDelayedDeliveryTracker(context, config, storage, now_ms=clock, run_blocking=run_inline)
+    tracker = BucketDelayedDeliveryTracker(context, config, storage, now_ms=clock, threads=InThreads(run_inline))
     tracker.start()
     return tracker
 

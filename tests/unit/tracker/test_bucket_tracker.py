@@ -21,11 +21,13 @@ from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.ownerless import delete_unnamed
 from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
+from tracker.shell.tracker_calls import InThreads
 from tracker.stats import BucketOperation
 
 MINUTE_S = 60
@@ -627,7 +629,7 @@ class HangingCursor(FakeCursor):
 def test_closing_waits_only_so_long_for_a_cursor_that_hangs(
     sound_world: BucketTrackerWorld, in_flight_max: int
 ) -> None:
-    """However many writes wait for others; the next tracker finds what no property names."""
+    """However many writes wait for others; the sweep of the storage's owner finds what no property names."""
     config = replace(CONFIG, index_count_per_bucket_min=1, operations_in_flight_max=in_flight_max)
     sound_world.config = config
     sound_world.cursor = cursor = HangingCursor()
@@ -646,10 +648,8 @@ def test_closing_waits_only_so_long_for_a_cursor_that_hangs(
         cursor.is_hanging = False
         await sound_world.rest()
         assert cursor.properties == {}
-        tracker = await sound_world.tracker()
-        await sound_world.rest()
+        await delete_unnamed(sound_world.stored, cursor.properties)
         assert await sound_world.snapshot_ids() == set()
-        await tracker.close()
 
     run_virtually(main())
 
@@ -763,7 +763,11 @@ def test_a_clock_that_steps_forward_is_noticed_within_seconds(world: BucketTrack
             topic_name="t", cursor_name="c", cursor=world.cursor, on_available=lambda: world.told_at_ms.append(0)
         )
         tracker = BucketDelayedDeliveryTracker(
-            context, world.config, world.storage, now_ms=lambda: virtual_now_ms() + step_ms, run_blocking=run_inline
+            context,
+            world.config,
+            world.storage,
+            now_ms=lambda: virtual_now_ms() + step_ms,
+            threads=InThreads(run_inline),
         )
         tracker.start()
         # A reader that announces nothing is told of each range that became known.

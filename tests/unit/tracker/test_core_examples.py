@@ -18,13 +18,13 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import encode_rows
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.core_checks import check
+from tests.helpers.ownerless import delete_unnamed
 from tests.helpers.tracker_calls import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Call,
     CallFailed,
     CreateSnapshot,
-    ListSnapshots,
     LoadSegments,
     MergeSnapshots,
     ReadHead,
@@ -388,7 +388,6 @@ def test_rows_that_were_acknowledged_before_they_were_loaded_keep_none_behind_th
 def test_rows_are_served_from_memory_until_the_property_is_durable(driver: Driver) -> None:
     """A snapshot that is slow or fails holds nothing up."""
     driver.add(*((2_000 + n, n, n) for n in range(1, 7)))
-    driver.answer(driver.pending[0])  # The sweep for orphans that begins every life.
     driver.fail(driver.waiting(CreateSnapshot)[0])
     driver.now_ms = 2_003
 
@@ -856,31 +855,13 @@ def test_what_was_refused_while_its_bucket_was_recovered_is_not_handed_out(drive
     assert [row[1] for row in driver.pop()] == [1, 2, 4, 5]
 
 
-def test_a_snapshot_whose_creation_is_not_answered_yet_is_no_orphan(driver: Driver) -> None:
-    """A listing that sees it is not trusted, and is made again."""
-    listing = driver.waiting(ListSnapshots)[0]
-    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
-    persist = driver.waiting(CreateSnapshot)[0]
-    created = driver.runner.run(answer_to(driver.calls, persist))
-    driver.answer(listing)
-
-    driver.pending.remove(persist)
-    driver.core.handle(persist, created, now_ms=driver.now_ms)
-    driver.plan()
-    driver.now_ms += 1_000
-    driver.plan()
-    driver.answer_all()
-
-    assert len(driver.runner.run(driver.storage.list_bucket_snapshots())) == 1
-
-
 def test_malformed_properties_are_skipped_and_reported(driver: Driver) -> None:
-    """They cost only themselves, and the snapshot that one of them seems to name is left alone."""
+    """They cost only themselves, and the snapshot that one of them seems to name is left alone, also by a sweep."""
     driver.add(*((60_000, n, n) for n in range(1, 7)))
     driver.answer_all()
     good = dict(driver.cursor.properties)
-    orphan = runner_create(driver)
-    driver.cursor.properties |= {f"{BUCKET_KEY_PREFIX}_1_2_3": str(orphan), f"{BUCKET_KEY_PREFIX}_4_4": "x"}
+    seemingly_named, _unnamed = runner_create(driver), runner_create(driver)
+    driver.cursor.properties |= {f"{BUCKET_KEY_PREFIX}_1_2_3": str(seemingly_named), f"{BUCKET_KEY_PREFIX}_4_4": "x"}
     driver.cursor.properties |= {f"{BUCKET_KEY_PREFIX}_5_5": "9" * 5_000, f"{BUCKET_KEY_PREFIX}_6_{2**63}": "7"}
 
     driver.recover()
@@ -891,6 +872,7 @@ def test_malformed_properties_are_skipped_and_reported(driver: Driver) -> None:
     assert driver.named.malformed.items() <= driver.cursor.properties.items()
     assert driver.core.message_count == 5
     assert good.items() <= driver.cursor.properties.items()
+    driver.runner.run(delete_unnamed(driver.storage, driver.cursor.properties))
     assert len(driver.runner.run(driver.storage.list_bucket_snapshots())) == 2
 
 
@@ -898,16 +880,6 @@ def runner_create(driver: Driver) -> int:
     return driver.runner.run(
         driver.storage.create_bucket_snapshot(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
     )
-
-
-def test_a_snapshot_without_a_property_is_deleted(driver: Driver) -> None:
-    """A crash between the two leaves one."""
-    runner_create(driver)
-
-    driver.recover()
-    driver.answer_all()
-
-    assert driver.runner.run(driver.storage.list_bucket_snapshots()) == []
 
 
 def test_a_missing_snapshot_costs_only_itself(driver: Driver) -> None:

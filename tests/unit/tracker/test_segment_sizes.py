@@ -8,7 +8,7 @@ import pytest
 from postdate.testing import FakeCursor
 from tracker.columns.segment_table import SEGMENT_ROWS_MIN, WAITING_ROWS, SegmentTable, segment_row_count_max
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.core.actions import Answer, Call, CreateSnapshot, ListSnapshots, MergeSnapshots, Stored
+from tracker.core.actions import Answer, Call, CreateSnapshot, MergeSnapshots, Stored
 from tracker.core.tracker_core import TrackerCore
 
 CONFIGURED = 5_000
@@ -72,4 +72,4 @@ def answer_to(call: Call) -> Answer:
     if isinstance(call, CreateSnapshot):
         times, ends = np.array([1_000]), np.array([1], np.int32)
         return Stored(call.serial, 1, SegmentTable(times, times, ends, ends))
-    return frozenset() if isinstance(call, ListSnapshots) else None
+    return None
