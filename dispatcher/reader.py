@@ -254,7 +254,7 @@ class Reader:
             return
         self._intake.delays_through = through
         if through != AFTER_EVERYTHING and self.tracker is not None:
-            self.tracker.note_undelayed()
+            self.tracker.end_fixed_delays()
         self.wake()
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
@@ -291,14 +291,14 @@ class Reader:
             return
         columns = np.array(positions, dtype=np.int64)
         for ledger_id, entry_ids in ledger_bitmaps(columns[:, 0], columns[:, 1]):
-            self.tracker.note_acknowledged(ledger_id, entry_ids)
+            self.tracker.remove_acknowledged(ledger_id, entry_ids)
 
     def forget_delayed_through(self, position: Position) -> None:
         """Tell the tracker that mark-delete has passed a position; it passes ledgers by itself."""
         if self.tracker is not None and position.entry_id >= 0:
             passed = BitMap()
             passed.add_range(0, position.entry_id + 1)
-            self.tracker.note_acknowledged(position.ledger_id, passed)
+            self.tracker.remove_acknowledged(position.ledger_id, passed)
 
     # The loop.
 
@@ -410,7 +410,7 @@ class Reader:
 
     def _note_undelayed(self, headers: EntryHeaders) -> None:
         if self.tracker is not None and (headers.deliver_at_ms == NOT_DELAYED).any():
-            self.tracker.note_undelayed()
+            self.tracker.end_fixed_delays()
 
     def _skipped_in(self, ledger_id: int) -> BitMap:
         skipped = self._cursor.acknowledged_in(ledger_id)
@@ -444,7 +444,7 @@ class Reader:
         self._is_tracker_dry = False
         if self._core.plan is not None:
             self._core.plan.note_recovered(self._is_recovering)
-        self._to_read_again.extend(self.tracker.take_untracked().items())
+        self._to_read_again.extend(self.tracker.pop_to_read_again().items())
         self._note_rereading()
         self.wake()
 

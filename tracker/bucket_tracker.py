@@ -54,7 +54,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         super().__init__(context, config, now_ms=now_ms, rng=rng, watch=watch)
         self._stats = TrackerStats()
         calls = TrackerCalls(config, context, storage, threads if threads is not None else InThreads())
-        self._calls = CallsInFlight(self._name, calls, self._stats, now_ms, self._take_answer)
+        self._calls = CallsInFlight(self._name, calls, self._stats, now_ms, self._handle_answer)
         self._is_settled: asyncio.Event | None = None
         """Set when no bucket is in flight any more; None while `close` does not wait for it."""
         self._is_abandoned = False
@@ -117,7 +117,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
         if self._is_settled is not None and self._core.unsettled_count == 0:
             self._is_settled.set()
 
-    def _take_answer(self, call: Call, answer: Answer) -> None:
+    def _handle_answer(self, call: Call, answer: Answer) -> None:
         """Give the core the answer to a call."""
         if self._is_closed:
             # A closed tracker plans no more; after a defect its core is not even the one that asked.

@@ -93,7 +93,7 @@ class DelayedDeliveryTracker(ABC):
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
         """Do what `add_message` does, for many; the result says which are tracked."""
 
-    def note_undelayed(self) -> None:
+    def end_fixed_delays(self) -> None:
         """Note that there are messages without a delay to read: reading must not pause before the next."""
         return
 
@@ -113,7 +113,7 @@ class DelayedDeliveryTracker(ABC):
         del ledger_id
         return False
 
-    def take_untracked(self) -> Mapping[int, BitMap]:
+    def pop_to_read_again(self) -> Mapping[int, BitMap]:
         """Return positions that were tracked and no longer are, because a snapshot could not be read; once.
 
         They were neither handed out nor delivered, and were not offered again since: read them from the log again,
@@ -154,7 +154,7 @@ class DelayedDeliveryTracker(ABC):
         """Return how many of them still wait for their time: neither due nor acknowledged."""
 
     @abstractmethod
-    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+    def remove_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Forget messages that were acknowledged before they were handed out; those that are not tracked are ignored.
 
         Without it they count until their ledger is passed or their time comes, and are handed out then.

@@ -59,7 +59,7 @@ class InMemoryDelayedDeliveryTracker(CoreTracker):
             self._highest_deliver_at_ms = int(highest_ms[-1])
         return is_tracked
 
-    def note_undelayed(self) -> None:
+    def end_fixed_delays(self) -> None:
         self._have_fixed_delays = False
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:

@@ -34,7 +34,7 @@ def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
     return info.bucket_id in {*(bucket.bucket_id for bucket in named.buckets), *named.malformed_ids}
 
 
-async def forget_index(cursor: TrackedCursor) -> int:
+async def remove_index_properties(cursor: TrackedCursor) -> int:
     """Let a cursor name no snapshot any more, in one write, and return how many it has named."""
     keys = [bucket.key for bucket in read_properties(cursor.properties).buckets]
     if keys:
@@ -103,7 +103,7 @@ class ResidualSnapshots:
                 await self._in_time(self._storage.delete_bucket_snapshot(info.bucket_id))
         return kept
 
-    async def forget_missing(
+    async def remove_missing(
         self, cursor: TrackedCursor, present_ids: Collection[int], *, is_unattended: Callable[[], bool]
     ) -> int:
         """Remove the properties that name snapshots which are gone, by a crash, an outage or a loss.

@@ -161,7 +161,7 @@ class SnapshotSweep:
         if self._unnamed_since_s:
             self._has_to_list_again = True
         for cursor in self._unattended_cursors():
-            lost = await self._residual.forget_missing(
+            lost = await self._residual.remove_missing(
                 cursor, present_ids, is_unattended=partial(self._is_unattended, cursor)
             )
             if lost:

@@ -46,7 +46,7 @@ from managed_ledger.position import Position
 from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Clock
 from tracker.bucket_properties import names_buckets
-from tracker.residual_snapshots import ResidualSnapshots, forget_index
+from tracker.residual_snapshots import ResidualSnapshots, remove_index_properties
 from tracker.stats import BucketFigures, BucketOperation, TrackerCounters, TrackerStats, summed
 
 logger = logging.getLogger(__name__)
@@ -707,7 +707,7 @@ class Topic:
                 if self._index is not None:
                     await self._index.abandon()
                 # From here on the snapshots have no owner, also after a crash.
-                await asyncio.gather(*(forget_index(cursor) for cursor in self.ledger.cursors.values()))
+                await asyncio.gather(*(remove_index_properties(cursor) for cursor in self.ledger.cursors.values()))
             self._sweep.note_left()
             self._sweep.start()
             await self.swept()

@@ -23,7 +23,7 @@ from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTrackerFactory,
     TrackerContext,
 )
-from tracker.residual_snapshots import forget_index
+from tracker.residual_snapshots import remove_index_properties
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.stats import TrackerCounters, TrackerStats, summed
@@ -151,7 +151,7 @@ async def settle_index(ledger: ManagedLedger, *, is_shared: bool, is_kept: bool)
     forgetful = ledger.cursors if not is_kept else cursors if is_shared else {}
     for cursor in forgetful.values():
         try:
-            count = await forget_index(cursor)
+            count = await remove_index_properties(cursor)
         except LedgerError as error:
             logger.warning("%s / %s: still names its delayed index: %s", ledger.name, cursor.name, error)
         else:

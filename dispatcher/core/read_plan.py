@@ -210,7 +210,7 @@ class ReadPlan:
         if unscanned.through is not None and next_position > unscanned.through:
             self.ranges.remove(unscanned)
         lowest = min(left.scanned_to.ledger_id for left in self.ranges)
-        self.taken_early.drop_below(lowest)
+        self.taken_early.remove_below(lowest)
 
     def note_taken(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
         """Remember positions that left the tracker before the scan came by, so that it passes over them."""

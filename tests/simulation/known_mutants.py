@@ -382,8 +382,8 @@ TRACKER: Final = [
     Mutant(
         "lost-and-not-read-again",
         "tracker/core/deleting.py",
-        "        state.to_read_again.unite(ledger_id, state.tracked.drop_ledger(ledger_id))\n",
-        "        state.tracked.drop_ledger(ledger_id)\n",
+        "        state.to_read_again.unite(ledger_id, state.tracked.pop_ledger(ledger_id))\n",
+        "        state.tracked.pop_ledger(ledger_id)\n",
         "positions of a lost snapshot are not read from the log again",
     ),
     Mutant(

@@ -85,12 +85,12 @@ class PositionSet:
         else:
             del self.bitmaps[ledger_id]
 
-    def drop_below(self, ledger_id: int) -> None:
+    def remove_below(self, ledger_id: int) -> None:
         """Remove every ledger below this one."""
         for passed in [passed for passed in self.bitmaps if passed < ledger_id]:
-            self.drop_ledger(passed)
+            self.pop_ledger(passed)
 
-    def drop_ledger(self, ledger_id: int) -> BitMap:
+    def pop_ledger(self, ledger_id: int) -> BitMap:
         """Remove a ledger and return what was in the set of it."""
         bitmap = self.bitmaps.pop(ledger_id, BitMap())
         self.count -= len(bitmap)

@@ -113,7 +113,7 @@ def read_again(state: TrackerState, ledgers: LedgerRange) -> None:
     A row that is in memory, or in another bucket, counts again then, once.
     """
     for ledger_id in state.tracked_ledgers(ledgers):
-        state.to_read_again.unite(ledger_id, state.tracked.drop_ledger(ledger_id))
+        state.to_read_again.unite(ledger_id, state.tracked.pop_ledger(ledger_id))
 
 
 def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
@@ -148,7 +148,7 @@ def trim(state: TrackerState, first_ledger_id: int) -> None:
         return
     state.first_ledger_id = first_ledger_id
     for positions in (state.tracked, state.gone, state.to_read_again):
-        positions.drop_below(first_ledger_id)
+        positions.remove_below(first_ledger_id)
     for bucket in list(state.buckets.values()):
         if bucket.ledgers.last_ledger_id < first_ledger_id:
             remove(state, bucket)

@@ -22,7 +22,7 @@ def seal(state: TrackerState, *, index_count_min: int = 0) -> None:
         return
     if NO_LEDGER < added.first_ledger_id < state.first_ledger_id:
         # Rows that were added behind the cursor are acknowledged, and would never be loaded again.
-        state.tracked.drop_below(state.first_ledger_id)
+        state.tracked.remove_below(state.first_ledger_id)
     if not len(added):
         added.begin_anew()
         return

@@ -135,7 +135,7 @@ class SharedDelayedIndex:
 
     def tell_lost(self) -> None:
         """Have every view read again what the index has lost."""
-        lost = self.tracker.take_untracked()
+        lost = self.tracker.pop_to_read_again()
         if lost:
             with self._whole():
                 for view in self._views:
@@ -236,7 +236,7 @@ class SharedIndexView(DelayedDeliveryTracker):
     def is_recovering(self, ledger_id: int) -> bool:
         return self._index.tracker.is_recovering(ledger_id)
 
-    def take_untracked(self) -> Mapping[int, BitMap]:
+    def pop_to_read_again(self) -> Mapping[int, BitMap]:
         """Return what the index has lost, and what was behind and is wanted, once."""
         to_read_again, self._to_read_again = self._to_read_again, PositionSet()
         return to_read_again.bitmaps
@@ -261,7 +261,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         """Return due messages; those that this polls from the index become due for the other subscriptions too."""
         self._check_open("hand out messages")
         for positions in (self._queued, self._behind, self._to_read_again):
-            positions.drop_below(self._cursor.mark_delete_position.ledger_id)
+            positions.remove_below(self._cursor.mark_delete_position.ledger_id)
         # Rows beyond the limit of memory would only be kept by position.
         wanted = min(max_messages, self._index.row_count_max)
         for _ in range(_POLLS_MAX):
@@ -323,7 +323,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         acknowledged = self._cursor.acknowledged_in(ledger_id)
         return len(entry_ids) - (entry_ids.intersection_cardinality(acknowledged) if acknowledged else 0)
 
-    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+    def remove_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Let go of rows that left the index for this subscription; in it they stay, as other ones may want them."""
         check_acknowledged(ledger_id, entry_ids)
         for positions in (self._queued, self._behind, self._to_read_again):

@@ -136,7 +136,7 @@ class CoreTracker(DelayedDeliveryTracker):
         return self._core.is_recovering(ledger_id)
 
     @guarded
-    def take_untracked(self) -> Mapping[int, BitMap]:
+    def pop_to_read_again(self) -> Mapping[int, BitMap]:
         return self._core.pop_to_read_again()
 
     @guarded
@@ -176,7 +176,7 @@ class CoreTracker(DelayedDeliveryTracker):
         return self._core.future_count(now_ms=self._now_ms())
 
     @guarded
-    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+    def remove_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         self._core.acknowledge(ledger_id, entry_ids)
         self._turn_soon()
 

@@ -155,7 +155,7 @@ class ReadPositionFence(RecentlyJoinedFence):
     def _drop_acknowledged(self) -> Key:
         """Return the first position that is awaited still."""
         # Once a ledger is deleted, the cursor does not tell that its entries are acknowledged.
-        self._awaited.drop_below(self._view.next_unacknowledged_position.ledger_id)
+        self._awaited.remove_below(self._view.next_unacknowledged_position.ledger_id)
         for ledger_id in sorted(self._awaited.bitmaps):
             self._awaited.subtract(ledger_id, self._view.acknowledged_in(ledger_id))
             if ledger_id in self._awaited.bitmaps:
@@ -195,7 +195,7 @@ class LastSentPositionFence(RecentlyJoinedFence):
         return super().leaves(consumer, consumers, waiting)
 
     def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
-        self._waits_again.drop_below(position.ledger_id)
+        self._waits_again.remove_below(position.ledger_id)
         return super().note_unacknowledged_from(position, waiting)
 
     def clear(self) -> None:

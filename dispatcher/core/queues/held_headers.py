@@ -78,7 +78,7 @@ class HeldHeaders:
             if is_above.any():
                 kept.append(run.where(is_above))
         self._runs = kept
-        self._positions.drop_below(ledger_id)
+        self._positions.remove_below(ledger_id)
         self._positions.subtract(ledger_id, BitMap(range(entry_id + 1)))
 
     def __contains__(self, position: Key) -> bool:

@@ -164,7 +164,7 @@ class ParkedEntries:
             self._count -= len(tail)
             del self._tails[slot], self.first[slot]
             self.add(rows[is_above])
-        self._discarded.drop_below(ledger_id)
+        self._discarded.remove_below(ledger_id)
         if not self._count:
             self.clear()
 

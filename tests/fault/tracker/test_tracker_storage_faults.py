@@ -118,7 +118,7 @@ class FaultStory:
             for deliver_at_ms, ledger_id, entry_id in rows.to_rows():
                 self.early += virtual_now_ms() < deliver_at_ms
                 self.hand_out((ledger_id, entry_id))
-        tracker.take_untracked()
+        tracker.pop_to_read_again()
         for position, deliver_at_ms in list(self.waiting.items()):
             is_known = tracker.is_recovering(position[0]) or tracker.contains_message(*position)
             if not is_known and not tracker.add_message(*position, deliver_at_ms):

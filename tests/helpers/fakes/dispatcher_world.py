@@ -294,7 +294,7 @@ class FakeTracker(DelayedDeliveryTracker):
     def number_of_future_messages(self) -> int:
         return sum(deliver_at > now_ms() for deliver_at, _, _ in self.rows)
 
-    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+    def remove_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         self.rows = [row for row in self.rows if row[1] != ledger_id or row[2] not in entry_ids]
         if ledger_id in self.positions:
             self.positions[ledger_id] -= entry_ids

@@ -233,7 +233,7 @@ async def _recover_on_rotten_disk(server: MinioServer) -> None:
 
         def look() -> None:
             """Do what a dispatcher does."""
-            tracker.take_untracked()
+            tracker.pop_to_read_again()
             for position in set(log) - set(handed_out):
                 is_known = tracker.is_recovering(position[0]) or tracker.contains_message(*position)
                 if not is_known and not tracker.add_message(*position, deliver_at_ms):

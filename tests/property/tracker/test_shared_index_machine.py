@@ -333,7 +333,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
         self._arrive(sub)
         if sub.is_told:
             sub.is_told = False
-            for ledger_id, entry_ids in sub.view.take_untracked().items():
+            for ledger_id, entry_ids in sub.view.pop_to_read_again().items():
                 sub.to_read += [(ledger_id, entry_id) for entry_id in entry_ids]
         if not sub.to_read:
             return False

@@ -43,11 +43,11 @@ class ForgetfulTracker(FakeTracker):
 
     def lose(self, ledger_id: int, entry_ids: Collection[int]) -> None:
         """Lose a snapshot, and know what it held."""
-        self.note_acknowledged(ledger_id, BitMap(entry_ids))
+        self.remove_acknowledged(ledger_id, BitMap(entry_ids))
         self._untracked = {ledger_id: BitMap(entry_ids)}
         self.on_available()
 
-    def take_untracked(self) -> Mapping[int, BitMap]:
+    def pop_to_read_again(self) -> Mapping[int, BitMap]:
         untracked, self._untracked = self._untracked, {}
         return untracked
 

@@ -296,7 +296,7 @@ class _RereadingTracker(FakeTracker):
     to_read: Mapping[int, BitMap] = MappingProxyType({})
     offers: ClassVar[list[int]] = []
 
-    def take_untracked(self) -> Mapping[int, BitMap]:
+    def pop_to_read_again(self) -> Mapping[int, BitMap]:
         to_read, self.to_read = self.to_read, {}
         return to_read
 

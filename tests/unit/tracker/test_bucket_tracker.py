@@ -459,7 +459,7 @@ def test_a_snapshot_that_is_lost_while_in_use_is_handed_back_for_reading(world: 
         await world.stored.delete_bucket_snapshot(bucket_id)
         await asyncio.sleep(56)
         assert world.told_at_ms
-        assert tracker.take_untracked() == {n: BitMap([n]) for n in range(1, 6)}
+        assert tracker.pop_to_read_again() == {n: BitMap([n]) for n in range(1, 6)}
         add(tracker, 60_000, *range(1, 6))
         await asyncio.sleep(5)
         assert len(tracker.get_scheduled_messages(10)) == 6

@@ -68,7 +68,7 @@ def _uses(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> list[Cal
         lambda: tracker.tracked_in(8),
         tracker.tracked_ledger_ids,
         lambda: tracker.is_recovering(8),
-        tracker.take_untracked,
+        tracker.pop_to_read_again,
         tracker.has_message_available,
         lambda: tracker.lead_ms,
         tracker.next_delivery_time,
@@ -77,7 +77,7 @@ def _uses(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> list[Cal
         tracker.number_of_delayed_messages,
         tracker.number_of_future_messages,
         tracker.due_bitmaps,
-        lambda: tracker.note_acknowledged(8, BitMap([2])),
+        lambda: tracker.remove_acknowledged(8, BitMap([2])),
         tracker.should_pause_all_deliveries,
         lambda: tracker.reset_tick_time(5),
         tracker.stats,
@@ -215,7 +215,7 @@ def test_an_exception_of_the_program_keeps_no_answer_from_a_tracker() -> None:
         await asyncio.sleep(60)
 
         assert not errors
-        assert tracker.take_untracked() == {0: BitMap([0])}
+        assert tracker.pop_to_read_again() == {0: BitMap([0])}
         assert [row[1] for row in tracker.get_scheduled_messages(100).to_rows()] == list(range(1, 20))
         assert tracker.number_of_delayed_messages() == 0
         await tracker.close()

@@ -90,13 +90,13 @@ def test_what_is_acknowledged_is_not_counted(kind: str) -> None:
         await asyncio.sleep(0.5)
         for ledger_id, entry_ids in ((2, (3, 4)), (4, (9,)), (5, (0,)), (9, (1,))):
             cursor.acknowledge(ledger_id, *entry_ids)
-            tracker.note_acknowledged(ledger_id, BitMap(entry_ids))
+            tracker.remove_acknowledged(ledger_id, BitMap(entry_ids))
         await asyncio.sleep(0.1)
         assert tracker.number_of_future_messages() == 37
         # Twice is as good as once, also while the positions are known.
-        tracker.note_acknowledged(2, BitMap((3, 4)))
+        tracker.remove_acknowledged(2, BitMap((3, 4)))
         cursor.acknowledge(2, 5)
-        tracker.note_acknowledged(2, BitMap((5,)))
+        tracker.remove_acknowledged(2, BitMap((5,)))
         assert tracker.number_of_future_messages() == 36
         await asyncio.sleep(60)
         assert tracker.number_of_future_messages() == 0
@@ -133,7 +133,7 @@ def test_what_mark_delete_has_passed_is_not_counted(kind: str) -> None:
         cursor.acknowledge(1, *range(10))
         cursor.acknowledge(2, *range(7))
         cursor.mark_delete_position = Position(2, 6)
-        tracker.note_acknowledged(2, BitMap(range(7)))
+        tracker.remove_acknowledged(2, BitMap(range(7)))
         await asyncio.sleep(0.1)
 
         assert tracker.number_of_future_messages() == 41 - 17

@@ -128,7 +128,7 @@ def test_delays_that_differ_by_more_than_a_tick_are_not_fixed(deliver_at_ms: int
 def test_a_message_without_a_delay_ends_the_pause_and_keeps_what_is_tracked() -> None:
     def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
         tracker.add_messages([1, 1, 1], [1, 2, 3], [30_000] * 3)
-        tracker.note_undelayed()
+        tracker.end_fixed_delays()
         assert not tracker.should_pause_all_deliveries()
         assert tracker.number_of_delayed_messages() == 3
 

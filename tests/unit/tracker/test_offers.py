@@ -110,7 +110,7 @@ def test_acknowledgements_that_are_no_bitmap_are_refused_before_anything_changes
     def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
         assert tracker.add_messages([1, 1], [0, 1], [LATER_MS, LATER_MS]).all()
         with pytest.raises(ValueError, match=r"a pyroaring\.BitMap, not "):
-            tracker.note_acknowledged(1, entry_ids)
+            tracker.remove_acknowledged(1, entry_ids)
         clock.now_ms = LATER_MS
         assert len(tracker.get_scheduled_messages(10)) == 2
 

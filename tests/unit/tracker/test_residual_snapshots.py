@@ -10,7 +10,7 @@ from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tracker.residual_snapshots import ResidualSnapshots, forget_index, is_named
+from tracker.residual_snapshots import ResidualSnapshots, is_named, remove_index_properties
 
 
 class ResidualWorld:
@@ -171,15 +171,15 @@ def test_properties_that_name_what_is_gone_are_removed_and_no_others(world: Resi
 
         world.storage.is_down = True
         with pytest.raises(StorageUnavailableError):
-            await world.residual.forget_missing(world.cursor, {known, unknown}, is_unattended=lambda: True)
+            await world.residual.remove_missing(world.cursor, {known, unknown}, is_unattended=lambda: True)
         world.storage.is_down = False
-        assert await world.residual.forget_missing(world.cursor, {known}, is_unattended=lambda: False) == 0
+        assert await world.residual.remove_missing(world.cursor, {known}, is_unattended=lambda: False) == 0
         assert world.cursor.properties == before
-        assert await world.residual.forget_missing(world.cursor, {known}, is_unattended=lambda: True) == 1
+        assert await world.residual.remove_missing(world.cursor, {known}, is_unattended=lambda: True) == 1
         # A tracker that is made during the write has read the property, and tells the loss itself.
         world.cursor.properties[bucket_key(3, 3)] = before[bucket_key(3, 3)]
         answers = iter([True, False])
-        assert await world.residual.forget_missing(world.cursor, {known}, is_unattended=lambda: next(answers)) == 0
+        assert await world.residual.remove_missing(world.cursor, {known}, is_unattended=lambda: next(answers)) == 0
 
         del before[bucket_key(3, 3)]
         assert world.cursor.properties == before
@@ -215,7 +215,7 @@ def test_a_storage_that_does_not_answer_is_not_waited_for_long(world: ResidualWo
         with pytest.raises(TimeoutError):
             await world.residual.clean_ownerless("t", lambda _: False)
         with pytest.raises(TimeoutError):
-            await world.residual.forget_missing(world.cursor, (), is_unattended=lambda: True)
+            await world.residual.remove_missing(world.cursor, (), is_unattended=lambda: True)
         assert len(world.cursor.properties) == len(await world.ids()) == 1
 
     run_virtually(main())
@@ -228,8 +228,8 @@ def test_a_forgotten_index_leaves_what_is_no_index(world: ResidualWorld) -> None
         await world.store(2, 5)
         world.cursor.properties["owner"] = "me"
 
-        assert await forget_index(world.cursor) == 2
-        assert await forget_index(world.cursor) == 0
+        assert await remove_index_properties(world.cursor) == 2
+        assert await remove_index_properties(world.cursor) == 0
 
         assert world.cursor.properties == {"owner": "me"}
 

@@ -257,7 +257,7 @@ def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
         (bucket_id,) = map(int, world.own.properties.values())
         await world.storage.delete_bucket_snapshot(bucket_id)
         await asyncio.sleep(16)
-        lost = {name: view.take_untracked() for name, view in world.views.items()}
+        lost = {name: view.pop_to_read_again() for name, view in world.views.items()}
         assert lost["a"] == lost["b"] == {1: BitMap(range(6))}
         assert world.views["a"].add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6).all()
         await asyncio.sleep(5)
@@ -338,7 +338,7 @@ def test_a_set_of_positions_answers_for_columns(entry_ids: list[int]) -> None:
     assert is_in_bitmap(column, BitMap([1, 5])).tolist() == expected
     positions.discard(ledger_ids, column)
     assert len(positions) == 1 + 2 - len({1, 5} & set(entry_ids))
-    positions.drop_below(2)
+    positions.remove_below(2)
     assert positions.bitmaps == {2: BitMap([3])}
 
 
@@ -369,8 +369,8 @@ def test_due_messages_that_a_view_is_told_are_acknowledged_are_forgotten() -> No
         assert len(world.rows("a")) == 4
         assert b.number_of_delayed_messages() == 4
         world.cursors["b"].acknowledge(1, 0, 1, 3)
-        b.note_acknowledged(1, BitMap([0, 1, 3, 7]))
-        b.note_acknowledged(2, BitMap([0]))
+        b.remove_acknowledged(1, BitMap([0, 1, 3, 7]))
+        b.remove_acknowledged(2, BitMap([0]))
         assert b.number_of_delayed_messages() == 1
         assert b.next_delivery_time() == START_MS + 102
         assert b.tracked_in(1) == BitMap([2])
@@ -411,7 +411,7 @@ def test_what_a_subscription_that_takes_nothing_leaves_behind_is_read_again_by_p
         assert received == rows[:3]
         for _ in range(20):
             # All that the dispatcher reads again is due, so it is not tracked.
-            for ledger_id, entry_ids in b.take_untracked().items():
+            for ledger_id, entry_ids in b.pop_to_read_again().items():
                 times = [rows[entry_id][0] for entry_id in entry_ids]
                 assert not b.add_messages([ledger_id] * len(times), list(entry_ids), times).any()
                 received += [rows[entry_id] for entry_id in entry_ids]
