@@ -84,7 +84,7 @@ class BucketDelayedDeliveryTracker(CoreTracker):
     @guarded
     def stats(self) -> TrackerStats:
         """Return the tracker's figures; the same object each time, brought up to date."""
-        self._stats.message_count = self._core.message_count
+        self._stats.message_count = self._core.tracked.count
         self._stats.bucket_total = self._core.bucket_total
         self._stats.index_loaded = self._core.loaded_row_count
         self._stats.segment_rows_loaded = len(self._core.loaded)

@@ -53,12 +53,9 @@ class TrackerContext:
     cursor_name: str
     cursor: TrackedCursor
     on_available: Callable[[], None]
-    """Called on the event loop, at most once per turn, when something may have become available: a message came
-    due, a segment was loaded, a ledger range was recovered, or positions must be read again; and when an answer that
-    makes one wait is no longer true: that nothing is due, that due messages must wait, or that reading is to pause.
-
-    It is enough to look when this is called, and when more can be taken than before. An exception of it goes to the
-    loop's exception handler, and changes nothing for the tracker."""
+    """Called on the event loop, at most once per turn, when something may have become available or is to be read again,
+    and when an answer that makes one wait is no longer true: that nothing is due, that due messages must wait, or that
+    reading is to pause. It is enough to look then, and when more can be taken than before."""
     on_defect: Callable[[Exception], None] = lambda _: None
     """Called once, with an exception that must not be, which is in the log: the tracker has stopped, and hands out
     nothing any more. Close it, read the log again, and go on with a new one."""
@@ -116,9 +113,8 @@ class DelayedDeliveryTracker(ABC):
     def pop_to_read_again(self) -> Mapping[int, BitMap]:
         """Return positions that were tracked and no longer are, because a snapshot could not be read; once.
 
-        They were neither handed out nor delivered, and were not offered again since: read them from the log again,
-        and add them. Others of the same ledgers may be among them, whose rows are not lost. Only what was known to be
-        tracked in this life is reported: after each start the log is read from the mark-delete position.
+        They were neither handed out nor offered again since: read them from the log, and add them. Others of the same
+        ledgers may be among them. After a start nothing is reported: the log is read from mark-delete on.
         """
         return {}
 
@@ -175,9 +171,8 @@ class DelayedDeliveryTracker(ABC):
     async def clear(self) -> None:
         """Forget every message; rows that are added from now on are kept.
 
-        The index is empty on return. Its snapshots are deleted in the background, also where the storage fails at
-        first: `close` gives that some time, and a later tracker of the cursor, or `ResidualSnapshots`, does what is
-        left.
+        The index is empty on return. Its snapshots are deleted in the background: `close` gives that some time, and
+        `ResidualSnapshots` does what is left.
         """
 
     def abandon(self) -> None:
@@ -205,7 +200,7 @@ class DelayedDeliveryTrackerFactory(ABC):
         return False
 
     async def start(self) -> None:
-        """Open what the trackers share. Does nothing unless overridden."""
+        """Open what the trackers share, if anything."""
         return
 
     async def close(self) -> None:

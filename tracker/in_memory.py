@@ -64,7 +64,7 @@ class InMemoryDelayedDeliveryTracker(CoreTracker):
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         rows = super().get_scheduled_messages(max_messages)
-        if not self._core.message_count:
+        if not self._core.tracked.count:
             self._expect_fixed_delays()
         return rows
 
@@ -87,7 +87,7 @@ class InMemoryDelayedDeliveryTracker(CoreTracker):
     def _is_paused(self, now_ms: int) -> bool:
         """Whether all delays are the same: nothing that is read further on is due before what is tracked."""
         lookahead = self._config.fixed_delay_detection_lookahead
-        has_many = self._have_fixed_delays and self._core.message_count >= lookahead
+        has_many = self._have_fixed_delays and self._core.tracked.count >= lookahead
         return lookahead > 0 and has_many and not self._core.has_due(now_ms=now_ms)
 
     def _start_calls(self, calls: Sequence[Call]) -> None:

@@ -10,10 +10,9 @@ smallness is weighed with balance, because rewriting a large bucket for the sake
 The cheapest pair is merged if its buckets are of similar size. If none is, small buckets are stuck between large
 ones; then the cheapest window of up to four buckets is merged, which is Pulsar's window too.
 
-With a limit of 10 that writes a row 7 times at 2,000 one-message ledgers and 10 times at 10,000. At every limit from 5
-on it stays below 2 log2(N) for every mix of sizes tried; `tests/property/tracker/test_tracker_merging.py` holds it to
-that. A limit of 1 to 3 must cost more from some N on with any choice; `benchmarks/results/merge-curve.txt` has the
-least that is possible beside what the tracker writes.
+With a limit of 10 that writes a row 7 times at 2,000 one-message ledgers. At every limit from 5 on it stays below
+2 log2(N) for every mix of sizes tried; `tests/property/tracker/test_tracker_merging.py` holds it to that, and
+`benchmarks/results/merge-curve.txt` has the least that is possible.
 """
 
 import sys
@@ -56,36 +55,6 @@ def window_to_merge(
         return None
     smaller, larger = sorted(max(1, row_counts[index]) for index in pair)
     return pair if larger <= _SIMILAR * smaller else _cheapest(row_counts, may_merge, WINDOW_MAX, row_count_max)
-
-
-def groups_down_to(row_counts: Sequence[int], may_merge: Sequence[bool], bucket_count_max: int) -> list[range]:
-    """Return what becomes one bucket when adjacent ones are merged until no more than a limit are left.
-
-    The choices are those of `window_to_merge` one after the other; a row is rewritten once, though, as only the
-    groups in the end are made. More than the limit are left where too many may not be merged.
-
-    >>> groups_down_to([5, 3, 2, 4, 3], [True] * 5, 2)
-    [range(0, 3), range(3, 5)]
-
-    Runtime complexity: O(n^2) in arrays; 2,000 buckets take a second.
-
-    Args:
-        row_counts: Rows of each bucket, in order of ledgers.
-        may_merge: Whether each bucket may be merged.
-        bucket_count_max: The limit, 1 or more.
-    """
-    assert bucket_count_max > 0
-    counts, are_free = list(row_counts), list(may_merge)
-    groups = [range(index, index + 1) for index in range(len(counts))]
-    while len(groups) > bucket_count_max:
-        window = window_to_merge(counts, are_free)
-        if window is None:
-            break
-        merged = slice(window.start, window.stop)
-        groups[merged] = [range(groups[window.start].start, groups[window.stop - 1].stop)]
-        counts[merged] = [sum(counts[merged])]
-        are_free[merged] = [True]
-    return groups
 
 
 def _cheapest(row_counts: Sequence[int], may_merge: Sequence[bool], size_max: int, row_count_max: int) -> range | None:

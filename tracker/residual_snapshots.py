@@ -1,10 +1,8 @@
 """Snapshots that no tracker looks after, and their deletion.
 
 A tracker deletes its own snapshots when no row of them is left. But a cursor whose properties name snapshots need not
-have a tracker: its subscription may be of a type that does not delay, wait for its first consumer, or have a tracker of
-another kind by now. A cursor that is deleted, or forgets its index, leaves snapshots without an owner; a crash, or a
-create whose answer is lost, leaves one that no property names. So the owner of the storage runs this module, which
-knows no kind of tracker.
+have a tracker, a cursor that is deleted leaves snapshots without an owner, and a crash, or a create whose answer is
+lost, leaves one that no property names. So the owner of the storage runs this module, which knows no kind of tracker.
 
 The order is a tracker's: a snapshot is deleted before its property is removed. A deletion may be repeated, so a crash
 at any point is harmless. Left out: which cursors have a tracker, and when to look; the broker knows both.
@@ -66,14 +64,9 @@ class ResidualSnapshots:
         first_ledger_id: int,
         is_unattended: Callable[[], bool],
     ) -> None:
-        """Delete the snapshots that a cursor names and whose ledgers it has all passed, as their properties say.
+        """Delete the snapshots that a cursor names and has passed: their ledgers are all before `first_ledger_id`.
 
-        Args:
-            topic_name: The topic.
-            cursor_name: The cursor's name.
-            cursor: The cursor.
-            first_ledger_id: Everything in the ledgers before this one is acknowledged.
-            is_unattended: Whether the cursor has no tracker now; nothing more is changed when it gets one meanwhile.
+        Nothing more is changed when `is_unattended` says that the cursor has a tracker meanwhile.
         """
         for bucket in read_properties(cursor.properties).buckets:
             if bucket.ledgers.last_ledger_id >= first_ledger_id:
@@ -87,13 +80,8 @@ class ResidualSnapshots:
     async def clean_ownerless(self, topic_name: str, is_owned: Callable[[BucketSnapshotInfo], bool]) -> set[int]:
         """Delete a topic's snapshots without an owner, as a crash or an outage may leave them.
 
-        Args:
-            topic_name: The topic.
-            is_owned: Whether a snapshot has an owner now; asked just before it would be deleted, as a cursor that is
-                made meanwhile keeps what is its own.
-
-        Returns:
-            The ids of the others.
+        `is_owned` is asked just before one would be deleted: a cursor that is made meanwhile keeps what is its own.
+        Returns the ids of the others.
         """
         kept = set()
         for info in await self._in_time(self._storage.list_bucket_snapshots(topic_name)):
@@ -106,15 +94,9 @@ class ResidualSnapshots:
     async def remove_missing(
         self, cursor: TrackedCursor, present_ids: Collection[int], *, is_unattended: Callable[[], bool]
     ) -> int:
-        """Remove the properties that name snapshots which are gone, by a crash, an outage or a loss.
+        """Remove the properties that name snapshots which are gone; of those in `present_ids` that is not asked.
 
-        Args:
-            cursor: The cursor.
-            present_ids: Snapshots that are there; others are asked for.
-            is_unattended: See `trim`.
-
-        Returns:
-            The number of properties that were removed; 0 if a tracker has come meanwhile, which finds the same.
+        Returns how many were removed; 0 if a tracker has come meanwhile, which finds the same. See `trim`.
         """
         missing = [
             bucket

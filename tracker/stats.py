@@ -1,7 +1,6 @@
 """The counters behind PIP-195's five metrics: plain numbers, which can be read at any time without a wait.
 
-Counters only grow, so several readers may read them, each as often as it likes. A tracker's counters end with it; a
-program that has one tracker after the other keeps their sums (`summed`).
+Counters only grow. They end with their tracker: a program that has several, one after the other, keeps their sums.
 """
 
 from bisect import bisect_left
@@ -21,8 +20,6 @@ _NOTHING_COUNTED: Final = (0,) * len(LATENCY_LABELS)
 
 UNREADABLE_AFTER: Final = 3
 """Failures in a row after which a snapshot is told by its id."""
-
-_NAMED_MAX: Final = 5
 
 
 class BucketOperation(StrEnum):
@@ -117,10 +114,10 @@ class TrackerStats(TrackerCounters):
             since = datetime.fromtimestamp(self.failing_since_ms // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             problems.append(f"snapshots fail: {', '.join(sorted(self.failing))}, since {since}: {self.last_failure}")
         if self.unreadable:
-            ids = ", ".join(map(str, sorted(self.unreadable)[:_NAMED_MAX]))
-            more = f" and {len(self.unreadable) - _NAMED_MAX} more" if len(self.unreadable) > _NAMED_MAX else ""
+            ids = sorted(self.unreadable)
+            named = ", ".join(map(str, ids[:5])) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
             problems.append(
-                f"cannot read snapshot {ids}{more}, which is tried again; where the storage is well, "
+                f"cannot read snapshot {named}, which is tried again; where the storage is well, "
                 "`postdate snapshots drop ID` gives a snapshot up, and its messages are read from the log"
             )
         return problems

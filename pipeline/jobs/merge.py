@@ -26,13 +26,13 @@ from pipeline.index.cursor_log import CursorLog
 from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_index
 from pipeline.index.publishing import Published, publish
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
+from pipeline.planning.merge_groups import groups_down_to
 from pipeline.planning.rules import RebuildRules
 from pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
 from pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.errors import StorageAccessError
 from tracker.bucket_properties import SnapshotProperty, free_key, read_properties
-from tracker.merge_windows import groups_down_to
 
 BUCKETS_PER_COUNT = 200
 """Entry 0 of so many buckets is read by one task."""

@@ -248,7 +248,7 @@ class RandomLife:
         known = {(ledger, entry) for ledger, bitmap in state.tracked.bitmaps.items() for entry in bitmap}
         assert self.tracked.keys() <= known, f"{self.tracked.keys() - known} are lost"
         assert known <= self.tracked.keys() | self.unread, f"{known - self.tracked.keys() - self.unread} are unknown"
-        assert self.core.message_count == len(known)
+        assert self.core.tracked.count == len(known)
         assert sum(lane.in_flight for lane in state.lanes) == len(self.pending)
 
     def live(self, steps: int) -> None:

@@ -1,7 +1,4 @@
-"""The check of what is given to a tracker, of either kind: positions and times must be integers, in range.
-
-No value is rounded, wrapped or cut to fit. A time below 0 stands for a message without a delay.
-"""
+"""The check of what is given to a tracker: integers in range, none of which is rounded, wrapped or cut to fit."""
 
 from contextlib import suppress
 from operator import index
@@ -66,8 +63,7 @@ def columns_of(
     ledgers, entries, delivery = columns
     if not len(ledgers) == len(entries) == len(delivery):
         raise ValueError(f"columns of {len(ledgers)}, {len(entries)} and {len(delivery)} rows do not belong together")
-    # One pass says of all whether any has a bit that none may have: a sign, or one above those of entry ids. Each pass
-    # also gives the interpreter away for a moment, to a worker that may keep it for longer.
+    # One pass says of all whether any has a bit that none may have: a sign, or one above those of entry ids.
     if np.bitwise_or.reduce(ledgers) < 0 or not 0 <= np.bitwise_or.reduce(entries) <= ENTRY_ID_MAX:
         row = int(np.flatnonzero((ledgers < 0) | (entries < 0) | (entries > ENTRY_ID_MAX))[0])
         raise _position_error(int(ledgers[row]), int(entries[row]))

@@ -1,8 +1,4 @@
-"""A set of positions: one Roaring bitmap of entry ids for each ledger, asked and changed by bitmaps or by columns.
-
-A tracker keeps rows in queues, which say *when*, and positions in sets, which say *whether*: a row whose position is
-not in the set is stale, and goes when its time comes.
-"""
+"""A set of positions: one Roaring bitmap of entry ids for each ledger, asked and changed by bitmaps or by columns."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""The order of delivery, of rows in columns: by time, then ledger, then entry.
-
-A row's place in it is a `RowKey`. Sorting is in `snapshot_storage.encoding.columns`.
-"""
+"""The order of delivery, of rows in columns: by time, then ledger, then entry. A row's place in it is a `RowKey`."""
 
 from typing import Final, NamedTuple, Protocol
 

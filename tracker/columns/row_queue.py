@@ -5,7 +5,6 @@ rows go to a buffer first, which is sorted into a run when it is full or when so
 size are merged, as in a log-structured tree, so that there are O(log n) small ones; runs of `run_rows_max` rows stay as
 they are, so that no merge takes longer than a millisecond on the event loop.
 
-A plain heap would cost a Python object and O(log n) interpreted steps a row; this costs tens of nanoseconds.
 Rows are never removed by position. A row whose position is not tracked any more is *stale*: `pop_tracked` and
 `first_tracked_row` pass over it.
 """
@@ -31,8 +30,7 @@ _FRONT_ROWS_MIN: Final = 512
 """Fewer rows than this from one run are not worth a call when several runs could be merged."""
 
 _PARTS_FREED: Final = 4
-"""When a fourth of a run is gone, its memory is freed: it takes a seventh more than its rows then, on average, and all
-are copied three times. With a half it would be a third more, and once."""
+"""When a fourth of a run is gone, its memory is freed: it takes a seventh more than its rows then, on average."""
 
 _ROWS_FREED_MIN: Final = 64
 """Fewer rows are not worth a copy of the others."""
@@ -45,13 +43,12 @@ class QueueSizes:
     """The sizes by which a queue goes."""
 
     run_rows_max: int = 8_000
-    """Added rows are sorted into a run when there are so many, and runs are not merged beyond it: an add may have to
-    wait for that, which takes half a millisecond. Columns of more than 128 KiB would take the C library another one."""
+    """Added rows are sorted into a run when there are so many, which takes half a millisecond; runs are not merged
+    beyond it."""
     run_rows_min: int = 1_024
     """Rows that come in order are a run of their own from so many on: loaded rows are sorted already."""
     chunks_max: int = 8
-    """So many additions to the buffer are copied together: columns of their own take 400 bytes beside their numbers,
-    and keep alive what they are a part of."""
+    """So many additions to the buffer are copied together: columns of their own take 400 bytes beside their numbers."""
     pop_rows_min: int = 16_384
     """Runs are merged at least this many rows at a time, and at most four times as many; small polls are then served
     from what was merged."""
@@ -248,11 +245,8 @@ def time_of_rows(runs: list[SortedRun], wanted: int) -> int:
 def first_tracked_row(queues: Sequence[RowQueue], through: RowKey, tracked: Mapping[int, BitMap]) -> RowKey | None:
     """Return the first row up to a key whose position is tracked, None if there is none; stale rows before it go.
 
-    A row of a position that was refused, trimmed or handed out from another row must not count as due, or a dispatcher
-    would wait for a message that never comes. Mostly no row is stale at the front, so one is looked at alone, and then
-    four times as many.
-
-    Runtime complexity: O(runs), and O(stale rows before the first tracked one).
+    A stale row must not count as due, or a dispatcher would wait for a message that never comes. Mostly none is at the
+    front, so one is looked at alone, and then four times as many: O(runs), and O(stale rows before the tracked one).
     """
     first: RowKey | None = None
     touched = [queue for queue in queues if queue.next_deliver_at_ms <= through.deliver_at_ms]

@@ -13,12 +13,10 @@ from snapshot_storage.encoding.segmenter import ROWS_UNLIMITED
 Int32Array = NDArray[np.int32]
 
 WAITING_ROWS: Final = 262_144
-"""About so many rows of segments may wait in memory, of all buckets together; `delayedDeliveryMaxLoadedIndexes`' own
-default."""
+"""About so many rows of segments may wait in memory; `delayedDeliveryMaxLoadedIndexes`' own default."""
 
 SEGMENT_ROWS_MIN: Final = 512
-"""The bound of rows never falls below this: a smaller segment saves less memory than its place in the bucket's table
-takes, and each load costs a call."""
+"""The least bound of rows: a smaller segment saves less than its place in the table takes, and a load costs a call."""
 
 
 def segment_row_count_max(configured: int, bucket_count: int) -> int:
@@ -29,10 +27,6 @@ def segment_row_count_max(configured: int, bucket_count: int) -> int:
 
     >>> [segment_row_count_max(5_000, bucket_count) for bucket_count in (1, 52, 100, 500, 2_000)]
     [5000, 5000, 2621, 524, 512]
-
-    Args:
-        configured: `delayedDeliveryMaxIndexesPerBucketSnapshotSegment`, which is never exceeded; no limit stays none.
-        bucket_count: How many buckets there are, with the one that the snapshot is for.
     """
     if configured == ROWS_UNLIMITED:
         return ROWS_UNLIMITED

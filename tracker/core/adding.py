@@ -26,8 +26,7 @@ SINGLES_MAX: Final = 1_000
 _ENTRY_ID_BITS = ENTRY_ID_MAX.bit_length()
 _TIME_BITS = LATEST_MS.bit_length() - 1
 _IS_OUT_OF_RANGE = (False, True)
-"""Indexed by the bits of a number above the allowed ones: 0, or -1 of a negative one. An array is no index, and
-raises."""
+"""Indexed by the bits of a number above the allowed ones: 0, or -1 of a negative one. An array raises."""
 
 
 def add_one(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms: int, now_ms: int) -> bool:

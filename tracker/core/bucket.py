@@ -6,8 +6,7 @@
     MERGING ─┘                            └─► gone, where nothing is stored
 
 Order matters for crash safety: a snapshot is durable before its name is written, and is deleted before its name is
-removed. A crash in between leaves a snapshot that no property names, which the sweep of the storage's owner finds, or
-a name of nothing, which recovery removes.
+removed. A crash in between leaves a snapshot without a name, which the owner's sweep finds, or a name of nothing.
 """
 
 from dataclasses import dataclass, field

@@ -1,9 +1,8 @@
 """When a call may start: how many at once, and how patiently after failures.
 
 Reads of the storage, writes to it and writes to the cursor have a lane each, as each can be down by itself. First tries
-always start. Retries go one at a time, that of the bucket which has failed least first, after a wait that doubles up to
-a limit; one retry that succeeds lets all go at once. So a storage that is down for an hour costs a handful of calls a
-minute, and buckets that cannot be read keep none of the others waiting.
+always start. Retries go one at a time, the least failed first, after a wait that doubles up to a limit; one that
+succeeds lets all go. So an outage costs a handful of calls a minute, and what cannot be read keeps no other waiting.
 """
 
 import heapq

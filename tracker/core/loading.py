@@ -22,18 +22,14 @@ LOAD_ROW_COUNT_MAX: Final = 16_384
 together takes some 200 bytes a row meanwhile."""
 
 ROWS_OF_A_BUCKET_MIN: Final = 128
-"""Each due bucket may have so many rows in memory, even if all together exceed `loaded_row_count_max`: a bucket itself
-takes as much."""
+"""Each due bucket may have so many rows in memory, even beyond `loaded_row_count_max`: it takes as much itself."""
 
 
 # How far hand-out may go.
 
 
 def first_ahead(state: TrackerState) -> ImmutableBucket | None:
-    """Return the bucket that holds up hand-out, None if none does.
-
-    Runtime complexity: O(log n), amortised: a bucket that has gone on is recognised when its old barrier comes up.
-    """
+    """Return the bucket that holds up hand-out, None if none does; O(log n), amortised."""
     while state.ahead:
         barrier, serial = state.ahead[0]
         bucket = state.buckets.get(serial)

@@ -5,20 +5,8 @@ from functools import partial
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_order import NEVER, last_key_at
 from tracker.columns.row_queue import first_tracked_row
-from tracker.core.actions import (
-    Answer,
-    Call,
-    CallFailed,
-    CreateSnapshot,
-    DeleteSnapshot,
-    Head,
-    LoadSegments,
-    MergeSnapshots,
-    PutName,
-    ReadHead,
-    RemoveName,
-    Stored,
-)
+from tracker.core import actions
+from tracker.core.actions import Answer, Call, CallFailed
 from tracker.core.bucket import ImmutableBucket, Phase
 from tracker.core.deleting import delete, give_up, has_ended, remove_ended
 from tracker.core.loading import first_ahead, load_of, may_load, on_loaded, restart_waits, waive, waived_at_ms
@@ -66,32 +54,32 @@ def _call_of(state: TrackerState, bucket: ImmutableBucket, *, now_ms: int) -> Ca
             tracked = {ledger_id: bitmaps[ledger_id].copy() for ledger_id in state.tracked_ledgers(bucket.ledgers)}
             if bucket.rows is None:
                 sources = [source_of(state.buckets[one]) for one in bucket.sources]
-                return MergeSnapshots(serial, key, sources, tracked, bucket.segment_row_count_max)
-            return CreateSnapshot(serial, key, bucket.rows.rows_of(), tracked, bucket.segment_row_count_max)
+                return actions.MergeSnapshots(serial, key, sources, tracked, bucket.segment_row_count_max)
+            return actions.CreateSnapshot(serial, key, bucket.rows.rows_of(), tracked, bucket.segment_row_count_max)
         case Phase.UNNAMING:
-            return RemoveName(serial, key)
+            return actions.RemoveName(serial, key)
     assert bucket_id is not None
     match bucket.phase:
         case Phase.RECOVERING:
-            return ReadHead(serial, bucket_id)
+            return actions.ReadHead(serial, bucket_id)
         case Phase.NAMING:
             bucket.has_name = True
-            return PutName(serial, key, bucket_id)
+            return actions.PutName(serial, key, bucket_id)
         case Phase.SEALED:
             return load_of(state, bucket, now_ms)
         case Phase.DELETING:
             # A snapshot whose head was not read may be another cursor's, even if the property names it.
-            return DeleteSnapshot(serial, bucket_id, is_own=bucket.table is not None or not bucket.has_name)
+            return actions.DeleteSnapshot(serial, bucket_id, is_own=bucket.table is not None or not bucket.has_name)
 
 
 _PHASES_OF = {
-    ReadHead: Phase.RECOVERING,
-    CreateSnapshot: Phase.SEALING,
-    MergeSnapshots: Phase.MERGING,
-    PutName: Phase.NAMING,
-    LoadSegments: Phase.SEALED,
-    DeleteSnapshot: Phase.DELETING,
-    RemoveName: Phase.UNNAMING,
+    actions.ReadHead: Phase.RECOVERING,
+    actions.CreateSnapshot: Phase.SEALING,
+    actions.MergeSnapshots: Phase.MERGING,
+    actions.PutName: Phase.NAMING,
+    actions.LoadSegments: Phase.SEALED,
+    actions.DeleteSnapshot: Phase.DELETING,
+    actions.RemoveName: Phase.UNNAMING,
 }
 
 
@@ -100,7 +88,7 @@ def failing(state: TrackerState) -> set[type[Call]]:
     phases = {bucket.phase for bucket in state.buckets.values() if bucket.failures}
     kinds: set[type[Call]] = {kind for kind, phase in _PHASES_OF.items() if phase in phases}
     if state.merge_wait.failures and len(state.buckets) > state.config.bucket_count_max:
-        kinds.add(MergeSnapshots)
+        kinds.add(actions.MergeSnapshots)
     return kinds
 
 
@@ -110,7 +98,7 @@ def failing(state: TrackerState) -> set[type[Call]]:
 def handle(state: TrackerState, call: Call, answer: Answer, *, now_ms: int) -> None:
     """Take the answer to a call; it counts if its bucket waits for just this call."""
     set_time(state, now_ms)
-    if isinstance(call, LoadSegments):
+    if isinstance(call, actions.LoadSegments):
         state.rows_in_flight -= call.row_count
     lane = state.lane_of[_PHASES_OF[type(call)]]
     # The storage did answer where it says that the snapshot is not there.
@@ -124,7 +112,7 @@ def handle(state: TrackerState, call: Call, answer: Answer, *, now_ms: int) -> N
         return
     bucket.call = None
     if bucket.is_unwanted:
-        if isinstance(answer, Stored):
+        if isinstance(answer, actions.Stored):
             bucket.bucket_id = answer.bucket_id
         delete(state, bucket)
     elif isinstance(answer, CallFailed):
@@ -139,9 +127,9 @@ def _on_failure(state: TrackerState, bucket: ImmutableBucket, call: Call, answer
     A name is written or removed once more, a snapshot that is gone counts as deleted, and one that was stored without
     an answer has no name: the sweep of the storage's owner finds it.
     """
-    if isinstance(call, MergeSnapshots):
+    if isinstance(call, actions.MergeSnapshots):
         on_merge_failed(state, bucket, answer, now_ms)
-    elif answer.is_lost and isinstance(call, ReadHead | LoadSegments):
+    elif answer.is_lost and isinstance(call, actions.ReadHead | actions.LoadSegments):
         # Of an alien's, the name alone goes.
         bucket.bucket_id = None if answer.is_alien else bucket.bucket_id
         give_up(state, bucket, answer.reason)
@@ -152,18 +140,18 @@ def _on_failure(state: TrackerState, bucket: ImmutableBucket, call: Call, answer
 
 def _on_answer(state: TrackerState, bucket: ImmutableBucket, call: Call, answer: Answer, now_ms: int) -> None:
     match call, answer:
-        case CreateSnapshot() | MergeSnapshots(), Stored():
+        case actions.CreateSnapshot() | actions.MergeSnapshots(), actions.Stored():
             bucket.bucket_id, bucket.size_bytes, bucket.table = answer.bucket_id, answer.size_bytes, answer.table
             move(state, bucket, Phase.NAMING)
-        case PutName(), None:
+        case actions.PutName(), None:
             on_named(state, bucket, now_ms)
-        case ReadHead(), Head():
+        case actions.ReadHead(), actions.Head():
             on_head(state, bucket, answer)
-        case LoadSegments(), DelayedIndexes():
+        case actions.LoadSegments(), DelayedIndexes():
             on_loaded(state, bucket, call, answer)
-        case DeleteSnapshot() | RemoveName(), None:
+        case actions.DeleteSnapshot() | actions.RemoveName(), None:
             bucket.size_bytes, bucket.bucket_id = 0, None
-            bucket.has_name = bucket.has_name and isinstance(call, DeleteSnapshot)
+            bucket.has_name = bucket.has_name and isinstance(call, actions.DeleteSnapshot)
             delete(state, bucket)
         case _:
             raise AssertionError(f"{type(answer).__name__} is no answer to {type(call).__name__}")

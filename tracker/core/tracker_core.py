@@ -2,8 +2,8 @@
 
     add ──► last mutable bucket ──seal──► immutable buckets ──load──► rows in memory ──► pop_due
 
-Synchronous and deterministic: the same calls give the same state and the same actions. Time arrives as `now_ms`. After
-any call, `plan` says what to start; `next_wakeup_ms` says when to call it again if nothing happens before.
+Synchronous and deterministic. After any call, `plan` says what to start; `next_wakeup_ms` says when to call it again
+if nothing happens before.
 """
 
 from collections.abc import Mapping
@@ -114,11 +114,6 @@ class TrackerCore(TrackerState):
 
     # Figures.
 
-    @property
-    def message_count(self) -> int:
-        """How many messages are tracked."""
-        return self.tracked.count
-
     def future_count(self, *, now_ms: int) -> int:
         """Return how many messages are tracked and not due.
 
@@ -130,7 +125,7 @@ class TrackerCore(TrackerState):
             if bucket.table is not None and bucket.phase is Phase.SEALED:
                 due_spans = int(bucket.table.last_times.searchsorted(due_through_ms, "right"))
                 due_count += max(0, bucket.table.rows_before(due_spans) - bucket.table.rows_before(bucket.loaded_spans))
-        return max(0, self.message_count - due_count)
+        return max(0, self.tracked.count - due_count)
 
     @property
     def is_full(self) -> bool:

@@ -9,15 +9,12 @@ The tracker belongs to a cursor of its own, whose properties list the snapshots.
 view polls leave the index and become due for every view.
 
 Why each subscription gets each message once: to it, a delayed position is at any moment either not read yet, or in the
-index, or due in its view, or with its dispatcher; its reader passes over the second and third. The steps between take
-no time, and all views take that from the index to the due rows together. Messages that a subscription has acknowledged
-are left out when they become due. Where the clock is put back, a snapshot is lost or delays are switched, another one
-may add a message again that a subscription has: its dispatcher passes over what waits or is with a consumer.
+index, or due in its view, or with its dispatcher; its reader passes over the second and third. Messages that it has
+acknowledged are left out when they become due. Where the clock is put back, a snapshot is lost or delays are switched,
+another one may add a message that a subscription has: its dispatcher passes over what waits or is with a consumer.
 
 Due rows are in memory up to a limit. Of those behind them a view keeps the positions alone, and has them read again
 by position, as many as its dispatcher polls for: they are due, so the dispatcher that reads them delivers them.
-
-Left out: the set of subscriptions, and the life of the cursor (`broker.topics.topic_index`).
 """
 
 from collections.abc import Iterator, Mapping

@@ -13,18 +13,8 @@ from typing import Final
 
 from managed_ledger.value_types import Clock
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
-from tracker.core.actions import (
-    Answer,
-    Call,
-    CallFailed,
-    CreateSnapshot,
-    DeleteSnapshot,
-    LoadSegments,
-    MergeSnapshots,
-    PutName,
-    ReadHead,
-    RemoveName,
-)
+from tracker.core import actions
+from tracker.core.actions import Answer, Call, CallFailed
 from tracker.shell.next_turn import do_nothing
 from tracker.shell.tracker_calls import TrackerCalls, failure_of
 from tracker.stats import UNREADABLE_AFTER, BucketOperation, OperationStats, TrackerStats
@@ -32,10 +22,10 @@ from tracker.stats import UNREADABLE_AFTER, BucketOperation, OperationStats, Tra
 logger = logging.getLogger(__name__)
 
 _COUNTED_AS: Final[dict[type[Call], BucketOperation]] = {
-    CreateSnapshot: BucketOperation.CREATE,
-    LoadSegments: BucketOperation.LOAD,
-    DeleteSnapshot: BucketOperation.DELETE,
-    MergeSnapshots: BucketOperation.MERGE,
+    actions.CreateSnapshot: BucketOperation.CREATE,
+    actions.LoadSegments: BucketOperation.LOAD,
+    actions.DeleteSnapshot: BucketOperation.DELETE,
+    actions.MergeSnapshots: BucketOperation.MERGE,
 }
 
 
@@ -59,23 +49,19 @@ class CallsInFlight:
         """Start calls."""
         for call in calls:
             task = asyncio.get_running_loop().create_task(self._run(call))
-            tasks = self._log_tasks if isinstance(call, PutName | RemoveName) else self._tasks
+            tasks = self._log_tasks if isinstance(call, actions.PutName | actions.RemoveName) else self._tasks
             tasks[task] = None
             task.add_done_callback(tasks.pop)
 
     def cancel_storage_calls(self) -> None:
         """Let go of the storage; writes to the cursor go on, and no answer is given back any more."""
-        # The tracker and this refer to each other. Without that, the memory of a closed one goes without a collection
-        # of cycles.
+        # The tracker and this refer to each other; a closed one is to go without a search for cycles.
         self._give_back = do_nothing
         for task in tuple(self._tasks):
             task.cancel()
 
     async def wait_for_log(self, time_s: float) -> None:
-        """Wait until what is written to the cursor has its answer; after this time, give up what has none.
-
-        One that is given up is as one before a crash.
-        """
+        """Wait until what is written to the cursor has its answer; after this time, give up what has none."""
         with suppress(TimeoutError):
             async with asyncio.timeout(time_s):
                 # Cancelling this cancels them, and waits for that.
@@ -106,7 +92,7 @@ class CallsInFlight:
         self._give_back(call, answer)
 
     def _count_success(self, call: Call) -> None:
-        if isinstance(call, ReadHead | LoadSegments | DeleteSnapshot):
+        if isinstance(call, actions.ReadHead | actions.LoadSegments | actions.DeleteSnapshot):
             self._read_failures.pop(call.bucket_id, None)
             self._stats.unreadable -= {call.bucket_id}
         what = type(call).__name__
@@ -123,14 +109,16 @@ class CallsInFlight:
             stats.failing_since_ms = stats.failing_since_ms if stats.failing else self._now_ms()
             stats.failing |= {what}
             stats.last_failure = reason
-        if isinstance(call, ReadHead | LoadSegments):
+        if isinstance(call, actions.ReadHead | actions.LoadSegments):
             # A snapshot that is gone is given up, and not asked for again: that is no outage.
             times = 0 if failure.is_lost else self._read_failures[call.bucket_id] + 1
             self._read_failures[call.bucket_id] = times
             stats.unreadable -= {call.bucket_id}
             stats.unreadable |= {call.bucket_id} if times >= UNREADABLE_AFTER else set()
         # The errors of a cursor are its program's own: a full disk is no defect to trace.
-        if isinstance(error, SnapshotStorageError | TimeoutError) or isinstance(call, PutName | RemoveName):
+        if isinstance(error, SnapshotStorageError | TimeoutError) or isinstance(
+            call, actions.PutName | actions.RemoveName
+        ):
             logger.log(level, "%s: %s failed: %s", self._name, what, reason)
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)

@@ -1,10 +1,8 @@
 """A tracker's core on an event loop, for the bucket tracker and the in-memory one.
 
-It gives the core its calls and answers, keeps one timer, and tells the dispatcher when to look. It decides nothing, and
-no add and no poll ever waits.
-
-An exception of the core is a defect, and a core that is half changed must decide and store nothing more: the tracker
-stops, its owner is told, and the snapshots that the cursor's properties name stay as they are for the next tracker.
+It decides nothing, and no add and no poll ever waits. An exception of the core is a defect, and a core that is half
+changed must decide and store nothing more: the tracker stops, its owner is told, and the snapshots that the cursor's
+properties name stay as they are for the next tracker.
 """
 
 import logging
@@ -95,8 +93,7 @@ class CoreTracker(DelayedDeliveryTracker):
             raise TrackerClosedError("add a message")
         core = self._core
         try:
-            # Before anything changes, as this refuses a call from another thread. A check of its own would make each
-            # add an eighth slower.
+            # Before anything changes, as this refuses a call from another thread.
             if deliver_at < self._wakes_before_ms:
                 self._turn_soon()
             is_tracked = core.add_message(ledger_id, entry_id, deliver_at, self._now_ms())
@@ -169,7 +166,7 @@ class CoreTracker(DelayedDeliveryTracker):
         return rows
 
     def number_of_delayed_messages(self) -> int:
-        return self._core.message_count
+        return self._core.tracked.count
 
     @guarded
     def number_of_future_messages(self) -> int:
@@ -249,10 +246,9 @@ class CoreTracker(DelayedDeliveryTracker):
         self._next_turn.close()
 
     def stop_for_defect(self, defect: Exception) -> None:
-        """Stop at once: a part of the index raised this, and may be half changed.
+        """Stop at once: a part of the index raised this, and may be half changed; tell the owner by `on_defect`, once.
 
-        The owner hears of it by `TrackerContext.on_defect`, once. Adding and polling raise `TrackerClosedError` from
-        then on, and nothing is tracked any more. A new tracker finds in the log what no snapshot has.
+        From then on adding and polling raise `TrackerClosedError`, and nothing is tracked.
         """
         if self._is_closed:
             return

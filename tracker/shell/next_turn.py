@@ -1,7 +1,7 @@
 """When a tracker looks at what is to be done: once in a turn of the event loop, after any change, and at a time.
 
-Many changes are looked at together. The timer is asyncio's own, set by the wall clock. That clock may be stepped, and
-the loop's is not: one watch compares both every few seconds, and has every tracker look again after a step.
+The timer is asyncio's own, set by the wall clock. That clock may be stepped, and the loop's is not: one watch compares
+both every few seconds, and has every tracker look again after a step.
 """
 
 import asyncio
@@ -60,12 +60,7 @@ class WallClockWatch:
 class NextTurn:
     """A call that is made once, soon, after it was asked for, and at a time; it belongs to the loop that runs now.
 
-    Args:
-        call: The call.
-        watch: Has the clock of the timer, and tells of its steps; None where no timer is set.
-
-    Raises:
-        TrackerError: No loop runs in this thread.
+    Without a watch, which has the clock, no timer can be set. Methods raise `TrackerError` in another thread.
     """
 
     __slots__ = ("_call", "_handle", "_is_closed", "_loop", "_timer", "_watch", "timer_at_ms")
@@ -83,11 +78,7 @@ class NextTurn:
             watch.add(self)
 
     def want(self) -> None:
-        """Make the call in the next turn of the loop, unless that is asked for already, or this is closed.
-
-        Raises:
-            TrackerError: The loop does not run in this thread.
-        """
+        """Make the call in the next turn of the loop, unless that is asked for already, or this is closed."""
         if self._handle is None and not self._is_closed:
             self.check_loop()
             self._handle = self._loop.call_soon(self.run)
@@ -109,11 +100,7 @@ class NextTurn:
         self.want()
 
     def check_loop(self) -> None:
-        """Check that the loop runs in this thread; after `close`, nothing is to be disturbed any more.
-
-        Raises:
-            TrackerError: It does not.
-        """
+        """Check that the loop runs in this thread; after `close`, nothing is to be disturbed any more."""
         if not self._is_closed and _running_loop() is not self._loop:
             raise TrackerError(_WRONG_LOOP)
 

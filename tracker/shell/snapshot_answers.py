@@ -1,7 +1,4 @@
-"""Bytes of snapshots to answers, and rows to bytes: the O(n) part of the work on a storage.
-
-Functions over arrays, for worker threads. They know no event loop and no storage.
-"""
+"""Bytes of snapshots to answers, and rows to bytes: the O(n) part of the work on a storage, for worker threads."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -20,8 +17,7 @@ from tracker.config import TrackerConfig
 from tracker.core.actions import CreateSnapshot, Head, MergeSnapshots, MergeSource
 
 SPANS_PER_BUCKET: Final = 200
-"""A bucket of the least size has about so many spans at most, for any distribution of times: a tenth of a byte a
-row."""
+"""A bucket of the least size has about so many spans at most, for any times: a tenth of a byte a row."""
 
 SEGMENTS_AT_ONCE: Final = 16
 """Bitmaps of so many segments are decoded together, which takes some MiB meanwhile."""

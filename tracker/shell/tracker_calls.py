@@ -11,21 +11,8 @@ from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.columns.segment_table import SegmentTable
 from tracker.config import TrackerConfig
-from tracker.core.actions import (
-    Answer,
-    Call,
-    CallFailed,
-    CreateSnapshot,
-    DeleteSnapshot,
-    Head,
-    LoadSegments,
-    MergeSnapshots,
-    MergeSource,
-    PutName,
-    ReadHead,
-    RemoveName,
-    Stored,
-)
+from tracker.core import actions
+from tracker.core.actions import Answer, Call, CallFailed, Head, Stored
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_answers import built, head_of, merged, rows_of
 
@@ -70,7 +57,7 @@ def failure_of(call: Call, error: Exception) -> CallFailed:
     """Return the answer to a call that raised an error: the snapshot is lost, or the call may succeed later."""
     if not isinstance(error, BucketNotFoundError | SnapshotCorruptedError):
         return CallFailed(str(error))
-    is_read = isinstance(call, ReadHead | LoadSegments | MergeSnapshots)
+    is_read = isinstance(call, actions.ReadHead | actions.LoadSegments | actions.MergeSnapshots)
     return CallFailed(str(error), is_lost=is_read, lost_bucket_id=error.bucket_id)
 
 
@@ -84,31 +71,27 @@ class TrackerCalls:
     _threads: InThreads
 
     async def run(self, call: Call) -> Answer:
-        """Make a call and return its answer; raise what the storage and the cursor raise.
-
-        Raises:
-            TimeoutError: It took too long; it may still take effect. Of a merge, each of its reads may take as long.
-        """
-        if isinstance(call, MergeSnapshots):
+        """Make a call and return its answer; raise what the storage and the cursor raise, and `TimeoutError`."""
+        if isinstance(call, actions.MergeSnapshots):
             return await self._merge(call)
         async with asyncio.timeout(self._config.operation_timeout_ms / 1_000):
             match call:
-                case CreateSnapshot():
+                case actions.CreateSnapshot():
                     rows = DelayedIndexes.concatenate(call.parts)
                     made = await self._threads.build(lambda: built([rows], call, self._config))
                     return await self._create(call.bucket_key, *made)
-                case ReadHead():
+                case actions.ReadHead():
                     return await self._read_head(call.bucket_id)
-                case LoadSegments(bucket_id=bucket_id, first_segment=first, last_segment=last):
+                case actions.LoadSegments(bucket_id=bucket_id, first_segment=first, last_segment=last):
                     data = await self._storage.get_bucket_snapshot_segment(bucket_id, first, last)
                     size_bytes = sum(map(len, data))
                     return await self._threads.decode(size_bytes, lambda: rows_of(bucket_id, data, first, last))
-                case DeleteSnapshot():
+                case actions.DeleteSnapshot():
                     if call.is_own or await self._is_deletable(call.bucket_id):
                         await self._storage.delete_bucket_snapshot(call.bucket_id)
-                case PutName():
+                case actions.PutName():
                     await self._context.cursor.update_properties(put={call.bucket_key: str(call.bucket_id)})
-                case RemoveName():
+                case actions.RemoveName():
                     await self._context.cursor.update_properties(remove=[call.bucket_key])
         return None
 
@@ -140,9 +123,9 @@ class TrackerCalls:
             return True
         return head.info.belongs_to(self._context.topic_name, self._context.cursor_name)
 
-    async def _merge(self, call: MergeSnapshots) -> Stored:
+    async def _merge(self, call: actions.MergeSnapshots) -> Stored:
         """Merge snapshots, all of whose rows are in memory meanwhile."""
-        data: list[tuple[MergeSource, Sequence[bytes]]] = []
+        data: list[tuple[actions.MergeSource, Sequence[bytes]]] = []
         for source in call.sources:
             if source.segment_count:
                 async with asyncio.timeout(self._config.operation_timeout_ms / 1_000):

@@ -1,14 +1,10 @@
 """When a dispatcher is to be told to look again: whenever an answer that made it wait is no longer true.
 
-A dispatcher waits because nothing was due, because what is due must wait for an earlier message that is still being
-loaded, or because reading was paused. A tracker keeps these answers as it gives them, and compares them, once in a
-turn of its loop, with what it would answer now. So it does not matter which rows left the index, and by which way:
-being told of a message ends when that message is no longer the first that is due.
+A dispatcher waits because nothing was due, because what is due must wait for an earlier message that is being loaded,
+or because reading was paused. A tracker keeps these answers, and compares them once a turn with what it would answer
+now. So it does not matter which rows left the index, and how.
 
     told of A ──► A is polled, refused, cleared, passed, put off ──► B is first: told of B
-
-Left out: news that are no change of these answers, as a ledger range that was recovered; a tracker tells those itself.
-Pure: no clock, no event loop.
 """
 
 from dataclasses import dataclass
@@ -26,9 +22,7 @@ class WakeUp:
     def wait_for_due(self) -> bool:
         """Count the dispatcher as waiting: it took what there was, or was answered that nothing is due.
 
-        Returns:
-            Whether it had been told of a message. If nothing is due all the same, as where the clock was put back, the
-            tracker has to look when that message is due again.
+        Return whether it had been told of a message: where the clock was put back, that is to be looked at again.
         """
         told_deliver_at_ms, self._told_deliver_at_ms = self._told_deliver_at_ms, None
         return told_deliver_at_ms is not None
@@ -36,8 +30,7 @@ class WakeUp:
     def wait_behind(self, withheld_ms: int | None) -> None:
         """Count the dispatcher as told that due messages from this time on have to wait, None for no such time.
 
-        Of several answers in one turn the first counts, as there may be several dispatchers: the index of a topic has
-        the dispatchers of all its subscriptions.
+        Of several answers in one turn the first counts: a shared index has several dispatchers.
         """
         if self._withheld_ms is None:
             self._withheld_ms = withheld_ms
@@ -47,11 +40,7 @@ class WakeUp:
         self._is_paused = self._is_paused or is_paused
 
     def is_wanted(self, *, deliver_at_ms: int | None, withheld_ms: int | None = None, is_paused: bool = False) -> bool:
-        """Return whether to tell the dispatcher, given what would be answered now; call once a turn.
-
-        That is the time of the first message that can be handed out, the time from which on due ones have to wait, and
-        whether reading is to pause.
-        """
+        """Return whether to tell the dispatcher, given what would be answered now; call once a turn."""
         is_due = deliver_at_ms is not None and deliver_at_ms != self._told_deliver_at_ms
         may_go_on = self._withheld_ms is not None and withheld_ms != self._withheld_ms
         is_unpaused = self._is_paused and not is_paused

@@ -165,7 +165,7 @@ def check_after(crashed: CoreLife, *, ends_with_clear: bool) -> None:
             life.offer(position[0])
     tracked = sum(len(life.core.tracked_in(ledger_id) or ()) for ledger_id in range(LEDGERS))
     assert tracked + len(life.handed_out) == len(wanted)
-    assert life.core.message_count == tracked
+    assert life.core.tracked.count == tracked
 
     life.poll(FIRST_DUE_MS * 2)
     life.go_on()

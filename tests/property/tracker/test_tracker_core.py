@@ -435,7 +435,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert named <= ids, "a property names no snapshot"
         # A create that took effect and failed leaves a snapshot that the sweep of the storage's owner finds.
         assert plan is not NO_FAULTS or ids <= named, "a snapshot has no owner"
-        assert self.core.message_count == len(self.tracked)
+        assert self.core.tracked.count == len(self.tracked)
         self.storage.plan = plan
 
     def rest(self) -> None:

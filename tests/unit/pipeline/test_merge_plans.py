@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from managed_ledger.cursors.cursor_properties import CursorName
 from pipeline.index.staging import StagingFolder, StagingWriter
 from pipeline.jobs.merge import plan_merges
+from pipeline.planning.merge_groups import groups_down_to
 from pipeline.planning.rules import RebuildRules
 from pipeline.tasks.bucket_rows import build_bucket
 from pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
@@ -19,7 +20,7 @@ from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
-from tracker.merge_windows import groups_down_to, window_to_merge
+from tracker.merge_windows import window_to_merge
 
 CURSOR = CursorName("t", "c")
 RULES = RebuildRules(now_ms=0, step_ms=1_000, rows_max=7)

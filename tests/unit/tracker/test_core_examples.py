@@ -162,7 +162,7 @@ def test_positions_that_no_bitmap_holds_are_refused_before_anything_changes(
         with pytest.raises(ValueError, match=f"{position[0]}:{position[1]}"):
             driver.core.add_messages([1, position[0]], [0, position[1]], [2_000, 2_000], now_ms=NOW_MS)
 
-    assert driver.core.message_count == 0
+    assert driver.core.tracked.count == 0
 
 
 def test_the_largest_ids_are_tracked(driver: Driver) -> None:
@@ -182,7 +182,7 @@ def test_columns_of_different_lengths_are_refused(driver: Driver) -> None:
 def test_a_position_added_twice_is_handed_out_once_at_the_earlier_time(driver: Driver) -> None:
     """Whichever time was given first."""
     driver.add((3_000, 1, 1), (2_000, 1, 1), (2_500, 1, 2), (2_600, 1, 2))
-    assert driver.core.message_count == 2
+    assert driver.core.tracked.count == 2
     driver.now_ms = 5_000
 
     assert driver.pop() == [(2_000, 1, 1), (2_500, 1, 2)]
@@ -274,7 +274,7 @@ def test_a_cap_seals_a_ledger_that_never_ends(runner: asyncio.Runner) -> None:
     driver.recover()
     driver.answer_all()
 
-    assert driver.core.message_count == 15
+    assert driver.core.tracked.count == 15
 
 
 def test_what_came_due_does_not_count_for_sealing(driver: Driver) -> None:
@@ -368,7 +368,7 @@ def test_a_late_ledger_that_no_bucket_has_gets_into_the_next_snapshot(driver: Dr
     driver.recover()
     driver.answer_all()
 
-    assert driver.core.message_count == 11
+    assert driver.core.tracked.count == 11
 
 
 def test_rows_that_were_acknowledged_before_they_were_loaded_keep_none_behind_them(runner: asyncio.Runner) -> None:
@@ -403,7 +403,7 @@ def test_far_rows_leave_memory_once_they_are_durable(driver: Driver) -> None:
     driver.plan()
     driver.answer_all()
 
-    assert driver.core.message_count == 8
+    assert driver.core.tracked.count == 8
     assert driver.core.loaded_row_count == 5
 
 
@@ -614,12 +614,12 @@ def test_a_refused_message_is_counted_no_more_where_its_segment_is_not_loaded(ru
     driver = Driver(runner, index_count_per_bucket_min=4)
     driver.add(*((NOW_MS + 60_000, 1, entry_id) for entry_id in range(4)), (NOW_MS + 90_000, 2, 0))
     driver.answer_all()
-    assert driver.core.message_count == driver.core.future_count(now_ms=NOW_MS) == 5
+    assert driver.core.tracked.count == driver.core.future_count(now_ms=NOW_MS) == 5
 
     assert driver.add((NOW_MS, 1, 0)) == [False]
 
     assert not driver.core.contains_message(1, 0)
-    assert driver.core.message_count == driver.core.future_count(now_ms=NOW_MS) == 4
+    assert driver.core.tracked.count == driver.core.future_count(now_ms=NOW_MS) == 4
     driver.now_ms += 60_000
     driver.plan()
     driver.answer_all()
@@ -661,7 +661,7 @@ def test_a_bucket_of_which_every_message_was_cancelled_is_deleted_at_once(
     cancel(driver, 3)
     driver.answer_all()
 
-    assert (driver.bucket_names, driver.core.message_count) == ([], 1)
+    assert (driver.bucket_names, driver.core.tracked.count) == ([], 1)
     assert driver.runner.run(driver.storage.list_bucket_snapshots()) == []
 
 
@@ -724,7 +724,7 @@ def test_a_bucket_that_is_recovered_with_nothing_left_is_deleted(runner: asyncio
     driver.recover()
     driver.answer_all()
 
-    assert (driver.bucket_names, driver.core.message_count) == ([], 0)
+    assert (driver.bucket_names, driver.core.tracked.count) == ([], 0)
 
 
 def test_what_is_added_below_the_mark_delete_position_gets_into_no_snapshot(driver: Driver) -> None:
@@ -732,12 +732,12 @@ def test_what_is_added_below_the_mark_delete_position_gets_into_no_snapshot(driv
     driver.core.trim(3)
     driver.add((50_000, 1, 7), *((50_000, 5, entry) for entry in range(5)), (60_000, 6, 0))
     driver.answer_all()
-    assert driver.core.message_count == 6
+    assert driver.core.tracked.count == 6
     driver.now_ms = 60_000
     driver.plan()
     driver.answer_all()
     assert [row[1] for row in driver.pop()] == [5] * 5 + [6]
-    assert driver.core.message_count == 0
+    assert driver.core.tracked.count == 0
 
 
 def test_the_messages_of_a_ledger_that_the_cursor_passes_count_no_more(
@@ -748,13 +748,13 @@ def test_the_messages_of_a_ledger_that_the_cursor_passes_count_no_more(
     driver.answer_all()
     driver.recover()
     driver.answer_all()
-    assert driver.core.message_count == 150
+    assert driver.core.tracked.count == 150
 
     driver.core.trim(3)
     driver.plan()
     driver.answer_all()
 
-    assert driver.core.message_count == 90
+    assert driver.core.tracked.count == 90
 
 
 def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:
@@ -810,7 +810,7 @@ def test_positions_that_entry_0_names_and_no_row_has_are_read_again(
     driver.answer_all()
 
     assert driver.core.pop_to_read_again() == {2: BitMap([2])}
-    assert driver.core.message_count == int(has_other_rows)
+    assert driver.core.tracked.count == int(has_other_rows)
     assert driver.cursor.properties == {}
 
 
@@ -836,7 +836,7 @@ def test_a_bucket_that_is_recovered_late_does_not_bring_back_what_was_delivered(
     driver.answer(second)
     driver.answer_all()
 
-    assert driver.core.message_count == 0
+    assert driver.core.tracked.count == 0
     assert driver.pop() == []
     driver.answer_all()
     assert driver.cursor.properties == {}
@@ -870,7 +870,7 @@ def test_malformed_properties_are_skipped_and_reported(driver: Driver) -> None:
     names = ("1_2_3", "4_4", "5_5", f"6_{2**63}")
     assert set(driver.named.malformed) == {f"{BUCKET_KEY_PREFIX}_{name}" for name in names}
     assert driver.named.malformed.items() <= driver.cursor.properties.items()
-    assert driver.core.message_count == 5
+    assert driver.core.tracked.count == 5
     assert good.items() <= driver.cursor.properties.items()
     driver.runner.run(delete_unnamed(driver.storage, driver.cursor.properties))
     assert len(driver.runner.run(driver.storage.list_bucket_snapshots())) == 2
@@ -914,7 +914,7 @@ def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Dri
 
     assert untracked == {n: BitMap([n]) for n in range(1, 6)}
     assert driver.core.pop_to_read_again() == {}
-    assert driver.core.message_count == 1
+    assert driver.core.tracked.count == 1
     assert driver.cursor.properties == {}
 
 
@@ -967,7 +967,7 @@ def test_a_bucket_below_the_mark_delete_position_is_deleted_unread(driver: Drive
     driver.answer_all()
 
     assert driver.bucket_names == ["6_10"]
-    assert driver.core.message_count == 5
+    assert driver.core.tracked.count == 5
 
 
 # Trimming, clearing, merging.
@@ -981,7 +981,7 @@ def test_trimmed_ledgers_are_dropped_also_from_segments_that_are_not_loaded(driv
     driver.core.trim(4)
     driver.plan()
     driver.answer_all()
-    assert driver.core.message_count == 3
+    assert driver.core.tracked.count == 3
     driver.now_ms = 60_000
     driver.plan()
     driver.answer_all()
@@ -996,11 +996,11 @@ def test_clearing_deletes_everything_and_keeps_what_is_added_meanwhile(driver: D
     driver.answer(persist)
 
     driver.core.clear()
-    assert driver.core.message_count == 0
+    assert driver.core.tracked.count == 0
     driver.add(*((70_000, n, n) for n in range(1, 7)))
     driver.answer_all()
 
-    assert driver.core.message_count == 6
+    assert driver.core.tracked.count == 6
     assert len(driver.cursor.properties) == len(driver.runner.run(driver.storage.list_bucket_snapshots())) == 1
 
 
@@ -1067,7 +1067,7 @@ def test_a_merge_that_meets_a_lost_source_gives_up_that_one_and_no_other(runner:
     driver.answer_all()
 
     assert len(driver.bucket_names) == 1
-    assert driver.core.message_count == 11
+    assert driver.core.tracked.count == 11
 
 
 def test_too_much_in_memory_pauses_reading_unless_something_is_due(runner: asyncio.Runner) -> None:
@@ -1135,5 +1135,5 @@ def test_the_latest_time_there_is_is_a_time(driver: Driver) -> None:
     driver.add(*[(2**63 - 1, ledger, 0) for ledger in range(1, 7)])
     driver.answer_all()
 
-    assert driver.core.message_count == 6
+    assert driver.core.tracked.count == 6
     assert driver.bucket_names == ["1_5"]

@@ -38,7 +38,7 @@ def test_a_position_that_was_handed_out_and_added_again_is_handed_out_again() ->
     assert _pop(core, 40, 2) == [(20, 2, 1), (25, 2, 2)]
     assert core.contains_message(1, 0)
     assert _pop(core, 40, 5) == [(30, 2, 3), (40, 1, 0)]
-    assert core.message_count == 0
+    assert core.tracked.count == 0
     check(core)
 
 
@@ -50,5 +50,5 @@ def test_a_position_that_two_buckets_have_is_handed_out_once() -> None:
     _add(core, (15, 1, 0), (30, 1, 2))
 
     assert _pop(core, 30, 10) == [(10, 1, 0), (20, 1, 1), (30, 1, 2)]
-    assert core.message_count == 0
+    assert core.tracked.count == 0
     check(core)
