@@ -82,5 +82,5 @@ def test_with_a_cap_every_row_gets_into_a_snapshot(
         while any(again.is_recovering(ledger_id) for ledger_id, _ in positions):
             world.settle(again)
 
-    assert again.message_count == len(positions)
+    assert again.tracked.count == len(positions)
     assert all(again.contains_message(*position) for position in positions)
