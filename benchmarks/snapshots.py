@@ -24,6 +24,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -312,7 +313,7 @@ async def compare(arguments: argparse.Namespace) -> None:
             path = folder / str(number)
             path.mkdir()
             contenders: dict[str, Contender] = {
-                "RocksDB": StoredOurs(lambda path=path: RocksDBBucketSnapshotStorage(path / "r"), segment_count),  # type: ignore[misc]
+                "RocksDB": StoredOurs(partial(RocksDBBucketSnapshotStorage, path / "r"), segment_count),
                 "plain files": StoredInFiles(path / "files", segment_count),
                 f"S3 + {arguments.latency_ms:g} ms": s3,
             }

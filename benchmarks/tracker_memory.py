@@ -167,6 +167,7 @@ async def add(folder: Path, law: str, ledgers: int) -> Figures:
             world.clock.now_ms = START_MS - ADDS_TAKE_MS + ADDS_TAKE_MS * ledger_id // ledgers
             # A publisher that is faster than the storage is asked to wait.
             sealing = tracker._core.with_rows
+            # Polled, as nothing of the tracker's is to run for a measurement.
             while sum(len(one.rows) for one in sealing.values() if one.rows is not None) > UNSEALED_ROWS_MAX:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             if ledger_id % 20 == 0:

@@ -152,7 +152,7 @@ def test_refused_offers_are_no_defect() -> None:
     run_virtually(story())
 
 
-def test_a_defect_of_a_shared_index_is_told_to_every_subscription() -> None:
+def test_a_defect_of_a_shared_index_is_told_to_every_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         storage = MemoryBucketSnapshotStorage()
         await storage.start()
@@ -171,7 +171,7 @@ def test_a_defect_of_a_shared_index_is_told_to_every_subscription() -> None:
         def broken(*_: object) -> None:
             raise IndexError("a defect")
 
-        views[0].receive = broken  # type: ignore[method-assign]
+        monkeypatch.setattr(views[0], "receive", broken)
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         await asyncio.sleep(2)
         # By now the index has told its views; it gives them the rows when one of them polls.
