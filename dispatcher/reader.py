@@ -29,7 +29,7 @@ from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Clock, Int64Array
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.positions import is_in_bitmap, ledger_bitmaps, ledger_groups
+from tracker.columns.positions import is_in, ledger_bitmaps
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
 logger = logging.getLogger(__name__)
@@ -403,9 +403,7 @@ class Reader:
         """Leave out what another subscription has had tracked since the read began; the tracker will give it."""
         if self.tracker is None:
             return headers
-        is_tracked = np.zeros(len(headers), np.bool_)
-        for ledger_id, rows in ledger_groups(headers.ledger_ids):
-            is_tracked[rows] = is_in_bitmap(headers.entry_ids[rows], self.tracker.tracked_in(ledger_id))
+        is_tracked = is_in(self.tracker.tracked_in, headers.ledger_ids, headers.entry_ids)
         return headers.where(~is_tracked) if is_tracked.any() else headers
 
     def _note_undelayed(self, headers: EntryHeaders) -> None:

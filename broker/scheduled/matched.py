@@ -22,7 +22,7 @@ from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries
 from managed_ledger.value_types import Int64Array, Mask
-from tracker.columns.positions import is_in_bitmap, ledger_groups
+from tracker.columns.positions import is_in
 
 _IDS_PER_LOOK: Final = 64
 """Ids that are found between two looks at the clock."""
@@ -71,10 +71,7 @@ class Matched:
     def count_in(self, entries: Entries) -> int:
         """Return how many of the messages are among some entries."""
         rows = self.rows
-        return sum(
-            int(np.count_nonzero(is_in_bitmap(rows.entry_ids[group], entries.get(ledger_id))))
-            for ledger_id, group in ledger_groups(rows.ledger_ids)
-        )
+        return int(np.count_nonzero(is_in(entries.get, rows.ledger_ids, rows.entry_ids)))
 
 
 async def match_ids(schedule: TopicSchedule, ids: Sequence[Position], on_damaged: OnDamaged) -> Matched:

@@ -26,7 +26,7 @@ def in_log(rows: DelayedIndexes, headers: EntryHeaders) -> NDArray[np.bool_]:
         return np.ones(len(rows), np.bool_)
     found = PositionSet()
     found.add(headers.ledger_ids, headers.entry_ids)
-    return is_in(found.bitmaps, rows.ledger_ids, rows.entry_ids)
+    return is_in(found.bitmaps.get, rows.ledger_ids, rows.entry_ids)
 
 
 def is_future(headers: EntryHeaders, *, now_ms: int, delays_through: Position = AFTER_EVERYTHING) -> NDArray[np.bool_]:

@@ -235,7 +235,7 @@ class ReadPlan:
                 end = Position(unscanned.through.ledger_id, unscanned.through.entry_id + 1)
                 is_ahead &= ~is_at_or_behind(ledger_ids, entry_ids, end)
             is_unread |= is_ahead
-        return ~is_unread | is_in(self.taken_early.bitmaps, ledger_ids, entry_ids)
+        return ~is_unread | is_in(self.taken_early.bitmaps.get, ledger_ids, entry_ids)
 
     def taken_early_in(self, ledger_id: int) -> BitMap | None:
         """Return what a scan of the ledger passes over although the tracker no longer has it."""

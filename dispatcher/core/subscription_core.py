@@ -140,7 +140,7 @@ class SubscriptionCore(ABC):
         """Return which of these entries are put aside; None where none is."""
         if not self._damaged:
             return None
-        return is_in(self.damaged(), ledger_ids, entry_ids)
+        return is_in(self.damaged_in, ledger_ids, entry_ids)
 
     def _deliverable(self, headers: EntryHeaders) -> EntryHeaders:
         """Leave out entries that are acknowledged, and those that are put aside."""

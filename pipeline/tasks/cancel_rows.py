@@ -24,7 +24,7 @@ from snapshot_storage.encoding.codec import (
 )
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import ENTRY_ID_MAX
-from tracker.columns.positions import bitmap_of, is_in_bitmap, ledger_groups
+from tracker.columns.positions import bitmap_of, is_in, ledger_groups
 
 POSITION_COLUMNS = ("topic", "ledger_id", "entry_id")
 
@@ -124,9 +124,7 @@ def without(segments: Sequence[bytes], gone: Mapping[int, BitMap]) -> RemainingB
     kept_parts, removed_count = [], 0
     for number, segment in enumerate(segments, start=1):
         rows = decode_segment(segment, entry=number)
-        is_gone = np.zeros(len(rows), np.bool_)
-        for ledger_id, group in ledger_groups(rows.ledger_ids):
-            is_gone[group] = is_in_bitmap(rows.entry_ids[group], gone.get(ledger_id))
+        is_gone = is_in(gone.get, rows.ledger_ids, rows.entry_ids)
         kept = rows.take(~is_gone)
         removed_count += len(rows) - len(kept)
         if len(kept):

@@ -319,7 +319,7 @@ TRACKER: Final = [
     Mutant(
         "others-acknowledged-it",
         "tracker/shared/shared_index.py",
-        "        rows = rows.take(is_wanted)\n",
+        "        rows = rows.take(~is_in(self._cursor.acknowledged_in, rows.ledger_ids, rows.entry_ids))\n",
         "",
         "shared index: a view keeps what its subscription has acknowledged",
     ),

@@ -1,7 +1,7 @@
 """Positions as columns, and as Roaring bitmaps of entry ids by ledger: from one to the other, and which are in both."""
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -80,11 +80,13 @@ def is_in_bitmap(entry_ids: Int64Array, bitmap: BitMap | None) -> NDArray[np.boo
     return np.isin(entry_ids, np.frombuffer(found.to_array(), np.uint32))
 
 
-def is_in(bitmaps: Mapping[int, BitMap], ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
-    """Return which rows have their position in these bitmaps."""
+def is_in(
+    bitmap_of_ledger: Callable[[int], BitMap | None], ledger_ids: Int64Array, entry_ids: Int64Array
+) -> NDArray[np.bool_]:
+    """Return which rows have their position in the bitmap of their ledger; each is asked for once."""
     is_there = np.zeros(len(ledger_ids), np.bool_)
-    for ledger_id, rows in ledger_groups(ledger_ids) if bitmaps else ():
-        bitmap = bitmaps.get(ledger_id)
-        if bitmap is not None:
+    for ledger_id, rows in ledger_groups(ledger_ids):
+        bitmap = bitmap_of_ledger(ledger_id)
+        if bitmap:
             is_there[rows] = is_in_bitmap(entry_ids[rows], bitmap)
     return is_there

@@ -259,7 +259,7 @@ def first_tracked_row(queues: Sequence[RowQueue], through: RowKey, tracked: Mapp
         due = run.rows.slice(0, row_count_through(run.rows, through))
         while stale < len(due):
             part = due.slice(stale, stale + row_count)
-            is_tracked = is_in(tracked, part.ledger_ids, part.entry_ids)
+            is_tracked = is_in(tracked.get, part.ledger_ids, part.entry_ids)
             if is_tracked.any():
                 stale += int(is_tracked.argmax())
                 key = key_of(due, stale)

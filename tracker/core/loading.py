@@ -115,7 +115,7 @@ def on_loaded(state: TrackerState, bucket: ImmutableBucket, call: LoadSegments, 
     bucket.loaded_spans = bucket.table.spans_of(call.last_segment)
     if len(rows):
         bucket.loaded_key = key_of(rows, -1)
-    is_tracked = is_in(state.tracked.bitmaps, rows.ledger_ids, rows.entry_ids)
+    is_tracked = is_in(state.tracked.bitmaps.get, rows.ledger_ids, rows.entry_ids)
     if not is_tracked.all():
         rows = rows.take(is_tracked)
     state.loaded.push_sorted(rows)

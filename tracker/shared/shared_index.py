@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-import numpy as np
 from numpy.typing import ArrayLike
 from pyroaring import BitMap
 
@@ -30,7 +29,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.columns.offers import check_acknowledged, check_offer, columns_of
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import is_in, is_in_bitmap, ledger_groups
+from tracker.columns.positions import is_in
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.columns.row_queue import RowQueue, first_tracked_row, pop_tracked
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
@@ -100,9 +99,7 @@ class SharedDelayedIndex:
         # The subscription may have gone back: the tracker keeps nothing of ledgers that it takes to be passed.
         self.refresh()
         self.tell_lost()
-        was_indexed = np.zeros(len(rows), np.bool_)
-        for ledger_id, group in ledger_groups(rows.ledger_ids):
-            was_indexed[group] = is_in_bitmap(rows.entry_ids[group], self.tracker.tracked_in(ledger_id))
+        was_indexed = is_in(self.tracker.tracked_in, rows.ledger_ids, rows.entry_ids)
         is_indexed = self.tracker.add_messages(rows.ledger_ids, rows.entry_ids, rows.deliver_at_ms)
         is_refused = was_indexed & ~is_indexed & (rows.deliver_at_ms >= 0)
         if is_refused.any():
@@ -176,12 +173,8 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def receive(self, rows: DelayedIndexes) -> None:
         """Take rows that left the index, without those that the subscription has acknowledged."""
-        first = self._cursor.mark_delete_position.ledger_id
-        is_wanted = rows.ledger_ids >= first
-        for ledger_id, group in ledger_groups(rows.ledger_ids):
-            if ledger_id >= first:
-                is_wanted[group] &= ~is_in_bitmap(rows.entry_ids[group], self._cursor.acknowledged_in(ledger_id))
-        rows = rows.take(is_wanted)
+        rows = rows.take(rows.ledger_ids >= self._cursor.mark_delete_position.ledger_id)
+        rows = rows.take(~is_in(self._cursor.acknowledged_in, rows.ledger_ids, rows.entry_ids))
         self._to_read_again.discard(rows.ledger_ids, rows.entry_ids)
         self._queued.add(rows.ledger_ids, rows.entry_ids)
         if self._behind or len(self._due) + len(rows) > self._index.row_count_max:
@@ -211,7 +204,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._check_open("add messages")
         ledgers, entries, deliver_at_ms = columns_of(ledger_ids, entry_ids, deliver_ats)
         self._to_read_again.discard(ledgers, entries)
-        is_tracked = is_in(self._queued.bitmaps, ledgers, entries)
+        is_tracked = is_in(self._queued.bitmaps.get, ledgers, entries)
         if not is_tracked.all():
             rows = DelayedIndexes(deliver_at_ms, ledgers, entries).take(~is_tracked)
             is_tracked[~is_tracked] = self._index.add(rows, self)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from pyroaring import BitMap
 
 from managed_ledger.entries.headers import EntryHeaders
-from tracker.columns.positions import is_in, ledger_groups
+from tracker.columns.positions import is_in
 
 
 class Acknowledgements(Protocol):
@@ -39,12 +39,5 @@ NOTHING_ACKNOWLEDGED: Final[Acknowledgements] = _Nothing()
 
 def not_acknowledged(headers: EntryHeaders, cursor: Acknowledgements) -> EntryHeaders:
     """Return the headers of entries that still need a delivery, in their order."""
-    acknowledged: dict[int, BitMap] = {}
-    for ledger_id, _ in ledger_groups(headers.ledger_ids):
-        entry_ids = cursor.acknowledged_in(ledger_id)
-        if entry_ids:
-            acknowledged[ledger_id] = entry_ids
-    if not acknowledged:
-        return headers
-    is_acknowledged = is_in(acknowledged, headers.ledger_ids, headers.entry_ids)
+    is_acknowledged = is_in(cursor.acknowledged_in, headers.ledger_ids, headers.entry_ids)
     return headers.where(~is_acknowledged) if is_acknowledged.any() else headers

@@ -334,7 +334,7 @@ def test_a_set_of_positions_answers_for_columns(entry_ids: list[int]) -> None:
 
     expected = [entry_id in (1, 5) for entry_id in entry_ids]
 
-    assert is_in(positions.bitmaps, ledger_ids, column).tolist() == expected
+    assert is_in(positions.bitmaps.get, ledger_ids, column).tolist() == expected
     assert is_in_bitmap(column, BitMap([1, 5])).tolist() == expected
     positions.discard(ledger_ids, column)
     assert len(positions) == 1 + 2 - len({1, 5} & set(entry_ids))
