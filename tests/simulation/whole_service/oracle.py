@@ -825,7 +825,10 @@ class Oracle:
             deliver_at_ms > now_ms + self._tick_ms and not self._were_delays_off(self.entries[key])
             for deliver_at_ms, key in rows
         )
-        return least, sum(deliver_at_ms > now_ms - self._precision_ms for deliver_at_ms, _ in rows)
+        # An index with a later time than the log counts a message until then.
+        return least, sum(
+            deliver_at_ms > now_ms - self._precision_ms or key in self.indexed_late for deliver_at_ms, key in rows
+        )
 
     def backlog(self, sub: SubscriptionModel) -> int:
         """Return how many committed entries are not acknowledged."""
