@@ -262,8 +262,8 @@ def test_a_core_install_embeds_a_tracker(wheel: Path, tmp_path: Path) -> None:
     check_imports(environment, None)
     for program, output in (
         ("from postdate import *", ""),
-        ("import postdate; postdate.S3BucketSnapshotStorage('b')", "pip install 'postdate[s3]'"),
-        ("import postdate; postdate.RocksDBBucketSnapshotStorage('b')", "pip install 'postdate[rocksdb]'"),
+        ("import postdate; postdate.S3BucketSnapshotStorage('b')", f"pip install '{wheel}[s3]'"),
+        ("import postdate; postdate.RocksDBBucketSnapshotStorage('b')", f"pip install '{wheel}[rocksdb]'"),
     ):
         assert output in environment.run("-c", program).stderr
     for page in PAGES:
@@ -276,7 +276,7 @@ def test_a_core_install_embeds_a_tracker(wheel: Path, tmp_path: Path) -> None:
         assert types.returncode == 0, types.stdout
     assert (command.returncode, command.stderr) == (
         2,
-        "postdate: click is not installed: pip install 'postdate[service]'\n",
+        f"postdate: click is not installed: pip install '{wheel}[service]'\n",
     )
     packages = {path.name.partition("-")[0] for path in environment.bin.parent.glob("lib/*/site-packages/*.dist-info")}
     assert packages == {"postdate", "numpy", "protobuf", "pyroaring"}
