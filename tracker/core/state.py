@@ -27,8 +27,6 @@ class TrackerState:
         """How early messages may be handed out: the tick, or 0 where times are strict."""
         self.first_ledger_id = NO_LEDGER
         """Ledgers below it are passed by the cursor."""
-        self.tracked = PositionSet()
-        """Whether a message is tracked: the truth for every question, the count, and hand-out."""
         self.gone = PositionSet()
         """Handed out or refused while a bucket that may name them too is RECOVERING: its head must not bring them."""
         self.to_read_again = PositionSet()
@@ -70,6 +68,11 @@ class TrackerState:
         """Before the next merge, after one that failed."""
         self.losses: list[tuple[str, str]] = []
         """Key and reason of buckets that were given up, for the log."""
+
+    @property
+    def tracked(self) -> PositionSet:
+        """Whether a message is tracked: the truth for every question, the count, and hand-out."""
+        return self.added.tracked()
 
     @property
     def queues(self) -> list[RowQueue]:
