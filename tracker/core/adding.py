@@ -61,7 +61,8 @@ def _add_first(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms
         if deliver_at_ms >= 0:
             refuse(state, ledger_id, BitMap((entry_id,)))
         return False
-    added, room = state.added, make_room(state, ledger_id)
+    room = make_room(state, ledger_id)
+    added = state.added
     # Positions that are to be read again are offered one by one, and each is counted off.
     added.room = 1 if state.to_read_again else min(SINGLES_MAX, room)
     state.to_read_again.subtract(ledger_id, BitMap((entry_id,)))
@@ -107,7 +108,8 @@ def make_room(state: TrackerState, ledger_id: int) -> int:
     has_enough = row_count >= state.config.index_count_per_bucket_min
     if row_count >= added.row_count_max or (is_next and (has_enough or not _has_name_with(state, ledger_id))):
         seal(state)
-    added.queue()
+    added = state.added
+    state.added_rows()
     if ledger_id != added.ledger_id:
         added.ledger_id = ledger_id
         is_first = added.first_ledger_id == NO_LEDGER

@@ -12,12 +12,7 @@ removed. A crash in between leaves a snapshot without a name, which the owner's 
 from dataclasses import dataclass, field
 from enum import Enum
 
-import numpy as np
-from pyroaring import BitMap
-
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.columns.row_queue import RowQueue
 from tracker.columns.segment_table import SegmentTable
@@ -130,34 +125,10 @@ class LastMutableBucket:
     times: list[int] = field(default_factory=list)
     entry_ids: list[int] = field(default_factory=list)
     """Time and entry of messages of that ledger that were added one by one and are not among the rows yet."""
-    _tracked: PositionSet = field(default_factory=PositionSet)
-    _bit_count: int = 0
+    bit_count: int = 0
     """How many of those messages have their bit: the others get it when anybody asks."""
     room: int = 0
     """How many may be added one by one before anything else is looked at."""
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.times)
-
-    def tracked(self) -> PositionSet:
-        """Return all that the tracker tracks, in whichever bucket, for reading and for changes."""
-        if self._bit_count < len(self.entry_ids):
-            self._tracked.unite(self.ledger_id, BitMap(self.entry_ids[self._bit_count :]))
-            self._bit_count = len(self.entry_ids)
-        return self._tracked
-
-    def queue(self) -> RowQueue:
-        """Return all rows."""
-        if self.times:
-            self.tracked()
-            ledger_ids = np.full(len(self.times), self.ledger_id)
-            self.rows.push_rows(DelayedIndexes.of(self.times, ledger_ids, self.entry_ids))
-            self.times, self.entry_ids, self._bit_count = [], [], 0
-        self.room = 0
-        return self.rows
-
-    def begin_anew(self) -> RowQueue:
-        """Return all rows, and have none from now on."""
-        rows, self.rows = self.queue(), RowQueue()
-        self.first_ledger_id = self.last_ledger_id = self.ledger_id = NO_LEDGER
-        return rows
