@@ -126,7 +126,7 @@ class LastMutableBucket:
     entry_ids: list[int] = field(default_factory=list)
     """Time and entry of messages of that ledger that were added one by one and are not among the rows yet."""
     bit_count: int = 0
-    """How many of those messages have their bit: the others get it when anybody asks."""
+    """How many of those messages have a bit: `TrackerState.tracked` sets the bits of the others."""
     room: int = 0
     """How many may be added one by one before anything else is looked at."""
 
