@@ -286,11 +286,11 @@ DISPATCHER: Final = [
 
 TRACKER: Final = [
     Mutant(
-        "told-once",
-        "tracker/shell/wake_up.py",
-        "        is_due = deliver_at_ms is not None and deliver_at_ms != self._told_deliver_at_ms\n",
-        "        is_due = deliver_at_ms is not None and self._told_deliver_at_ms is None\n",
-        "a dispatcher that was told of a message that left another way is told of no other",
+        "known-and-not-told",
+        "tracker/shell/core_tracker.py",
+        "        is_wanted, self._is_news = is_wanted or self._is_news, False\n",
+        "        self._is_news = False\n",
+        "a missing wake-up: a dispatcher is not told that a ledger is known again, or that messages are to be read again",
     ),
     Mutant(
         "timer-without-turn",
