@@ -286,13 +286,6 @@ DISPATCHER: Final = [
 
 TRACKER: Final = [
     Mutant(
-        "told-once",
-        "tracker/shell/wake_up.py",
-        "        is_due = deliver_at_ms is not None and deliver_at_ms != self._told_deliver_at_ms\n",
-        "        is_due = deliver_at_ms is not None and self._told_deliver_at_ms is None\n",
-        "a dispatcher that was told of a message that left another way is told of no other",
-    ),
-    Mutant(
         "timer-without-turn",
         "tracker/shell/next_turn.py",
         "        self.set_timer(None)\n        self.want()\n",
