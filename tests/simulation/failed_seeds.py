@@ -69,7 +69,7 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(2014724702, "the simulation itself took a copy for hidden from a subscription that is being made"),
     FailedSeed(2846499301, "of two cancellations at the same time out of batches the first was forgotten"),
     FailedSeed(2846499362, "a newcomer's bound was behind entries of ledgers that were being written"),
-    FailedSeed(1023243930, "entries that the index gave too early let go others before the tracker had given what is due"),
+    FailedSeed(1023243930, "what the index gave too early let others go before what the tracker still had"),
     FailedSeed(190877992, "the simulation itself mixed up two copies of one message that were shifted together"),
     FailedSeed(722476499, "the index had forgotten what it tracked when the scan came: it was sent twice"),
     FailedSeed(711543929, "a tracker whose dispatcher had nothing to read read the same positions again and again"),
