@@ -286,13 +286,6 @@ DISPATCHER: Final = [
 
 TRACKER: Final = [
     Mutant(
-        "known-and-not-told",
-        "tracker/shell/core_tracker.py",
-        "        is_wanted, self._is_news = is_wanted or self._is_news, False\n",
-        "        self._is_news = False\n",
-        "a missing wake-up: a dispatcher is not told that a ledger is known again, or that messages are to be read again",
-    ),
-    Mutant(
         "timer-without-turn",
         "tracker/shell/next_turn.py",
         "        self.set_timer(None)\n        self.want()\n",

@@ -387,7 +387,7 @@ def test_a_snapshot_that_its_tracker_does_not_name_goes_when_a_second_list_finds
 def test_what_a_tracker_stored_when_another_took_its_place_goes(
     world: UntrackedWorld, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """A create takes effect when nobody waits for its answer any more; no call has failed before."""
+    """The create of the first one takes effect when no caller waits for its answer; no call has failed before."""
     monkeypatch.setattr(snapshot_sweep, "UNNAMED_S_MIN", 0.0)
 
     async def story() -> None:
