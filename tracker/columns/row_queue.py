@@ -184,6 +184,9 @@ def pop_tracked(queues: Sequence[RowQueue], tracked: PositionSet, through: RowKe
         is_tracked = tracked.take(rows.ledger_ids, rows.entry_ids)
         parts.append(rows if is_tracked.all() else rows.take(is_tracked))
         limit -= len(parts[-1])
+        if not is_tracked.all():
+            # A small poll would pass over many stale rows in many small steps.
+            first_tracked_row(queues, through, tracked.bitmaps)
     return DelayedIndexes.concatenate(parts)
 
 
