@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md, the pages and docstrings name tests for what they say: they exist. Words have one meaning."""
+"""ARCHITECTURE.md, the pages and docstrings name tests for what they say: they exist. Names have one meaning."""
 
 import ast
 import io

@@ -731,7 +731,7 @@ class Simulation:
 
 
 def _cursor_name(sub: SubscriptionModel) -> str:
-    """Return the name of a subscription's cursor, also for a product that has no function for it (`before_fixes`)."""
+    """Return the name of a subscription's cursor."""
     return quote(sub.name, safe="")
 
 
