@@ -130,8 +130,8 @@ DISPATCHER: Final = [
     Mutant(
         "due-and-acknowledged",
         "dispatcher/core/intake.py",
-        "        headers = self._deliverable_now(headers)\n        if not self.held_due or not len(headers):",
-        "        if not self.held_due or not len(headers):",
+        "        headers = self._deliverable_now(headers)\n        is_next = not self.held_due",
+        "        is_next = not self.held_due",
         "what the tracker gives is let in without asking what was acknowledged while its headers were read",
     ),
     Mutant(
