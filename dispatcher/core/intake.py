@@ -10,7 +10,8 @@ lost with a snapshot. So entries that fell due during an outage come out in orde
 by their number.
 
 The tracker gives a position at the time that the index has. An entry that is not due by its header is not delivered
-then: it goes back to the tracker, at the header's time (`index_times`).
+then: it goes back to the tracker, at the header's time (`index_times`). One that is due by now, and has an earlier time
+in the index than in its header, is held until the tracker has given what is due before it.
 
 Whether an entry is acknowledged is asked in one place, `_deliverable_now`: when an entry is taken in, and when a held
 one is admitted. From then on an acknowledgement finds the entry where it waits (`queues/waiting.py`), or at its
