@@ -86,4 +86,5 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(4, "a subscription of a shared index that read again what was too many in memory was sent it early"),
     FailedSeed(1351370623, "a merge kept a row that had been handed out, and not the one that was still to come"),
     FailedSeed(3215921987, "what a view of a shared index had given was sent again to the consumer that held it"),
+    FailedSeed(4002001513, "the simulation itself took rows that wait for their snapshots for rows of segments"),
 ]
