@@ -10,7 +10,7 @@ from broker.admin.web import WebPort
 from broker.clients.connection import Connection
 from broker.clients.requests import HANDLERS
 from broker.configuration.config import BrokerConfig, settings
-from broker.network.listener import Listener, Port, limit_tls_buffers, listen
+from broker.network.listener import Listener, Port, listen
 from broker.service.service import Service
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ def open_tls(config: BrokerConfig) -> "ServerTls | None":
     # Imported late: a service without TLS needs none of it.
     from broker.network.tls import ServerTls, TlsFileError
 
-    limit_tls_buffers()
     try:
         return ServerTls(config.tls)
     except TlsFileError as error:

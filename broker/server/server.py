@@ -39,7 +39,7 @@ from broker.service.scheduler import Housekeeping, Job
 from broker.service.service import TASKS_SHARE, Service
 from broker.service.snapshot_storages import tell_of_put_aside
 from broker.topics.limits import ConnectionController
-from broker.tuning import TRIM_INTERVAL_S, trim_of_c_library
+from broker.tuning import FREEZE_INTERVAL_S, TRIM_INTERVAL_S, OldObjects, trim_of_c_library
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,8 @@ async def serve(
             jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
             trim = partial(asyncio.to_thread, trim_of_c_library())
             jobs.append(Job("give memory back", TRIM_INTERVAL_S, trim))
+            old_objects = OldObjects(lambda: (service.opened_total, service.ended_total))
+            jobs.append(Job("spare old objects", FREEZE_INTERVAL_S, old_objects.freeze))
             jobs.append(Job("watchdog", manager.watchdog_interval_s, manager.note_alive, is_time_limit=True))
             if tls is not None:
                 jobs.append(Job("certificates", config.tls.refresh_interval_s, partial(asyncio.to_thread, tls.refresh)))

@@ -107,6 +107,10 @@ class Service:
         """Tells of steps of the wall clock, once `Housekeeping` has started it."""
         self.server_version = f"Postdate {version('postdate')}"
         self.connections: set[ClientLink] = set()
+        self.opened_total = 0
+        """Topics that were opened since the start."""
+        self.ended_total = 0
+        """Connections that have ended and topics that were closed."""
         self.refusal_log = RefusalLog()
         """The lines about clients that are refused again and again."""
         self.publish_buffer = PublishBuffer(config.publish_buffer_bytes_max)
@@ -231,6 +235,7 @@ class Service:
         # At once: a producer that has this topic in hand must get no receipt for what is deleted.
         topic.fence()
         del self.topics[topic.name]
+        self.ended_total += 1
         self.catalog.forget(topic.ledger.name)
         task = self._closing[topic.name] = self.spawn(ending)
         task.add_done_callback(lambda _: self._closing.pop(topic.name))
@@ -498,6 +503,7 @@ class Service:
         try:
             topic = await self._opener.open(name)
             self.topics[name] = topic
+            self.opened_total += 1
             before = self.resting.take(name)
             if before is not None:
                 topic.continue_counters(before)

@@ -1,11 +1,14 @@
 """The settings that the service makes for its process."""
 
 import ctypes
+import gc
+from collections.abc import Iterator
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
-from broker.tuning import trim_of_c_library
+from broker.tuning import FROZEN_TOPICS_MAX, FROZEN_TOPICS_MIN, THAWED_ENDINGS_MIN, OldObjects, trim_of_c_library
 
 
 def resident_bytes() -> int:
@@ -39,3 +42,53 @@ def test_without_glibc_nothing_is_loaded_or_done(lacking: type[Exception], monke
     trim_of_c_library()()
 
     assert asked == ["libc.so.6"]
+
+
+class Node:
+    """An object that may be part of a cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Freezing is the whole process's."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_topics_are_frozen_when_openings_have_become_quiet_or_are_very_many() -> None:
+    counted = [0, 0]
+    old = OldObjects(lambda: (counted[0], counted[1]))
+    frozen = []
+    for more in (FROZEN_TOPICS_MIN - 1, 0, 1, 0, FROZEN_TOPICS_MAX - 1, 1):
+        gc.unfreeze()
+        counted[0] += more
+        old.freeze()
+        # A few are frozen as Python starts.
+        frozen.append(gc.get_freeze_count() > 10_000)
+
+    assert frozen == [False, False, False, True, False, True]
+
+
+@pytest.mark.usefixtures("thawed")
+def test_garbage_is_not_frozen_and_what_became_garbage_frozen_is_found_after_many_ends() -> None:
+    counted = [0, 0]
+    old = OldObjects(lambda: (counted[0], counted[1]))
+
+    def freeze(ended: int) -> None:
+        counted[:] = [counted[0] + FROZEN_TOPICS_MAX, ended]
+        old.freeze()
+
+    garbage, kept = Node(), Node()
+    of_garbage, of_kept = ref(garbage), ref(kept)
+    del garbage
+    freeze(0)
+    assert of_garbage() is None
+    del kept
+    freeze(THAWED_ENDINGS_MIN - 1)
+    assert of_kept() is not None
+    freeze(THAWED_ENDINGS_MIN)
+    assert of_kept() is None
