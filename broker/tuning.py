@@ -45,19 +45,16 @@ Sealing and loading go through megabytes of columns and protobuf in threads, and
 of the threads, where it looks like memory that the index takes.
 """
 
-COLLECTION_THRESHOLDS: Final = (10_000, 10, 10)
-"""How many new objects begin a collection of these, after how many of them ten times as many are looked at, and after
-how many of those all that are not frozen. 10,000 take 2 ms; with Python's own 700, each opening of a topic begins some.
-"""
+COLLECTION_THRESHOLDS: Final = (10_000, 10, 1_000_000)
+"""How many new objects begin a collection of these, 2 ms, and after how many of them ten times as many are looked at.
+With Python's own 700, each opening of a topic begins some. A full collection comes before a freeze alone."""
 
 FREEZE_INTERVAL_S: Final = 1.0
-"""How often the service looks whether topics were opened since it froze what there is."""
+"""How often the service looks whether there is much that is not frozen."""
 
-FROZEN_TOPICS_MIN: Final = 100
-"""Fewer new topics are left to the collector: it looks at their 200 objects each in 1 ms."""
-
-FROZEN_TOPICS_MAX: Final = 1_000
-"""So many new topics are frozen while others are still being opened: the collection before that takes 40 ms."""
+FROZEN_COLLECTIONS_MAX: Final = 3
+"""After so many collections of 100,000 new objects these are frozen while more come, as thousands of topics are opened:
+the collection before that takes 50 ms. After one they are frozen when no more come."""
 
 THAWED_ENDINGS_MIN: Final = 10_000
 """After so many connections and topics have ended, frozen objects are looked at once more.
@@ -86,32 +83,38 @@ def tune_process() -> None:
 
 
 class OldObjects:
-    """Exempts topics from collections of garbage once they are open.
+    """Exempts objects that stay from collections of garbage, once openings of topics have become quiet.
 
     Args:
-        counted: Gives how many topics have been opened, and how many topics and connections have ended.
+        ended: Gives how many topics and connections have ended.
     """
 
-    def __init__(self, counted: Callable[[], tuple[int, int]]) -> None:
-        self._counted = counted
-        self._opened_before = 0
-        self._opened_frozen = 0
-        self._ended_thawed = 0
+    def __init__(self, ended: Callable[[], int]) -> None:
+        self._ended = ended
+        self._frozen_at = self._before = _middle_collections()
+        self._thawed_at = 0
 
     def freeze(self) -> None:
-        """Freeze what there is, if many topics were opened and no more are, or very many; call it periodically."""
-        opened, ended = self._counted()
-        new, is_quiet = opened - self._opened_frozen, opened == self._opened_before
-        self._opened_before = opened
-        if new < FROZEN_TOPICS_MIN or not (is_quiet or new >= FROZEN_TOPICS_MAX):
+        """Freeze what there is, if much is new and no more comes, or very much is; call it periodically."""
+        collections = _middle_collections()
+        new, is_quiet = collections - self._frozen_at, collections == self._before
+        self._before = collections
+        if not new or not (is_quiet or new >= FROZEN_COLLECTIONS_MAX):
             return
-        if ended - self._ended_thawed >= THAWED_ENDINGS_MIN:
+        ended = self._ended()
+        if ended - self._thawed_at >= THAWED_ENDINGS_MIN:
             gc.unfreeze()
-            self._ended_thawed = ended
+            self._thawed_at = ended
         # Garbage that was frozen would stay.
         gc.collect()
         gc.freeze()
-        self._opened_frozen = opened
+        self._frozen_at = self._before = _middle_collections()
+
+
+def _middle_collections() -> int:
+    """Return how often Python has looked at the objects that had survived one collection."""
+    collections: int = gc.get_stats()[1]["collections"]
+    return collections
 
 
 def trim_of_c_library() -> Callable[[], None]:

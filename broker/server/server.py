@@ -114,7 +114,7 @@ async def serve(
             jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
             trim = partial(asyncio.to_thread, trim_of_c_library())
             jobs.append(Job("give memory back", TRIM_INTERVAL_S, trim))
-            old_objects = OldObjects(lambda: (service.opened_total, service.ended_total))
+            old_objects = OldObjects(lambda: service.ended_total)
             jobs.append(Job("spare old objects", FREEZE_INTERVAL_S, old_objects.freeze))
             jobs.append(Job("watchdog", manager.watchdog_interval_s, manager.note_alive, is_time_limit=True))
             if tls is not None:
@@ -122,7 +122,7 @@ async def serve(
             housekeeping = Housekeeping(jobs, service.clock_watch)
             try:
                 housekeeping.start()
-                service.spawn(service.survey_topics())
+                service.spawn(service.resting.visit_unknown())
                 service.spawn(asyncio.to_thread(tell_of_put_aside, config))
                 announce()
                 manager.note_ready()

@@ -8,7 +8,7 @@ from weakref import ref
 
 import pytest
 
-from broker.tuning import FROZEN_TOPICS_MAX, FROZEN_TOPICS_MIN, THAWED_ENDINGS_MIN, OldObjects, trim_of_c_library
+from broker.tuning import FROZEN_COLLECTIONS_MAX, THAWED_ENDINGS_MIN, OldObjects, trim_of_c_library
 
 
 def resident_bytes() -> int:
@@ -58,37 +58,49 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.usefixtures("thawed")
-def test_topics_are_frozen_when_openings_have_become_quiet_or_are_very_many() -> None:
-    counted = [0, 0]
-    old = OldObjects(lambda: (counted[0], counted[1]))
+@pytest.fixture
+def counted() -> Iterator[None]:
+    """The middle generation is collected when the test says so."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    yield
+    gc.set_threshold(*thresholds)
+
+
+@pytest.mark.usefixtures("thawed", "counted")
+def test_what_stays_is_frozen_when_no_more_comes_or_very_much_has_come() -> None:
+    old = OldObjects(lambda: 0)
     frozen = []
-    for more in (FROZEN_TOPICS_MIN - 1, 0, 1, 0, FROZEN_TOPICS_MAX - 1, 1):
+    for collections in (0, 1, 0, 0, FROZEN_COLLECTIONS_MAX):
         gc.unfreeze()
-        counted[0] += more
+        for _ in range(collections):
+            gc.collect(1)
         old.freeze()
         # A few are frozen as Python starts.
         frozen.append(gc.get_freeze_count() > 10_000)
 
-    assert frozen == [False, False, False, True, False, True]
+    assert frozen == [False, False, True, False, True]
 
 
-@pytest.mark.usefixtures("thawed")
+@pytest.mark.usefixtures("thawed", "counted")
 def test_garbage_is_not_frozen_and_what_became_garbage_frozen_is_found_after_many_ends() -> None:
-    counted = [0, 0]
-    old = OldObjects(lambda: (counted[0], counted[1]))
+    ended = 0
+    old = OldObjects(lambda: ended)
 
-    def freeze(ended: int) -> None:
-        counted[:] = [counted[0] + FROZEN_TOPICS_MAX, ended]
+    def freeze() -> None:
+        for _ in range(FROZEN_COLLECTIONS_MAX):
+            gc.collect(1)
         old.freeze()
 
     garbage, kept = Node(), Node()
     of_garbage, of_kept = ref(garbage), ref(kept)
     del garbage
-    freeze(0)
+    freeze()
     assert of_garbage() is None
     del kept
-    freeze(THAWED_ENDINGS_MIN - 1)
+    ended = THAWED_ENDINGS_MIN - 1
+    freeze()
     assert of_kept() is not None
-    freeze(THAWED_ENDINGS_MIN)
+    ended += 1
+    freeze()
     assert of_kept() is None

@@ -605,7 +605,6 @@ def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> N
         await peer.request(BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="a/b", subType=1, consumer_id=1)
 
     async def after(service: Service) -> None:
-        await service.survey_topics()
         (figures,) = service.resting.figures()
         topic = await service.topic(TopicName.parse("t"))
 

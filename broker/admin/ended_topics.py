@@ -1,7 +1,7 @@
-"""The counts of the deleted topics of a namespace, whose counters must not decrease when one goes.
+"""The counts of the topics of a namespace that were closed or deleted: sums of a namespace must not decrease.
 
-A counter that decreases looks like a restart to Prometheus, which would count all that is left once more. Here is one
-sum for each metric of a namespace, however many topics it had.
+A counter that decreases looks like a restart to Prometheus, which would count all that is left once more. A topic that
+is opened again counts from 0. Here is one sum for each metric of a namespace, however many topics it had.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class DeletedTopics:
+class EndedTopics:
     """The sums of one namespace.
 
     Attributes:
@@ -33,7 +33,7 @@ class DeletedTopics:
     index_counters: TrackerCounters | None
 
 
-def with_deleted(before: DeletedTopics | None, topic: TopicSnapshot) -> DeletedTopics:
+def with_ended(before: EndedTopics | None, topic: TopicSnapshot) -> EndedTopics:
     """Return the sums of a namespace with those of one more topic."""
     totals = {} if before is None else dict(before.totals)
     lateness = LatenessHistogram()
@@ -48,7 +48,7 @@ def with_deleted(before: DeletedTopics | None, topic: TopicSnapshot) -> DeletedT
     for one in topic.subscriptions:
         _count(totals, SUBSCRIPTION_COUNTERS, one.counters)
         indexes += [one.tracker, one.index_counters_before]
-    return DeletedTopics(topic.namespace, totals, lateness, summed(*indexes))
+    return EndedTopics(topic.namespace, totals, lateness, summed(*indexes))
 
 
 def _count(totals: dict[str, float], figures: Sequence[Metric[T]], thing: T) -> None:
