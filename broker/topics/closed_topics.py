@@ -53,27 +53,27 @@ class ClosedSubscription(NamedTuple):
 
     def figures(self, now_ms: int) -> SubscriptionSnapshot:
         """Return its figures, with what has come due: the first message at its time, and all with the last one."""
-        next_ms, last_ms = self.next_deliver_at_ms, self.last_deliver_at_ms
+        next_at, last_at = self.next_deliver_at_ms, self.last_deliver_at_ms
         counts: ScheduledCounts | None = None
         if self.delayed is not None and self.overdue is not None:
             due = 0
-            if last_ms <= now_ms:
+            if last_at <= now_ms:
                 due = self.delayed
-            elif next_ms and next_ms <= now_ms and not self.overdue:
+            elif next_at and next_at <= now_ms and not self.overdue:
                 due = min(1, self.delayed)
             counts = ScheduledCounts(self.delayed - due, self.overdue + due)
-        if last_ms <= now_ms:
-            next_ms = last_ms = 0
-        elif next_ms and next_ms <= now_ms:
-            next_ms = None
+        if last_at <= now_ms:
+            next_at = last_at = 0
+        elif next_at and next_at <= now_ms:
+            next_at = None
         delayed = 0 if counts is None else counts.delayed
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.backlog,
             delayed=delayed,
             scheduled=counts,
-            next_deliver_at_ms=next_ms,
-            last_deliver_at_ms=last_ms,
+            next_deliver_at_ms=next_at,
+            last_deliver_at_ms=last_at,
             is_paused=self.is_paused,
             held_by_pause=max(0, self.backlog - delayed) if self.is_paused else 0,
         )
