@@ -109,7 +109,7 @@ def test_a_client_that_shows_nothing_has_the_anonymous_role_and_one_with_a_wrong
     async def story(service: Service, clock: FakeClock) -> None:
         assert connect(service, None).connection.credentials.role == "guest"
         assert connect(service, b"", method="none").connection.credentials.role == "guest"
-        assert kinds(connect(service, b"wrong")) == [BaseCommand.ERROR]
+        assert await kinds(connect(service, b"wrong")) == [BaseCommand.ERROR]
 
     play(tmp_path, story, anonymous_role="guest")
 
