@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from broker.event_loop import ServiceEventLoop, turns_of
-from broker.slices import BEGUN_A_TURN_MAX, SLICE_S, in_slices, side_by_side
+from postdate.broker.event_loop import ServiceEventLoop, turns_of
+from postdate.broker.slices import BEGUN_A_TURN_MAX, SLICE_S, in_slices, side_by_side
 
 
 class _LoopClock:
@@ -188,7 +188,7 @@ def test_all_pieces_of_work_end_with_the_one_that_waits_for_them() -> None:
 def test_nothing_is_left_for_numpy_to_import_on_the_event_loop() -> None:
     program = """
         import sys
-        import broker.server.server
+        import postdate.broker.server.server
         before = set(sys.modules)
         import numpy as np
         np.unique(np.array([2, 1]))

@@ -8,7 +8,7 @@ from weakref import ref
 
 import pytest
 
-from broker.tuning import FROZEN_COLLECTIONS_MAX, THAWED_ENDINGS_MIN, OldObjects, trim_of_c_library
+from postdate.broker.tuning import FROZEN_COLLECTIONS_MAX, THAWED_ENDINGS_MIN, OldObjects, trim_of_c_library
 
 
 def resident_bytes() -> int:
