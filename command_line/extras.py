@@ -22,6 +22,7 @@ _SERVICE: Final = (
     "cryptography",
     "jwt",
     "lz4",
+    "msgspec",
     "prometheus_client",
     "rich",
     "xxhash",

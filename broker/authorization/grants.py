@@ -4,7 +4,7 @@
 
 That is the record of one namespace, so a change of a grant is one synced write: whole or not at all. A record that
 cannot be read grants nothing. Permissions are decided in `broker.authorization.permissions`, HTTP is in
-`broker.admin.permission_routes`.
+`broker.admin.pulsar_handlers`.
 """
 
 import asyncio

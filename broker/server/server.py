@@ -23,15 +23,13 @@ import numpy.ma  # noqa: F401 - np.unique imports it at its first call, which wo
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from broker.admin.permission_routes import permission_routes
-from broker.admin.policy_routes import policy_routes
-from broker.admin.scheduled_routes import scheduled_routes
-from broker.admin.stats_routes import stats_routes
+from broker.admin.endpoint import routes_of
+from broker.admin.endpoints import SERVICE_ENDPOINTS
 from broker.admin.web import start_web
 from broker.admin.web_access import access_middleware
+from broker.admin.web_service import Served
 from broker.configuration.config import BrokerConfig
 from broker.network.listening import WebAudience
-from broker.page.routes import page_routes
 from broker.server.ports import listen_for_clients, open_tls, web_ports
 from broker.server.service_manager import ServiceManager
 from broker.service.clock_steps import steady_ms
@@ -145,14 +143,8 @@ async def serve(
 
 
 def all_routes(service: Service) -> list[web.RouteDef]:
-    """Return every endpoint but health and metrics, which `start_web` adds; `openapi` describes all of them."""
-    return [
-        *policy_routes(service),
-        *permission_routes(service),
-        *stats_routes(service),
-        *scheduled_routes(service),
-        *page_routes(),
-    ]
+    """Return every endpoint but health and metrics, which `start_web` adds."""
+    return routes_of(SERVICE_ENDPOINTS, Served(service))
 
 
 def access_of(service: Service) -> Middleware | None:
