@@ -7,7 +7,7 @@ Below `/postdate/v1` an unknown field is refused. Bodies for Pulsar's paths may 
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from broker.admin.refusal import RefusalError, is_own
-from broker.admin.scheduled_requests import IDS_ADVICE
+from broker.admin.scheduled_requests import IDS_ADVICE, Pause, SelectionRequest
 from broker.topics.topic_name import TopicName
 from managed_ledger.value_types import Json
 
@@ -50,7 +50,10 @@ class Text(NamedTuple):
     description: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Handler = Callable[[Any, Any], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A row of the table.
 
@@ -58,27 +61,45 @@ class Endpoint:
         method: The HTTP method; HEAD comes with GET.
         path: The path, with parts in braces.
         needs: What its caller needs.
-        handler: Answers it; it gets what the endpoints are served by, and the `Call`.
-        name: Its id in the OpenAPI document.
-        summary: One sentence about it.
         request: The type of its query (GET) or its body, None for neither.
         answer: The type of its answer, None for a 204.
-        others: Further statuses, with a description and the type of the body.
-        is_body_optional: Whether it takes a request without a body.
-        has_operation_id: Whether it takes the header `Operation-Id`.
+        handler: Answers it; it gets what the endpoints are served by, and the `Call`. Its docstring is the summary.
+        name: Its id in the OpenAPI document, empty for the name of the handler.
+        failing: The type of a 503 that it answers where a part of the service fails, None for none.
     """
 
     method: str
     path: str
     needs: Needs
-    handler: Callable[[Any, Any], Awaitable[object]]
-    name: str
-    summary: str
-    request: Any = None
-    answer: Any = None
-    others: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    is_body_optional: bool = False
-    has_operation_id: bool = False
+    request: Any
+    answer: Any
+    handler: Handler
+    name: str = ""
+    failing: Any = None
+
+    @classmethod
+    def look(
+        cls, path: str, needs: Needs, request: Any, answer: Any, handler: Handler, *, by_body: str = ""
+    ) -> "tuple[Endpoint, Endpoint]":
+        """Return the two forms of a look: a key and properties may be longer than a query can be."""
+        get = cls("GET", path, needs, request, answer, handler)
+        return get, cls("POST", f"{path}{by_body}", needs, request, answer, handler, f"{get.operation_id}ByBody")
+
+    @property
+    def operation_id(self) -> str:
+        """The id in the OpenAPI document, in camel case."""
+        first, *others = self.handler.__name__.split("_")
+        return self.name or first + "".join(one.title() for one in others)
+
+    @property
+    def is_body_optional(self) -> bool:
+        """Whether a request without a body is taken: what its fields say is optional, and no selection of messages."""
+        return isinstance(self.request, type) and issubclass(self.request, Pause)
+
+    @property
+    def has_operation_id(self) -> bool:
+        """Whether its progress can be asked for, by the header `Operation-Id`."""
+        return isinstance(self.request, type) and issubclass(self.request, SelectionRequest)
 
 
 @dataclass(frozen=True, slots=True)

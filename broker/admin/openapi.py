@@ -101,7 +101,7 @@ def _named(schema: Any) -> Any:
 
 
 def _types_of(endpoints: Iterable[Endpoint]) -> list[Any]:
-    types = [type_ for one in endpoints for type_ in (one.answer, *(body for _, body in one.others.values()))]
+    types = [type_ for one in endpoints for type_ in (one.answer, one.failing)]
     types += [one.request for one in endpoints if one.method != "GET"]
     return [type_ for type_ in types if type_ is not None and not isinstance(type_, Text)]
 
@@ -112,7 +112,8 @@ def _operation(endpoint: Endpoint, schemas: _Schemas) -> Json:
         {"name": name, "in": "path", "required": True, "description": _PARTS[name], "schema": {"type": "string"}}
         for name in parts
     ]
-    operation: Json = {"operationId": endpoint.name, "summary": endpoint.summary}
+    summary = " ".join(str(endpoint.handler.__doc__).split()).removesuffix(".")
+    operation: Json = {"operationId": endpoint.operation_id, "summary": summary}
     if endpoint.request is not None and endpoint.method == "GET":
         parameters += _query(endpoint.request)
     elif endpoint.request is not None:
@@ -142,8 +143,8 @@ def _responses(endpoint: Endpoint, schemas: _Schemas) -> Json:
         responses: Json = {"204": {"description": "Done, and durable"}}
     else:
         responses = {"200": _response("Done", endpoint.answer, schemas)}
-    for status, (description, type_) in endpoint.others.items():
-        responses[status] = _response(description, type_, schemas)
+    if endpoint.failing is not None:
+        responses["503"] = _response("A part of the service fails", endpoint.failing, schemas)
     if is_own(endpoint.path):
         responses["4XX"] = {"$ref": "#/components/responses/Error"}
         responses["5XX"] = {"$ref": "#/components/responses/Failure"}

@@ -67,14 +67,15 @@ async def health(state: PortState, _: Call[None]) -> web.Response:
 
 
 async def broker_health(state: PortState, _: Call[None]) -> web.Response:
-    """The same as text, as Pulsar has it."""
+    """The same, as Pulsar's own."""
     found = await state.problems()
     state.health()
     return web.Response(text="\n".join(found) or "ok", status=503 if found else 200)
 
 
 async def metrics(state: PortState, call: Call[None]) -> web.StreamResponse:
-    """Metrics for Prometheus, sent while they are made; a HEAD makes none."""
+    """Metrics for Prometheus."""
+    # Sent while they are made; a HEAD makes none.
     request, headers = call.request, {hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4}
     if request.method == hdrs.METH_HEAD:
         return web.Response(headers=headers)
@@ -110,5 +111,10 @@ async def _large_pieces(text: AsyncGenerator[bytes, None]) -> AsyncGenerator[byt
 
 
 async def page(_: object, call: Call[None]) -> web.Response:
-    """A file of the page."""
+    """The page."""
+    return page_response(call.request)
+
+
+async def page_file(_: object, call: Call[None]) -> web.Response:
+    """A file of the page: a module, a style, the icon, or one of the charting library."""
     return page_response(call.request)

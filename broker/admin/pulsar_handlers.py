@@ -13,13 +13,13 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from broker.admin import topic_stats as answers
 from broker.admin.endpoint import Call
 from broker.admin.refusal import RefusalError
 from broker.admin.scheduled_requests import key_of
 from broker.admin.topic_stats import (
     DelayedIndex,
     KeyStatusAnswer,
-    key_status,
     topic_delayed_index,
     topic_internal_stats,
     topic_stats,
@@ -49,7 +49,7 @@ class KeyQuery(Struct, rename="camel"):
 
 
 async def stats(served: Served, call: Call[None]) -> Json:
-    """Pulsar's stats of a topic."""
+    """Pulsar's stats of a topic; a topic is opened."""
     topic = await _topic(served, call)
     return await topic_stats(topic, await delayed_counts(topic, served.service.catalog, served.service.now_ms))
 
@@ -60,23 +60,23 @@ async def internal_stats(served: Served, call: Call[None]) -> Json:
 
 
 async def delayed_index(served: Served, call: Call[None]) -> DelayedIndex:
-    """The buckets of its delayed indexes."""
+    """The buckets of each delayed index, over the ledgers of the log (ours)."""
     return await topic_delayed_index(await _topic(served, call))
 
 
-async def status_of_key(served: Served, call: Call[KeyQuery]) -> KeyStatusAnswer:
-    """The consumer of a key, and what the key waits for."""
+async def key_status(served: Served, call: Call[KeyQuery]) -> KeyStatusAnswer:
+    """Where a key is, and what it waits for (ours)."""
     topic, name = await _topic(served, call), call.part("subscription")
     if name not in topic.subscriptions:
         raise RefusalError(404, f"Subscription {name} of topic {topic.name} not found")
     key = key_of(call.asked.key, call.asked.key_base64)
     if key is None:
         raise RefusalError(400, "Give either key or keyBase64")
-    return key_status(key, topic.subscriptions[name])
+    return answers.key_status(key, topic.subscriptions[name])
 
 
 async def get_policies(served: Served, call: Call[Applied]) -> web.Response | DelayedDeliveryPolicies:
-    """The policies of a namespace or of a topic."""
+    """Its own policies of delayed delivery; an empty body for none."""
     owner = _owner_of_policies(served, call)
     policies = served.service.policies.of(owner)
     if isinstance(owner, TopicName) and call.asked.applied.lower() == "true":
@@ -95,7 +95,7 @@ async def remove_policies(served: Served, call: Call[None]) -> None:
 
 
 async def get_grants(served: Served, call: Call[None]) -> dict[str, list[str]]:
-    """The actions of roles on a namespace, or on a topic with those on its namespace."""
+    """The actions of roles; on a topic, with those on its namespace."""
     grants = _grants(served).of(call.topic_name.namespace_name)
     if "topic" not in call.request.match_info:
         return role_actions_json(grants.roles)

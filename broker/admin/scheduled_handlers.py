@@ -57,8 +57,8 @@ _NOTHING_ADVICE: Final = "GET .../scheduled lists the scheduled messages; delive
 Outcome = TypeVar("Outcome", bound=answers.ChangeAnswer)
 
 
-async def topics(served: Served, call: Call[ListTopics]) -> answers.Topics:
-    """The topics that the caller may see, all of them or a page."""
+async def list_topics(served: Served, call: Call[ListTopics]) -> answers.Topics:
+    """The topics that the caller may see, by name; all of them without a limit, else `next` goes on."""
     asked, caller, service = call.asked, call.caller, served.service
     contained = asked.contains.lower()
     found: list[answers.TopicAnswer] = []
@@ -85,18 +85,21 @@ async def topics(served: Served, call: Call[ListTopics]) -> answers.Topics:
     return answers.Topics(topics=found, next=following, total=total)
 
 
-async def topic(served: Served, call: Call[None]) -> answers.TopicAnswer:
+async def get_topic(served: Served, call: Call[None]) -> answers.TopicAnswer:
     """One topic."""
     return await topic_summary(await served.topic(call.topic_name), served.service.catalog, served.service.now_ms)
 
 
-async def subscriptions(served: Served, call: Call[None]) -> answers.Subscriptions:
-    """The subscriptions of a topic; cheap, as nothing is counted."""
+async def list_subscriptions(served: Served, call: Call[None]) -> answers.Subscriptions:
+    """The subscriptions of a topic and whether they delay; nothing is counted for it."""
     return answers.Subscriptions(subscriptions=subscriptions_of(await served.topic(call.topic_name)))
 
 
-async def scheduled(served: Served, call: Call[List]) -> answers.PageAnswer:
-    """A page of scheduled messages."""
+async def list_scheduled(served: Served, call: Call[List]) -> answers.PageAnswer:
+    """Scheduled messages, in order of time and position.
+
+    A page may end early, `next` is null at the end. A list of nothing is an answer.
+    """
     asked = call.asked
     selector, after = requests.conditions_of(asked), requests.page_token_of(asked.after)
     schedule = _schedule(served, await served.topic(call.topic_name), asked.subscription)
@@ -107,7 +110,10 @@ async def scheduled(served: Served, call: Call[List]) -> answers.PageAnswer:
 
 
 async def histogram(served: Served, call: Call[Count]) -> answers.HistogramAnswer:
-    """The number of scheduled messages per span of time."""
+    """How much is due when; without from and until, of all that is selected.
+
+    413 where a key or property selects more than a request can look at.
+    """
     asked, caller = call.asked, call.caller
     selector = requests.conditions_of(asked)
     is_of_all = selector.filter.is_trivial
@@ -130,7 +136,7 @@ async def histogram(served: Served, call: Call[Count]) -> answers.HistogramAnswe
 
 
 async def cancel(served: Served, call: Call[SelectionRequest]) -> answers.Cancelled:
-    """Cancel messages: no consumer gets them any more."""
+    """Cancel messages: no consumer gets them that has not got them already; durable when it is answered."""
     asked, selector = call.asked, requests.selector_of(call.asked)
     topic = await served.topic(call.topic_name)
     with served.begin(call.request.headers.get(OPERATION_ID), "cancel", topic.name) as progress:
@@ -143,7 +149,10 @@ async def cancel(served: Served, call: Call[SelectionRequest]) -> answers.Cancel
 
 
 async def reschedule(served: Served, call: Call[NewTime]) -> answers.Rescheduled:
-    """Give messages another delivery time."""
+    """Give messages another time: exactly one of the old and the new one is ever delivered.
+
+    A message that is due already stays, unless a pause has held it since before its time.
+    """
     new_time = requests.new_time_of(call.asked, served.service.now_ms())
     answer, outcome = await _move(served, call, "reschedule", new_time, answers.Rescheduled)
     if not call.asked.dry_run:
@@ -152,7 +161,7 @@ async def reschedule(served: Served, call: Call[NewTime]) -> answers.Rescheduled
 
 
 async def deliver_now(served: Served, call: Call[SelectionRequest]) -> answers.Delivered:
-    """Make messages due at once."""
+    """Let messages be due at once, as copies with new ids."""
     answer, outcome = await _move(served, call, "deliver-now", None, answers.Delivered)
     if not call.asked.dry_run:
         answer.delivered = outcome.changed
@@ -160,7 +169,10 @@ async def deliver_now(served: Served, call: Call[SelectionRequest]) -> answers.D
 
 
 async def pause(served: Served, call: Call[Pause]) -> answers.PausesAnswer:
-    """Pause delivery: due messages are held."""
+    """Hold everything of a subscription that is due, what has no delay included; across restarts.
+
+    Without a subscription: of all there are and of those that are made meanwhile; 404 where there is none.
+    """
     topic, name = await served.topic(call.topic_name), call.asked.subscription
     if not topic.subscriptions:
         advice = "Pause it once it has a subscription; later ones then join the pause"
@@ -175,7 +187,7 @@ async def pause(served: Served, call: Call[Pause]) -> answers.PausesAnswer:
 
 
 async def resume(served: Served, call: Call[Resume]) -> answers.PausesAnswer:
-    """Resume delivery: held messages go out at once, or at a limited rate."""
+    """Let go what is held, each key in order; with ratePerSecond smoothly, until nothing waits any more."""
     topic, name = await served.topic(call.topic_name), call.asked.subscription
     for subscription in _named(topic, name):
         if subscription.pause != NOT_PAUSED:
@@ -184,7 +196,7 @@ async def resume(served: Served, call: Call[Resume]) -> answers.PausesAnswer:
 
 
 async def explain(served: Served, call: Call[Explain]) -> answers.Explanation:
-    """The state of a message, or of the messages of a key."""
+    """Where a message is, or the unacknowledged messages of a key are, and why."""
     asked = call.asked
     key = requests.key_of(asked.key, asked.key_base64)
     if (asked.message_id is not UNSET) == (key is not None):
@@ -214,7 +226,7 @@ async def explain(served: Served, call: Call[Explain]) -> answers.Explanation:
 
 
 async def keys(served: Served, call: Call[Key]) -> KeyStatusAnswer:
-    """The consumer of a key of a Key_Shared subscription, and what the key waits for."""
+    """The consumer of a key of a Key_Shared subscription, and what it waits for."""
     asked = call.asked
     key = requests.key_of(asked.key, asked.key_base64)
     advice = "Give the subscription, and key or keyBase64"
@@ -226,8 +238,8 @@ async def keys(served: Served, call: Call[Key]) -> KeyStatusAnswer:
     return key_status(key, subscription)
 
 
-async def operation(served: Served, call: Call[None]) -> answers.OperationAnswer:
-    """The progress of an operation."""
+async def get_operation(served: Served, call: Call[None]) -> answers.OperationAnswer:
+    """How far a cancel, reschedule or deliver-now is."""
     name, caller = call.part("operation"), call.caller
     topic_name = served.topic_of_operation(name)
     if topic_name is None or (caller is not None and not caller.may_see(topic_name)):
