@@ -131,7 +131,10 @@ REFUSED = {
     "dispatcherMaxReadSizeBytes": ("0", "must be at least 1"),
     "dispatcherMaxRoundRobinBatchSize": ("0", "must be at least 1"),
     "dispatcherReadFailureBackoffInitialTimeInMs": ("-1", "must be at least 0"),
-    "dispatcherReadFailureBackoffMaxTimeInMs": ("99", "must be at least 100"),
+    "dispatcherReadFailureBackoffMaxTimeInMs": (
+        "99",
+        "must be at least dispatcherReadFailureBackoffInitialTimeInMs (100)",
+    ),
     "maxUnackedMessagesPerConsumer": ("-1", "must be at least 0"),
     "maxUnackedMessagesPerSubscription": ("-1", "must be at least 0"),
 }
@@ -360,8 +363,8 @@ def test_two_values_that_do_not_fit_together_are_named_both(tmp_path: Path) -> N
 
 def test_a_value_that_does_not_fit_a_default_is_named_although_only_the_default_is_complained_of() -> None:
     expected = (
-        "dispatcherReadFailureBackoffInitialTimeInMs=15001: dispatcherReadFailureBackoffMaxTimeInMs is 15000; "
-        "it must be at least 15001"
+        "dispatcherReadFailureBackoffInitialTimeInMs=15001: dispatcherReadFailureBackoffMaxTimeInMs must be at least "
+        "dispatcherReadFailureBackoffInitialTimeInMs (15001), but is 15000"
     )
 
     with pytest.raises(ConfigError, match=re.escape(expected)):
