@@ -10,8 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from broker.admin.endpoints import document
-from broker.admin.web import WebServer
+from postdate.broker.admin.endpoints import document
+from postdate.broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import TOPIC, play
 

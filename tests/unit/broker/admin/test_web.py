@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.admin.web import WebServer, start_web
-from broker.configuration.config import BrokerConfig
-from broker.network.listening import WebAudience
-from broker.topics.limits import ConnectionController
+from postdate.broker.admin.web import WebServer, start_web
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.network.listening import WebAudience
+from postdate.broker.topics.limits import ConnectionController
 
 AUDIENCE = WebAudience.of(BrokerConfig(advertised_address="post.example"), public_host="post.example")
 

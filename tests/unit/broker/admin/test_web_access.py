@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.admin.endpoints import PORT_ENDPOINTS, SERVICE_ENDPOINTS
-from broker.admin.web import start_web
-from broker.server.server import access_of, all_routes
-from broker.service.service import Service
+from postdate.broker.admin.endpoints import PORT_ENDPOINTS, SERVICE_ENDPOINTS
+from postdate.broker.admin.web import start_web
+from postdate.broker.server.server import access_of, all_routes
+from postdate.broker.service.service import Service
 from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, play, produce_request
 from tests.helpers.tokens import token
 

@@ -5,10 +5,10 @@ What a field may be is checked over HTTP (`test_scheduled_bad_input.py`).
 
 import pytest
 
-from broker.admin import scheduled_requests as requests
-from broker.admin.endpoints import document
-from broker.admin.refusal import RefusalError
-from broker.admin.scheduled_requests import NewTime, SelectionRequest
+from postdate.broker.admin import scheduled_requests as requests
+from postdate.broker.admin.endpoints import document
+from postdate.broker.admin.refusal import RefusalError
+from postdate.broker.admin.scheduled_requests import NewTime, SelectionRequest
 
 NOW_MS = 1_800_000_000_000
 

@@ -1,0 +1,207 @@
+"""The web port: it listens, and passes requests to the endpoints (`postdate.broker.admin.endpoints`).
+
+    connection ─► one too many? ─► head ─► for this host? ─► access ─► endpoint
+
+Everything that is no endpoint is a 404 (or 405) in JSON. A request that a browser sends for a page of another site is a
+403 (`postdate.broker.network.listening`). Connections are counted, and aiohttp limits a head (8 KiB a line) and a body
+(1 MiB). Slow and hostile callers are left to a proxy, which a port that others reach needs (docs/operations.md).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.typedefs import Handler, Middleware
+
+from postdate.broker.admin.endpoint import routes_of
+from postdate.broker.admin.endpoints import PORT_ENDPOINTS
+from postdate.broker.admin.port_handlers import PortState
+from postdate.broker.admin.refusal import RefusalError, refusals_as_json
+from postdate.broker.network.listener import Accepted, Admission, Listener, Port, TlsContexts, listen
+from postdate.broker.network.listening import WebAudience
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+
+SHUTDOWN_TIMEOUT_S = 2.0
+"""How long a request that is being answered may keep the service from stopping."""
+
+RETRY_AFTER_S: Final = 1
+
+_TOO_LONG: Final = {
+    "error": "The head of the request is too long: aiohttp reads 8190 bytes of its line, and of each header",
+    "field": None,
+    "advice": "Send what is asked for as a JSON body: POST .../scheduled/list, .../scheduled/histogram, .../explain or "
+    ".../keys",
+}
+
+
+class WebServer:
+    """A listening web server; made by `start_web`."""
+
+    def __init__(self, runner: web.AppRunner, listeners: list[Listener]) -> None:
+        self._runner = runner
+        self._listeners = listeners
+
+    @property
+    def port(self) -> int:
+        """The number of the port, of the first if there are two."""
+        return self._listeners[0].number
+
+    @property
+    def routes(self) -> list[tuple[str, str]]:
+        """The methods and paths that are served."""
+        app = self._runner.app
+        found = [(one.method, one.resource.canonical) for one in app.router.routes() if one.resource is not None]
+        return [(method, path) for method, path in found if method != hdrs.METH_HEAD]
+
+    async def close(self) -> None:
+        """Stop listening and let the answers under way finish."""
+        for listener in self._listeners:
+            await listener.close()
+        await self._runner.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class WebPort:
+    """A port of the web server; see `postdate.broker.network.listener.Port`."""
+
+    number: int
+    tls: TlsContexts | None = None
+    advice: str = ""
+
+
+async def _no_problems() -> list[str]:
+    return []
+
+
+async def start_web(
+    host: str,
+    *ports: int | WebPort,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    metrics: Callable[[], AsyncGenerator[bytes, None]],
+    health: Callable[[], dict[str, Any]],
+    problems: Callable[[], Awaitable[list[str]]] = _no_problems,
+    routes: Iterable[web.RouteDef] = (),
+    access: Middleware | None = None,
+    audience: WebAudience | None = None,
+    admission: Admission | None = None,
+) -> WebServer:
+    """Listen on one port or two.
+
+    Args:
+        host: The address to listen on.
+        ports: The ports, a number for one without TLS; 0 takes a free one, which `WebServer.port` tells.
+        connect_timeout_s: How long a caller may stay silent, from its connection to its first byte.
+        metrics: Gives the Prometheus text, piece by piece.
+        health: Gives what `/health` says besides the status and the version.
+        problems: Gives the present failures of the service, one text each.
+        routes: Further endpoints.
+        access: Middleware that refuses callers; None lets every caller in. With it, `/health` lists no problems.
+        audience: Chooses the requests that are meant for this port; None takes all.
+        admission: Counts connections; one too many is answered with a 503. None takes all.
+
+    Raises:
+        OSError: The port cannot be listened on.
+    """
+    middlewares: list[Middleware] = [refusals_as_json]
+    if audience is not None:
+        middlewares.append(_only_for(audience))
+    if access is not None:
+        middlewares.append(access)
+    app = web.Application(middlewares=middlewares)
+    state = PortState(metrics=metrics, health=health, problems=problems, is_guarded=access is not None)
+    app.router.add_routes([*routes_of(PORT_ENDPOINTS, state), *routes])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    await runner.setup()
+    handlers = runner.server
+    assert handlers is not None
+
+    # The signature wants a logger, and the class takes None, as `AppRunner` gives it.
+    no_access_log: Any = None
+
+    def protocol_of(accepted: Accepted) -> asyncio.Protocol:
+        return _Connection(accepted, handlers, loop=asyncio.get_running_loop(), access_log=no_access_log)
+
+    server = WebServer(runner, listeners := [])
+    try:
+        for one in (WebPort(port) if isinstance(port, int) else port for port in ports):
+            port = Port(
+                host=host,
+                number=one.number,
+                factory=protocol_of,
+                connect_timeout_s=connect_timeout_s,
+                tls=one.tls,
+                advice=one.advice,
+                admission=admission,
+            )
+            listeners.append(await listen(port))
+    except OSError:
+        await server.close()
+        raise
+    return server
+
+
+class _Connection(web.RequestHandler):
+    """A connection; one too many is refused with its first bytes."""
+
+    __slots__ = ("_accepted",)
+
+    def __init__(self, accepted: Accepted, manager: web.Server, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._accepted = accepted
+
+    def data_received(self, data: bytes) -> None:
+        if self._accepted.refusal is None:
+            super().data_received(data)
+        elif self.transport is not None:
+            # Not before: bytes that have come and were not read would make the end a reset, which drops the answer.
+            body = f"{self._accepted.refusal}\n".encode()
+            head = (
+                "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+                f"Retry-After: {RETRY_AFTER_S}\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+            self.transport.close()
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        self._accepted.leave()
+        super().connection_lost(error)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if not isinstance(exc, LineTooLong):
+            return super().handle_error(request, status, exc, message)
+        answer = web.json_response(_TOO_LONG, status=web.HTTPRequestURITooLong.status_code)
+        answer.force_close()
+        return answer
+
+
+def _only_for(audience: WebAudience) -> Middleware:
+    """Refuse requests meant for another host, and changes that a page of another origin asks for."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        sock_name = None if request.transport is None else request.transport.get_extra_info("sockname")
+        reason = audience.refusal(
+            method=request.method,
+            hosts=request.headers.getall("Host", []),
+            origins=request.headers.getall("Origin", []),
+            fetch_site=request.headers.get("Sec-Fetch-Site"),
+            local=sock_name[0] if sock_name else None,
+        )
+        if reason is not None:
+            raise RefusalError(403, reason)
+        return await handler(request)
+
+    return check
