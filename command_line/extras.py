@@ -15,12 +15,10 @@ _SERVICE: Final = (
     "click",
     "cryptography",
     "jwt",
-    "lz4",
     "prometheus_client",
     "rich",
-    "xxhash",
 )
-_SPARK: Final = (*_DISPATCHER, "click", "lz4", "pandas", "pyarrow", "pyspark", "rich", "xxhash")
+_SPARK: Final = (*_DISPATCHER, "click", "pandas", "pyarrow", "pyspark", "rich")
 
 MODULES_OF_EXTRAS: Final = {
     "service": _SERVICE,

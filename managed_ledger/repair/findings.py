@@ -121,9 +121,10 @@ def _ledger(survey: Survey, found: Findings, owner_id: int, ledger: Ledger, *, i
     ledger_id = ledger.ledger_id
     payloads = sorted(survey.payloads.get(ledger_id, {}).values())
     headers = sorted(survey.headers.get(ledger_id, {}).values())
-    if is_last and ledger.is_open and survey.damaged:
-        # The lost part may be the record of the last commit.
+    if ledger.is_open and survey.damaged:
+        # The lost part may be the record of the last commit, or the one that closed it.
         ledger = _grown(ledger, payloads)
+        ledger.is_open = is_last
     counted = _range(0, ledger.entries)
     there = covered(payloads) & counted
     proven = BitMap(entry_id for other_id, entry_id in survey.proven if other_id == ledger_id) & counted

@@ -24,7 +24,7 @@ from managed_ledger.entries.headers import LOST, NOT_DELAYED, PACK_ROW, ROW, ROW
 from managed_ledger.errors import StoreCorruptedError, StoreLockedError, StoreUnavailableError
 from managed_ledger.repair.findings import Findings, LedgerFinding, covered
 from managed_ledger.repair.log_check import check_is_log
-from managed_ledger.repair.survey import EntryFormat, StoredBlock, Survey
+from managed_ledger.repair.survey import EntryFormat, Survey
 from managed_ledger.rocksdb_store.files import sync_folder
 from managed_ledger.rocksdb_store.store import StoreBatch
 
@@ -162,9 +162,10 @@ class _Writing:
 def _write_ledger(writing: _Writing, survey: Survey, one: LedgerFinding, entry_format: EntryFormat | None) -> None:
     ledger_id = one.ledger.ledger_id
     rows = _stored_rows(survey, one)
-    for block, value in survey.values(_by_table(one.payloads)):
+    for block in one.payloads:
         if block.first >= one.ledger.entries:
             continue
+        value = survey.value(Family.PAYLOADS, ledger_id, block)
         writing.put(Family.PAYLOADS, keys.block_key(ledger_id, block.first), value)
         for entry_id in one.without_header & covered([block]):
             entry = payload_at(value, entry_id - block.first)
@@ -195,9 +196,9 @@ def _write_ledger(writing: _Writing, survey: Survey, one: LedgerFinding, entry_f
 def _stored_rows(survey: Survey, one: LedgerFinding) -> bytearray:
     """Header rows of a ledger by entry; zeros where there is none."""
     rows = bytearray(one.ledger.entries * ROW_BYTES)
-    for block, value in survey.values(_by_table(one.headers)):
+    for block in one.headers:
         start = block.first * ROW_BYTES
-        value = value[: max(0, len(rows) - start)]
+        value = survey.value(Family.HEADERS, one.ledger.ledger_id, block)[: max(0, len(rows) - start)]
         rows[start : start + len(value)] = value
     return rows
 
@@ -242,13 +243,6 @@ def _write_rows(writing: _Writing, findings: Findings) -> None:
             writing.put(Family.CURSORS, meta_copies.copy_key(key), value)
     for key, value in findings.cursor_rows.items():
         writing.put(Family.CURSORS, key, value)
-
-
-def _by_table(blocks: list[StoredBlock]) -> dict[int, list[StoredBlock]]:
-    tables: dict[int, list[StoredBlock]] = {}
-    for block in blocks:
-        tables.setdefault(block.table, []).append(block)
-    return tables
 
 
 def check_rewritten(folder: Path) -> None:

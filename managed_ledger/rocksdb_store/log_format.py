@@ -19,7 +19,10 @@ from typing import Final
 BLOCK_BYTES: Final = 2**15
 FRAGMENT: Final = struct.Struct("<IHB")
 """The header of a fragment: its masked CRC32C, its length, its type."""
-FULL, FIRST, MIDDLE, LAST = range(1, 5)
+FULL: Final = 1
+"""The type of a fragment that is a whole record."""
+_CONTINUED: Final = (2, 3)
+"""The types of its first fragment and of those between, where it has several."""
 _RECYCLED: Final = frozenset((5, 6, 7, 8, 11, 131))
 """The types above in a recycled log, and those of its timestamps' size and of the log before it."""
 _READ_BYTES: Final = 32 * BLOCK_BYTES
@@ -34,15 +37,60 @@ def recycled_fragment_in(folder: Path) -> str | None:
     Raises:
         OSError: The system refuses.
     """
+    found = next(_recycled_fragments(folder), None)
+    return None if found is None else f"{found[0].name} has {_text(*found)}"
+
+
+def clear_recycled_fragments(folder: Path) -> Iterator[tuple[str, str]]:
+    """Give each such fragment another type, so that RocksDB finds a wrong checksum; yield file and what it had.
+
+    A file that is changed is made anew, so the folder may be one of links.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    while (found := next(_recycled_fragments(folder), None)) is not None:
+        path, offset, kind = found
+        content = bytearray(path.read_bytes())
+        content[offset + FRAGMENT.size - 1] = FULL
+        path.unlink()
+        path.write_bytes(content)
+        yield path.name, f"it has {_text(path, offset, kind)}"
+
+
+def ends_within_a_record(path: Path) -> bool:
+    """Whether the last record of a log is cut off, as a crash leaves it; RocksDB leaves it out without a word.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    content = path.read_bytes()
+    at, kind = 0, FULL
+    while any(content[at : at + FRAGMENT.size]):
+        rest = BLOCK_BYTES - at % BLOCK_BYTES
+        if rest < FRAGMENT.size:
+            at += rest
+            continue
+        if len(content) - at < FRAGMENT.size:
+            return True
+        _, length, kind = FRAGMENT.unpack_from(content, at)
+        at += FRAGMENT.size + length
+    return at > len(content) or kind in _CONTINUED
+
+
+def _text(_: Path, offset: int, kind: int) -> str:
+    return f"at byte {offset} a fragment of type {kind}, which only a recycled log has"
+
+
+def _recycled_fragments(folder: Path) -> Iterator[tuple[Path, int, int]]:
+    """File, offset and type of the first one of each file."""
     for path in (*_list_of_files(folder), *sorted(folder.glob("*.log"))):
         try:
             found = _recycled_fragment(path) if path.is_file() else None
         except FileNotFoundError:
             continue
         if found is not None:
-            offset, kind = found
-            return f"{path.name} has at byte {offset} a fragment of type {kind}, which only a recycled log has"
-    return None
+            yield path, *found
 
 
 def _list_of_files(folder: Path) -> Iterator[Path]:

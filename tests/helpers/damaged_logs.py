@@ -23,6 +23,8 @@ ENTRIES = 240
 CONFIG = ManagedLedgerConfig(entries_per_ledger_max=100, write_buffer_bytes=2**20)
 NOW_MS = 1_700_000_000_000
 ACKNOWLEDGED = range(3, 50, 3)
+ENTRIES_OF_A_RECORD = 80
+"""More than RocksDB skips of a write-ahead log for one wrong byte: up to 32 KiB, and the commits that reach beyond."""
 
 Content = dict[str, dict[tuple[int, int], bytes]]
 
