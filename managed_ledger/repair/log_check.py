@@ -12,12 +12,12 @@ from typing import Final
 
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import NEW_MARKER_FILE
+from managed_ledger.disk.log_marker import OWN_FILES
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, ROCKSDB_NAMES
 
-_NAMES: Final = re.compile(f"{ROCKSDB_NAMES}|{re.escape(NEW_MARKER_FILE)}")
-_ROWS: Final = frozenset({keys.FORMAT_KEY, keys.COUNTERS_KEY, keys.COPIES_KEY})
+_NAMES: Final = re.compile("|".join((ROCKSDB_NAMES, *map(re.escape, OWN_FILES))))
+_ROWS: Final = (keys.FORMAT_KEY, keys.COUNTERS_KEY)
 
 
 def check_is_log(folder: Path) -> None:

@@ -1,29 +1,28 @@
 """Everything that RocksDB can still read of a log, and the faults by file.
 
 Small rows are kept in memory; of the blocks of headers and payloads only where they are. RocksDB alone knows which
-row of a key is the newest. So where it reads nothing, copies of small rows come before the rows of older tables.
+row of a key is the newest. So rows of the ranges where it reads nothing may be old ones, and those of `meta` are apart.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from managed_ledger.disk import keys, meta_copies
+from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import NEW_MARKER_FILE, read_marker
+from managed_ledger.disk.log_marker import OWN_FILES, read_marker
 from managed_ledger.disk.rocksdb_edge import checked
 from managed_ledger.entries.blocks import payload_at, payload_count
 from managed_ledger.entries.headers import ROW_BYTES
+from managed_ledger.rocksdb_store.damaged_folder import DamagedFolder, Gap
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
-from managed_ledger.rocksdb_store.folder_survey import DamagedFolder, Gap
 from managed_ledger.rocksdb_store.opening import misplaced_in
 
 _WRITE_AHEAD_LOG = re.compile(r"\d+\.log")
 _BLOCK_KEY_BYTES = 16
-_ALL = tuple(Family)
 
 
 class EntryFormat(Protocol):
@@ -47,8 +46,7 @@ class StoredBlock(NamedTuple):
 
     first: int
     entries: int
-    source: int
-    """Which of the survey's views has it."""
+    source: DamagedFolder
 
     @property
     def end(self) -> int:
@@ -72,11 +70,12 @@ Blocks = dict[int, dict[int, StoredBlock]]
 class Survey:
     """The contents of a folder; made by `survey`."""
 
-    sources: list[DamagedFolder] = field(default_factory=list)
-    """The view of the folder, and the one without its bad tables."""
-    rows: dict[Family, dict[bytes, bytes]] = field(default_factory=lambda: {Family.META: {}, Family.CURSORS: {}})
-    """Of `meta` and `cursors`."""
-    blocks: dict[Family, Blocks] = field(default_factory=lambda: {Family.HEADERS: {}, Family.PAYLOADS: {}})
+    meta: dict[bytes, bytes] = field(default_factory=dict)
+    older_meta: dict[bytes, bytes] = field(default_factory=dict)
+    """Rows of ranges where the newest ones may be lost."""
+    cursors: dict[bytes, bytes] = field(default_factory=dict)
+    headers: Blocks = field(default_factory=dict)
+    payloads: Blocks = field(default_factory=dict)
     proven: dict[tuple[int, int], ProvenEntry] = field(default_factory=dict)
     """Entries of damaged blocks, by ledger and entry id."""
     problems: list[LogProblem] = field(default_factory=list)
@@ -87,37 +86,44 @@ class Survey:
     is_end_missing: bool = False
     """Whether the newest changes are gone, so that nothing names what was in them."""
 
-    @property
-    def headers(self) -> Blocks:
-        """Blocks of headers."""
-        return self.blocks[Family.HEADERS]
+    def add_problem(self, file: str, what: str, *, is_harmless: bool = False) -> None:
+        """Name a fault, once."""
+        problem = LogProblem(file, what, is_harmless)
+        if problem not in self.problems:
+            self.problems.append(problem)
 
-    @property
-    def payloads(self) -> Blocks:
-        """Blocks of payloads."""
-        return self.blocks[Family.PAYLOADS]
+    def add_gap(self, gap: Gap) -> None:
+        """Name a range that cannot be read."""
+        self.add_problem(gap.fault.file, f"{gap.fault.what} (family {gap.family})")
+        self.damaged.add(Family(gap.family))
 
-    def value(self, family: Family, ledger_id: int, block: StoredBlock) -> bytes:
-        """Read a block again.
+    def lose_end(self, file: str, what: str) -> None:
+        """Say that the newest changes are gone."""
+        self.add_problem(file, what)
+        self.is_end_missing = True
+        self.damaged.update(Family)
 
-        Raises:
-            StoreCorruptedError: It cannot be read any more.
-        """
-        source = self.sources[block.source]
-        with checked(source.path, "read the log"):
-            value = source.get(family, keys.block_key(ledger_id, block.first))
-        assert value is not None
-        return value
+
+def value_of(family: Family, ledger_id: int, block: StoredBlock) -> bytes:
+    """Read a block again.
+
+    Raises:
+        StoreCorruptedError: It cannot be read any more.
+    """
+    with checked(block.source.path, "read the log"):
+        value = block.source.get(family, keys.block_key(ledger_id, block.first))
+    assert value is not None
+    return value
 
 
 @contextmanager
 def survey(
-    folder: Path, *, entry_format: EntryFormat | None = None, on_family: Callable[[], None] = lambda: None
+    path: Path, *, entry_format: EntryFormat | None = None, on_family: Callable[[], None] = lambda: None
 ) -> Iterator[Survey]:
     """Read all of a log; its blocks can be read again until the context ends.
 
     Args:
-        folder: Where it is.
+        path: Its folder.
         entry_format: Tells whole entries of a damaged block from others; without one they are lost with it.
         on_family: Called after each family.
 
@@ -125,126 +131,82 @@ def survey(
         LedgerError: RocksDB cannot read it at all.
         OSError: The system refuses.
     """
-    surveying = _Surveying(folder, entry_format)
+    found = Survey()
+    folders: list[DamagedFolder] = []
     try:
-        with checked(folder, "read the log"):
-            surveying.read(on_family)
-        yield surveying.survey
+        with checked(path, "read the log"):
+            for name in misplaced_in(path, OWN_FILES):
+                is_data = name.endswith((".sst", ".log"))
+                found.add_problem(name, "it is no file", is_harmless=not is_data)
+                found.damaged.update(Family if is_data else ())
+            folders.append(DamagedFolder.open(path))
+            gaps = _read(found, folders[0], on_family)
+            if gaps:
+                folders.append(DamagedFolder.open(path, without={gap.fault.file for gap in gaps}))
+                _fill_gaps(found, gaps, folders[0], folders[1], entry_format)
+            _check_end(found, path, folders[0].sequence)
+        yield found
     finally:
-        for source in surveying.survey.sources:
-            source.close()
+        for folder in folders:
+            folder.close()
 
 
-class _Surveying:
-    def __init__(self, folder: Path, entry_format: EntryFormat | None) -> None:
-        self.survey = Survey()
-        self._folder = folder
-        self._entry_format = entry_format
-        self._gaps: list[Gap] = []
+def _read(found: Survey, folder: DamagedFolder, on_family: Callable[[], None]) -> list[Gap]:
+    """Keep what a folder has, and its faults; return the ranges that cannot be read."""
+    for file, what in folder.faults:
+        found.add_problem(file, what, is_harmless=file.startswith(("CURRENT", "MANIFEST")))
+        # RocksDB leaves out damaged records of the logs beside a damaged file, without an error.
+        found.damaged.update(Family if file != "CURRENT" else ())
+    lost = [family.value for family in Family if family not in folder.families]
+    if lost:
+        found.lose_end("the tables", f"none is left of {', '.join(lost)}")
+    gaps: list[Gap] = []
+    for family in Family:
+        _keep(found, found.meta, family, folder.rows(family, gaps.append), folder)
+        on_family()
+    for gap in gaps:
+        found.add_gap(gap)
+    return gaps
 
-    def read(self, on_family: Callable[[], None]) -> None:
-        for name in misplaced_in(self._folder, [NEW_MARKER_FILE]):
-            is_data = name.endswith((".sst", ".log"))
-            self._add_problem(name, "it is no file", is_harmless=not is_data)
-            if is_data:
-                self._lacks(_ALL)
-        marker = self._marker()
-        source = DamagedFolder.open(self._folder, _ALL, marker)
-        self.survey.sources.append(source)
-        for file, what in source.faults:
-            self._add_problem(file, what, is_harmless=file.startswith(("CURRENT", "MANIFEST")))
-            # RocksDB leaves out damaged records of the logs beside a damaged file, without an error.
-            self._lacks(_ALL if file != "CURRENT" else ())
-        if source.missing_families:
-            self._add_problem("the tables", f"none is left of {', '.join(source.missing_families)}")
-            self._lose_end()
-        for family in Family:
-            self._take(family, source.rows(family, self._on_gap), 0)
-            on_family()
-        if self._gaps:
-            self._fill_gaps(source)
-        self._check_end(source.sequence, marker)
 
-    def _take(self, family: Family, rows: Iterator[tuple[bytes, bytes]], source: int) -> None:
-        for key, value in rows:
-            if family in self.survey.rows:
-                self.survey.rows[family].setdefault(key, value)
-            elif len(key) == _BLOCK_KEY_BYTES:
+def _keep(
+    found: Survey,
+    meta: dict[bytes, bytes],
+    family: Family,
+    rows: Iterator[tuple[bytes, bytes]],
+    source: DamagedFolder,
+) -> None:
+    for key, value in rows:
+        match family:
+            case Family.META:
+                meta[key] = value
+            case Family.CURSORS:
+                found.cursors.setdefault(key, value)
+            case _ if len(key) == _BLOCK_KEY_BYTES and key != keys.FIRST_KEY:
                 ledger_id, first = keys.pair.unpack(key)
-                count = payload_count(value) if family is Family.PAYLOADS else len(value) // ROW_BYTES
-                block = StoredBlock(first, count, source)
-                self.survey.blocks[family].setdefault(ledger_id, {}).setdefault(first, block)
+                is_payload = family is Family.PAYLOADS
+                blocks = found.payloads if is_payload else found.headers
+                count = payload_count(value) if is_payload else len(value) // ROW_BYTES
+                blocks.setdefault(ledger_id, {}).setdefault(first, StoredBlock(first, count, source))
 
-    def _on_gap(self, gap: Gap) -> None:
-        self._gaps.append(gap)
-        self._add_problem(gap.fault.file, f"{gap.fault.what} (family {gap.family})")
-        self._lacks([Family(gap.family)])
 
-    def _fill_gaps(self, source: DamagedFolder) -> None:
-        """Look for the rows of gaps in the other tables, and for the entries of the damaged ones."""
-        gaps = sorted(self._gaps, key=lambda gap: (gap.family, gap.start))
-        of_payloads = [gap for gap in gaps if gap.family == Family.PAYLOADS]
-        if of_payloads and self._entry_format is not None:
-            self._prove(source.unchecked(of_payloads), self._entry_format)
-        others = source.without({gap.fault.file for gap in gaps})
-        self.survey.sources.append(others)
-        # Cursors come before `meta`, with its copies.
-        for gap in gaps:
-            family = Family(gap.family)
-            if family is Family.META:
-                self._take(family, self._copies(gap), 1)
-            self._take(family, others.rows(family, self._on_gap, gap.start, gap.end), 1)
-
-    def _copies(self, gap: Gap) -> Iterator[tuple[bytes, bytes]]:
-        for key, value in self.survey.rows[Family.CURSORS].items():
-            own = key.removeprefix(meta_copies.PREFIX)
-            if own != key and own >= gap.start and (gap.end is None or own < gap.end):
-                yield own, value
-
-    def _prove(self, rows: Iterator[tuple[bytes, bytes]], entry_format: EntryFormat) -> None:
-        """Keep the entries of damaged blocks that are whole by themselves."""
-        for key, value in rows:
-            if len(key) != _BLOCK_KEY_BYTES or not _is_payload_block(value):
-                continue
-            ledger_id, first = keys.pair.unpack(key)
-            for index in range(payload_count(value)):
-                entry = payload_at(value, index)
-                header = entry_format.header_row(entry)
-                if header is not None:
-                    self.survey.proven[ledger_id, first + index] = ProvenEntry(entry, header)
-
-    def _marker(self) -> int:
-        """The write that the log must have reached."""
-        try:
-            marker = read_marker(self._folder)
-        except (ValueError, OSError) as error:
-            self._add_problem(LOG_MARKER_FILE, f"it is unreadable ({error})", is_harmless=True)
-            return 0
-        if marker is None:
-            self._add_problem(LOG_MARKER_FILE, "it is missing", is_harmless=True)
-        return marker or 0
-
-    def _check_end(self, sequence: int, marker: int) -> None:
-        if not any(_WRITE_AHEAD_LOG.fullmatch(place.name) for place in self._folder.iterdir()):
-            self._add_problem("the write-ahead log", "it is missing, with the newest changes")
-            self._lose_end()
-        if marker > sequence:
-            missing = self.survey.missing_writes = marker - sequence
-            what = f"at least the newest {missing:,} changes are missing, which were on the disk"
-            self._add_problem("the write-ahead log", what)
-            self._lose_end()
-
-    def _lose_end(self) -> None:
-        self.survey.is_end_missing = True
-        self._lacks(_ALL)
-
-    def _lacks(self, families: Collection[Family]) -> None:
-        self.survey.damaged.update(families)
-
-    def _add_problem(self, file: str, what: str, *, is_harmless: bool = False) -> None:
-        problem = LogProblem(file, what, is_harmless)
-        if problem not in self.survey.problems:
-            self.survey.problems.append(problem)
+def _fill_gaps(
+    found: Survey, gaps: list[Gap], folder: DamagedFolder, others: DamagedFolder, entry_format: EntryFormat | None
+) -> None:
+    """Keep the rows of gaps in the other tables, and the whole entries of the damaged ones."""
+    of_payloads = [gap for gap in gaps if gap.family == Family.PAYLOADS]
+    if of_payloads and entry_format is not None:
+        for key, value in folder.unchecked(of_payloads):
+            if len(key) == _BLOCK_KEY_BYTES and _is_payload_block(value):
+                ledger_id, first = keys.pair.unpack(key)
+                for index in range(payload_count(value)):
+                    entry = payload_at(value, index)
+                    if (row := entry_format.header_row(entry)) is not None:
+                        found.proven[ledger_id, first + index] = ProvenEntry(entry, row)
+    for gap in gaps:
+        family = Family(gap.family)
+        rows = others.rows(family, found.add_gap, gap.start, gap.end)
+        _keep(found, found.older_meta, family, rows, others)
 
 
 def _is_payload_block(value: bytes) -> bool:
@@ -256,3 +218,20 @@ def _is_payload_block(value: bytes) -> bool:
         return False
     offsets = [int.from_bytes(value[at : at + 4], "little") for at in range(0, 4 * (count + 1), 4)]
     return offsets == sorted(offsets) and offsets[-1] <= len(value)
+
+
+def _check_end(found: Survey, path: Path, sequence: int) -> None:
+    """Compare the last write with the one that the marker file says must be there."""
+    try:
+        marker = read_marker(path)
+        if marker is None:
+            found.add_problem(LOG_MARKER_FILE, "it is missing", is_harmless=True)
+    except (ValueError, OSError) as error:
+        found.add_problem(LOG_MARKER_FILE, f"it is unreadable ({error})", is_harmless=True)
+        marker = None
+    if not any(_WRITE_AHEAD_LOG.fullmatch(place.name) for place in path.iterdir()):
+        found.lose_end("the write-ahead log", "it is missing, with the newest changes")
+    if marker is not None and marker > sequence:
+        found.missing_writes = marker - sequence
+        what = f"at least the newest {found.missing_writes:,} changes are missing, which were on the disk"
+        found.lose_end("the write-ahead log", what)

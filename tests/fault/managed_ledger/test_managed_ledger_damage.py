@@ -96,7 +96,7 @@ NO_FILES = {
     "socket": lambda place: os.mknod(place, S_IFSOCK | 0o600),
     "link to a device": lambda place: place.symlink_to("/dev/zero"),
 }
-OPENED = (*KINDS, "*[0-9].log", "IDENTITY", "LOCK", "LOG", "POSTDATE-LOG.new")
+OPENED = (*KINDS, "*[0-9].log", "IDENTITY", "LOCK", "LOG", "POSTDATE-LOG.new", "POSTDATE-MANIFEST")
 
 
 @pytest.mark.parametrize("make", NO_FILES.values(), ids=NO_FILES)

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.exhaustive
 
 MESSAGES = 600
 PAYLOAD_BYTES = 500
-MESSAGES_OF_A_BLOCK = 70
-"""More than are in 32 KiB of a write-ahead log, which RocksDB skips for one wrong byte, and the commit behind it."""
+MESSAGES_OF_A_BLOCK = 2**15 // PAYLOAD_BYTES + 2
+"""RocksDB skips a block of a write-ahead log for one wrong byte, and the two commits that reach into it and beyond it.
+Each message that is awaited has a commit of its own, which is larger than its payload."""
 
 
 @pytest.fixture

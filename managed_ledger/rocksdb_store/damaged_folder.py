@@ -1,8 +1,9 @@
 """The rows that RocksDB can still read of a damaged folder, through a temporary view; the folder stays as it is.
 
-The folder is opened strictly, else without what its write-ahead logs and list of files have wrong, else repaired by
-RocksDB. That is the last means, as it sets a whole table aside for one bad block of it, and forgets the families of
-which no table is left. Before each, a fragment of a recycled log is made a plain damage, which RocksDB survives.
+The view is opened by the first means that does: strictly; without what is damaged of its write-ahead logs; by the spare
+copy of the list of files; after `Rdict.repair`. That comes last, as it sets a whole table aside for one bad block, and
+forgets the families of which no table is left. Before all, a fragment of a recycled log is made a plain damage, which
+RocksDB survives.
 
 A bad block ends RocksDB's iterator, with an error. A row behind it is found by seeking: ever further while the error is
 the same, then by halving. The block hides the rows of all other tables in its range, and a bad index those of
@@ -10,6 +11,7 @@ its family. So the gaps are read again from another view without the bad tables,
 checksums (`unchecked`), where the caller has its own.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -20,14 +22,14 @@ from typing import Any, Final, NamedTuple, Self
 
 from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, ReadOptions
 
+from managed_ledger.rocksdb_store.files import SPARE_MANIFEST_FILE, is_misplaced
 from managed_ledger.rocksdb_store.folder_view import FolderView
 from managed_ledger.rocksdb_store.log_format import clear_recycled_fragments, ends_within_a_record
 
 UNCHECKED_S_MAX: Final = 60
 """Time for the rows without checksums: after it, those that came are taken."""
-_KEY_BYTES: Final = 256
+_KEY_BYTES_MAX: Final = 256
 """Keys are halved as numbers of so many bytes: rows behind a bad block whose keys begin with the same are left out."""
-_END: Final = 256**_KEY_BYTES - 1
 _FILE: Final = re.compile(r"\d+\.(?:sst|log)|MANIFEST-\d+")
 _BLOCK: Final = re.compile(r"block checksum mismatch.* in \S*?(\d+\.sst) offset (\d+) size (\d+)")
 
@@ -52,70 +54,51 @@ class Gap(NamedTuple):
 class DamagedFolder:
     """A view of a damaged folder, as far as RocksDB opens it; `close` removes it."""
 
-    def __init__(self, path: Path, families: Collection[str], view: FolderView | None = None) -> None:
+    def __init__(self, path: Path, view: FolderView | None = None) -> None:
         """Take over a view, or borrow the folder of one."""
         self.path = path
         self._view = view
-        self._wanted = families
         self._database: Rdict | None = None
-        self._families: dict[str, Rdict] = {}
+        self.families: dict[str, Rdict] = {}
+        """Those of which RocksDB knows, by name."""
         self.faults: list[FileFault] = []
         """Why it did not open strictly."""
-        self.sequence = 0
-        """RocksDB's number of the last write that is there."""
 
     @classmethod
-    def open(cls, path: Path, families: Collection[str], sequence_min: int) -> Self:
-        """Open a view by the first means that does.
+    def open(cls, path: Path, *, without: Collection[str] = ()) -> Self:
+        """Open a view.
 
         Args:
             path: The folder.
-            families: Its families.
-            sequence_min: The write that it must have reached. If it did not, and has tables that its list of files does
-                not name, the list is not the newest.
+            without: Tables that the view lacks.
 
         Raises:
             Exception: RocksDB does not open it at all.
             OSError: The system refuses.
         """
-        folder = cls._view_of(path, families)
+        view = FolderView.of(path)
+        folder = cls(view.path, view)
         try:
-            is_listed = folder._find_list_of_files()
-            if not (is_listed and folder._try_to_open()) or (
-                folder.sequence < sequence_min and folder._has_unlisted_tables()
-            ):
-                folder._repair()
+            for name in without:
+                (view.path / name).unlink(missing_ok=True)
+            if without or not (folder._is_open_as_listed(path) or folder._is_open_by_spare(path)):
+                folder._release()
+                Rdict.repair(str(folder.path), _options(is_strict=False))
+                folder.open_leniently()
         except BaseException:
             folder.close()
             raise
         return folder
 
-    def without(self, tables: Collection[str]) -> Self:
-        """Open another view, which lacks some tables."""
-        other = self._view_of(self.path, self._wanted)
-        try:
-            for name in tables:
-                (other.path / name).unlink(missing_ok=True)
-            other._repair()
-        except BaseException:
-            other.close()
-            raise
-        return other
-
-    @classmethod
-    def _view_of(cls, path: Path, families: Collection[str]) -> Self:
-        view = FolderView.of(path)
-        (view.path / "rocksdict-config.json").unlink(missing_ok=True)
-        return cls(view.path, families, view)
-
     @property
-    def missing_families(self) -> list[str]:
-        """Families of which RocksDB knows nothing any more."""
-        return [name for name in self._wanted if name not in self._families]
+    def sequence(self) -> int:
+        """RocksDB's number of the last write that is there."""
+        assert self._database is not None
+        return self._database.latest_sequence_number()
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """The value of a key."""
-        value: bytes | None = self._families[family].get(key)
+        value: bytes | None = self.families[family].get(key)
         return value
 
     def rows(
@@ -136,14 +119,20 @@ class DamagedFolder:
             end: The key behind the last one.
             is_checked: Whether RocksDB compares checksums. If not, rows may be anything, and the process may die.
         """
-        if family not in self._families:
+        if family not in self.families:
             return
         options = ReadOptions()
         options.fill_cache(False)  # type: ignore[call-arg]  # rocksdict declares it without its argument.
         options.set_verify_checksums(is_checked)
-        rows: Any = self._families[family].iter(options)
-        rows.seek(start)
+
+        def sought(key: bytes) -> Any:
+            # A new iterator each time: one that has met an error can return it again for a block that is whole.
+            rows: Any = self.families[family].iter(options)
+            rows.seek(key)
+            return rows
+
         while True:
+            rows = sought(start)
             while rows.valid():
                 key = rows.key()
                 if end is not None and key >= end:
@@ -154,7 +143,7 @@ class DamagedFolder:
             error = _error_of(rows)
             if error is None:
                 return
-            behind = _readable_behind(rows, start, error)
+            behind = _readable_behind(sought, start, error)
             on_gap(Gap(family, start, behind, self._fault(error)))
             if behind is None:
                 return
@@ -163,59 +152,78 @@ class DamagedFolder:
     def unchecked(self, gaps: Collection[Gap]) -> Iterator[tuple[bytes, bytes]]:
         """Rows of gaps that RocksDB reads without checksums: they may be anything. A process of its own reads them."""
         found = self.path / "unchecked"
-        words = [sys.executable, "-m", __name__, str(self.path)]
-        for gap in gaps:
-            words += [gap.family, gap.start.hex(), "" if gap.end is None else gap.end.hex()]
-        # Rows that came within the time are as good as after a crash.
-        with found.open("wb") as file, suppress(subprocess.TimeoutExpired):
-            environment = {"PYTHONPATH": ":".join(map(str, sys.path))}
+        lines = "".join(f"{gap.family} {gap.start.hex()} {(gap.end or b'').hex()}\n" for gap in gaps)
+        # Rows that came within the time are as good as those before a crash.
+        with found.open("w") as file, suppress(subprocess.TimeoutExpired):
             subprocess.run(
-                words,
+                [sys.executable, "-m", __name__, str(self.path)],
+                input=lines,
+                text=True,
                 stdout=file,
                 stderr=subprocess.DEVNULL,
-                env=environment,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
                 timeout=UNCHECKED_S_MAX,
                 check=False,
             )
-        with found.open("rb") as file:
-            while (key := _read(file)) is not None and (value := _read(file)) is not None:
-                yield key, value
+        with found.open() as file:
+            for line in file:
+                if line.endswith("\n"):
+                    key, value = line[:-1].split(" ")
+                    yield bytes.fromhex(key), bytes.fromhex(value)
 
     def close(self) -> None:
         """Remove the view."""
-        self._families, self._database = {}, None
+        self._release()
         if self._view is not None:
             self._view.close()
 
-    def _find_list_of_files(self) -> bool:
-        """Let `CURRENT` name the newest list of files if it names none; return whether there is a whole one."""
-        folder = self.path
-        current = folder / "CURRENT"
-        lists = {f"{place.name}\n".encode() for place in folder.glob("MANIFEST-*")}
-        if not current.exists() or current.read_bytes() not in lists:
-            self.faults.append(FileFault("CURRENT", "it does not name a list of files that is there"))
-            current.unlink(missing_ok=True)
-            if lists:
-                current.write_bytes(max(lists))
-            else:
-                self.faults.append(FileFault("MANIFEST", "the list of files is missing"))
-        # The list in use is known now, so these are all that RocksDB reads.
-        self.faults += [FileFault(*fault) for fault in clear_recycled_fragments(folder)]
-        name = current.read_text().strip() if lists else ""
-        if not name or not ends_within_a_record(folder / name):
-            return bool(name)
-        self.faults.append(FileFault(name, "it ends too early"))
-        return False
+    def _release(self) -> None:
+        self.families, self._database = {}, None
 
-    def _try_to_open(self) -> bool:
+    def _is_open_as_listed(self, source: Path) -> bool:
+        """Open it by its own list of files, which is the newest one where `CURRENT` does not name one."""
+        current = self.path / "CURRENT"
+        names = [place.name for place in self.path.glob("MANIFEST-*")]
+        if not current.is_file() or current.read_bytes() not in [f"{name}\n".encode() for name in names]:
+            self.faults.append(FileFault("CURRENT", "it does not name a list of files that is there"))
+            if names:
+                current.write_text(f"{max(names)}\n")
+        self.faults += [FileFault(*fault) for fault in clear_recycled_fragments(self.path)]
+        if not names:
+            self.faults.append(FileFault("MANIFEST", "the list of files is missing"))
+            return False
+        name = current.read_text().strip()
+        listed, spare = (self.path / name).read_bytes(), _spare_of(source)
+        if ends_within_a_record(self.path / name) or (spare.startswith(listed) and spare != listed):
+            # RocksDB takes what is there for all.
+            self.faults.append(FileFault(name, "it ends too early"))
+            return False
         for is_strict in (not self.faults, False):
             try:
                 self._open(is_strict=is_strict)
             except Exception as error:
-                self._add_fault(str(error))
+                fault = self._fault(str(error))
+                if fault not in self.faults:
+                    self.faults.append(fault)
             else:
                 return True
         return False
+
+    def _is_open_by_spare(self, source: Path) -> bool:
+        """Open it by the spare list of files, if that names exactly the tables that are there."""
+        spare = _spare_of(source)
+        if not spare:
+            return False
+        name = "MANIFEST-000001"
+        (self.path / name).write_bytes(spare)
+        (self.path / "CURRENT").write_text(f"{name}\n")
+        try:
+            self.open_leniently()
+        except Exception:
+            return False
+        assert self._database is not None
+        listed = {Path(file["name"]).name for file in self._database.live_files()}
+        return listed == {table.name for table in self.path.glob("*.sst")}
 
     def open_leniently(self) -> None:
         """Open the view without what is damaged of its write-ahead logs.
@@ -228,27 +236,9 @@ class DamagedFolder:
     def _open(self, *, is_strict: bool) -> None:
         path = str(self.path)
         options = _options(is_strict=is_strict)
-        names = [name for name in Rdict.list_cf(path, options) if name in self._wanted]
-        families = {name: _options(is_strict=is_strict) for name in names}
-        database = Rdict(path, options, column_families=families, access_type=AccessType.read_only(False))
-        self._database = database
-        self._families = {name: database.get_column_family(name) for name in names}
-        self.sequence = database.latest_sequence_number()
-
-    def _has_unlisted_tables(self) -> bool:
-        assert self._database is not None
-        listed = {Path(file["name"]).name for file in self._database.live_files()}
-        return any(table.name not in listed for table in self.path.glob("*.sst"))
-
-    def _repair(self) -> None:
-        self._families, self._database = {}, None
-        Rdict.repair(str(self.path), _options(is_strict=False))
-        self.open_leniently()
-
-    def _add_fault(self, error: str) -> None:
-        fault = self._fault(error)
-        if fault not in self.faults:
-            self.faults.append(fault)
+        families = {name: _options(is_strict=is_strict) for name in Rdict.list_cf(path, options)}
+        self._database = Rdict(path, options, column_families=families, access_type=AccessType.read_only(False))
+        self.families = {name: self._database.get_column_family(name) for name in families}
 
     def _fault(self, error: str) -> FileFault:
         if block := _BLOCK.search(error):
@@ -258,6 +248,12 @@ class DamagedFolder:
         if file is not None and "No such file" in error:
             return FileFault(file[0], "it is missing")
         return FileFault(file[0] if file else "the folder", f"RocksDB reports: {text}")
+
+
+def _spare_of(folder: Path) -> bytes:
+    """The spare list of files of a folder; empty if there is none."""
+    spare = folder / SPARE_MANIFEST_FILE
+    return spare.read_bytes() if spare.exists() and not is_misplaced(spare) else b""
 
 
 def _options(*, is_strict: bool) -> Options:
@@ -282,46 +278,37 @@ def _error_of(rows: Any) -> str | None:
     return None
 
 
-def _readable_behind(rows: Any, start: bytes, error: str) -> bytes | None:
-    """Seek to the smallest key behind `start` that does not end with this error, and return it."""
+def _readable_behind(sought: Callable[[bytes], Any], start: bytes, error: str) -> bytes | None:
+    """The smallest key behind `start` at which a seek does not end with this error; None if all do."""
+
+    # The keys behind are hardly more than twice as long as the one before. Each byte takes 16 seeks.
+    length = min(2 * len(start) or _KEY_BYTES_MAX, _KEY_BYTES_MAX)
 
     def fails(number: int) -> bool:
-        rows.seek(number.to_bytes(_KEY_BYTES))
+        rows = sought(number.to_bytes(length))
         return not rows.valid() and _error_of(rows) == error
 
-    low, step = int.from_bytes(start[:_KEY_BYTES].ljust(_KEY_BYTES, b"\0")), 1
-    while low + step < _END and fails(low + step):
+    low, step, end = int.from_bytes(start[:length].ljust(length, b"\0")), 1, 256**length - 1
+    while low + step < end and fails(low + step):
         low, step = low + step, step * 2
-    high = min(low + step, _END)
+    high = min(low + step, end)
     if fails(high):
         return None
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fails(middle) else (low, middle)
-    behind = high.to_bytes(_KEY_BYTES)
-    rows.seek(behind)
-    return behind
+    return high.to_bytes(length)
 
 
-def _read(file: Any) -> bytes | None:
-    length = int.from_bytes(file.read(4))
-    content: bytes = file.read(length)
-    return content if length and len(content) == length else None
-
-
-def _write_unchecked(path: str, *gaps: str) -> None:
-    """Write the rows of gaps to the standard output; damaged bytes may kill this process."""
-    folder = DamagedFolder(Path(path), set(gaps[::3]))
+def _write_unchecked(folder: DamagedFolder) -> None:
+    """Write the rows of the gaps in the standard input to the output; damaged bytes may kill this process."""
     folder.open_leniently()
-    for family, start, end in zip(gaps[::3], gaps[1::3], gaps[2::3], strict=True):
-        rows = folder.rows(
-            family, lambda _: None, bytes.fromhex(start), bytes.fromhex(end) if end else None, is_checked=False
-        )
-        for row in rows:
-            for part in row:
-                sys.stdout.buffer.write(len(part).to_bytes(4) + part)
-        sys.stdout.buffer.flush()
+    for line in sys.stdin:
+        family, start, end = line[:-1].split(" ")
+        begin, behind = bytes.fromhex(start), bytes.fromhex(end) or None
+        for key, value in folder.rows(family, lambda _: None, begin, behind, is_checked=False):
+            print(key.hex(), value.hex(), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    _write_unchecked(*sys.argv[1:])
+    _write_unchecked(DamagedFolder(Path(sys.argv[1])))
