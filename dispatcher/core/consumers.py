@@ -84,6 +84,11 @@ class ConsumerState:
         self.first_sent_ms = self.first_sent_ms or now_ms
         self.last_sent_ms = now_ms
 
+    def note_sent(self, messages: int, payload_bytes: int) -> None:
+        """Note that this many messages were written to its connection."""
+        self.messages_out += messages
+        self.bytes_out += payload_bytes
+
     def note_flow(self, permits: int, now_ms: int) -> None:
         """Note that it asked for this many messages more."""
         self.permits += permits

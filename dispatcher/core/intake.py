@@ -88,7 +88,7 @@ class Intake(SubscriptionCore):
         self.waiting = WaitingEntries(config.return_entries_max)
         self.held_due = HeldHeaders()
         self.tracker_deliver_at_ms: int | None = None
-        """When the first message was due that the tracker has or is loading; the shell keeps it up to date."""
+        """When the first message was due that the tracker has or is loading."""
         self._mark_deleted_through: Key = (-1, -1)
         self._last_confirmed = Position(-1, -1)
         self._scan_target = Position(-1, -1)
@@ -96,9 +96,18 @@ class Intake(SubscriptionCore):
         self._unread_since_ms: int | None = None
         """Since when a part of the log is unread that may hold earlier due entries; None where none is."""
         self.is_rereading = False
-        """Whether entries that the tracker lost are still to be read again; the shell keeps it up to date."""
+        """Whether entries that the tracker lost are still to be read again."""
         self.delays_through = AFTER_EVERYTHING
         """The last entry of which the delivery time is heeded when it is scanned; those behind it are due."""
+
+    def delays_heeded(self, through: Position) -> None:
+        self.delays_through = through
+
+    def tracker_told(self, deliver_at_ms: int | None) -> None:
+        self.tracker_deliver_at_ms = deliver_at_ms
+
+    def lost_rows_told(self, *, are_left: bool) -> None:
+        self.is_rereading = are_left
 
     @property
     def is_by_position(self) -> bool:
@@ -224,18 +233,15 @@ class Intake(SubscriptionCore):
     # Due entries.
 
     def due_entries_wanted(self) -> int:
-        """Return how many entries can be taken from the tracker now."""
         if self.plan is None or not self._has_demand() or self._is_holding_due():
             return 0
         return min(self.due_room(), self.config.read_batch_entries_max, self.config.admit_entries_max)
 
     def on_popped(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Note that entries left the tracker; their headers follow."""
         if self.plan is not None:
             self.plan.note_taken(ledger_ids, entry_ids)
 
     def on_untracked(self, headers: EntryHeaders) -> list[Action]:
-        """Take in entries that the tracker has lost: those that are delayed, scanned and held by no consumer."""
         assert self.plan is not None
 
         headers = self._deliverable_now(headers)
@@ -256,16 +262,6 @@ class Intake(SubscriptionCore):
     def on_due(
         self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
     ) -> list[Action]:
-        """Take in entries that the tracker gave; its remaining rows come after them.
-
-        Those that are not due by their headers go back to the tracker.
-
-        Args:
-            headers: Their headers, in the order of the rows, without those that the log does not have.
-            rows: The rows that the tracker gave.
-            lead_ms: How long before its time an entry counts as due.
-            may_repeat: Whether the tracker may give an entry again that was delivered, see `DelayedDeliveryTracker`.
-        """
         if not len(rows):
             return []
         given_through = key_of(rows, -1)
@@ -296,17 +292,19 @@ class Intake(SubscriptionCore):
         return self._admit(_NONE, _NONE.publish_time_ms, self._deliverable_now(held))
 
     @property
+    def has_held(self) -> bool:
+        return bool(self.held_due)
+
+    @property
     def held_count(self) -> int:
         """How many entries are held and still need a delivery."""
         return self.held_due.count_without(self._cursor.acknowledged_in)
 
     def on_refused(self, headers: EntryHeaders) -> list[Action]:
-        """Take in entries that the tracker refused because they are due."""
         self.held_due.add(headers)
         return self.admit_held()
 
     def admit_held(self) -> list[Action]:
-        """Admit entries that were due when they were read, up to the tracker's first, as many as one turn takes."""
         return self._admit(_NONE, _NONE.publish_time_ms, self._take_held(others=0))
 
     def _take_held(self, *, others: int) -> EntryHeaders:
@@ -323,7 +321,6 @@ class Intake(SubscriptionCore):
         return self.held_due.count_through(self._admitted_through()) > self.config.admit_entries_max
 
     def has_held_to_admit(self) -> bool:
-        """Return whether `admit_held` has something to admit."""
         first_ms = self.held_due.first_deliver_at_ms
         tracker_ms = self.tracker_deliver_at_ms
         is_next = first_ms is not None and (tracker_ms is None or first_ms < tracker_ms)

@@ -250,6 +250,10 @@ class KeySharedCore(MultipleConsumersCore):
         self.fence.note_taken_back(items)
         super()._take_back(items, slot_counts)
 
+    @property
+    def watches_mark_delete(self) -> bool:
+        return self.fence.watches_mark_delete
+
     def note_unacknowledged_from(self, position: Position) -> list[Action]:
         for slot in self.fence.note_unacknowledged_from(position, self.waiting.heaps):
             self._offer(slot)

@@ -25,6 +25,8 @@ from managed_ledger.position import Position
 class MultipleConsumersCore(Intake):
     """Base of the cores that serve many consumers at once."""
 
+    is_shared = True
+
     __slots__ = (
         "expired",
         "expired_entries_max",
@@ -146,6 +148,11 @@ class MultipleConsumersCore(Intake):
         if self.waiting.returning:
             self._offer_all(self.waiting.return_portion())
         return self._serve_all()
+
+    def withdraw(self, positions: Sequence[Key]) -> list[Action]:
+        actions = super().withdraw(positions)
+        # The cursor has them as acknowledged, so `acknowledge` has not told the tracker.
+        return [*actions, ForgetDelayed(list(positions))] if positions and self.has_delays else actions
 
     def open_gate(self, rate_per_second: float | None) -> list[Action]:
         super().open_gate(rate_per_second)

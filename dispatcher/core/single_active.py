@@ -46,6 +46,8 @@ class SingleActiveCore(SubscriptionCore):
         cursor: The acknowledgements.
     """
 
+    is_shared = False
+
     def __init__(
         self,
         config: DispatcherConfig,

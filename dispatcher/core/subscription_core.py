@@ -7,7 +7,8 @@ acknowledgement of something unknown or a redelivery of something that is not pe
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from dispatcher.core.selectors.assignment import NO_OWNER
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import is_in
 
 
@@ -32,6 +34,9 @@ class SubscriptionCore(ABC):
 
     Slots, here and in the classes between: Python keeps more than 30 attributes of an object in 1.5 KB.
     """
+
+    is_shared: ClassVar[bool]
+    """Whether consumers share the entries, so that each is acknowledged and redelivered by itself."""
 
     __slots__ = (
         "_cursor",
@@ -156,8 +161,15 @@ class SubscriptionCore(ABC):
         """Do the work whose time has come."""
         return []
 
-    def note_sent(self, items: Sequence[Item]) -> list[int]:
-        """Return how late those of them are that were delayed and are sent for the first time, in milliseconds."""
+    def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
+        """Note what was written to a consumer's connection.
+
+        Returns:
+            How late those of them are that were delayed and are sent for the first time, in milliseconds.
+        """
+        consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
+        if not self.unsent_delayed:
+            return []
         now_ms, known = self.now_ms, self.unsent_deliver_at_ms
         by_ledger: defaultdict[int, list[Item]] = defaultdict(list)
         for item in items:
@@ -181,7 +193,78 @@ class SubscriptionCore(ABC):
         del slot
         return True
 
+    # Delays: where nothing is delayed, as here, the shell has no tracker, and only heeding them can be asked for.
+
+    def delays_heeded(self, through: Position) -> None:
+        """From now on delivery times are heeded up to a position; entries behind it are due when they are scanned."""
+        del through
+
+    def tracker_told(self, deliver_at_ms: int | None) -> None:
+        """The first message that the tracker has or is loading was due then; None where it has none."""
+        del deliver_at_ms
+
+    def lost_rows_told(self, *, are_left: bool) -> None:
+        """Whether entries that the tracker lost are still to be read again: they may be due before others."""
+        del are_left
+
+    def recovered(self, is_recovering: Callable[[int], bool]) -> None:
+        """The tracker may have recovered ledgers; `is_recovering` tells which it has not."""
+        if self.plan is not None:
+            self.plan.note_recovered(is_recovering)
+
+    @property
+    def has_held(self) -> bool:
+        """Whether entries that are due are held until it is their turn by time."""
+        return False
+
+    def has_held_to_admit(self) -> bool:
+        """Return whether `admit_held` has something to admit."""
+        return False
+
+    def admit_held(self) -> list[Action]:
+        """Admit entries that were due when they were read, up to the tracker's first, as many as one turn takes."""
+        return []
+
+    def due_entries_wanted(self) -> int:
+        """Return how many entries can be taken from the tracker now."""
+        return 0
+
+    def on_popped(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Note that entries left the tracker; their headers follow."""
+        raise NotImplementedError
+
+    def on_due(
+        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
+    ) -> list[Action]:
+        """Take in entries that the tracker gave; its remaining rows come after them.
+
+        Those that are not due by their headers go back to the tracker.
+
+        Args:
+            headers: Their headers, in the order of the rows, without those that the log does not have.
+            rows: The rows that the tracker gave.
+            lead_ms: How long before its time an entry counts as due.
+            may_repeat: Whether the tracker may give an entry again that was delivered, see `DelayedDeliveryTracker`.
+        """
+        raise NotImplementedError
+
+    def on_untracked(self, headers: EntryHeaders) -> list[Action]:
+        """Take in entries that the tracker has lost: those that are delayed, scanned and held by no consumer."""
+        raise NotImplementedError
+
+    def on_refused(self, headers: EntryHeaders) -> list[Action]:
+        """Take in entries that the tracker refused because they are due."""
+        raise NotImplementedError
+
     # Pause and resume.
+
+    def use_gate(self, gate: DeliveryGate) -> None:
+        """Let messages pass by this gate from now on."""
+        self.gate = gate
+
+    def close_gate(self) -> None:
+        """Let nothing pass until `open_gate`."""
+        self.gate.close()
 
     def open_gate(self, rate_per_second: float | None) -> list[Action]:
         """Let everything pass that waits, or so many messages a second."""
@@ -239,6 +322,15 @@ class SubscriptionCore(ABC):
     @abstractmethod
     def mark_deleted(self, through: Position) -> list[Action]:
         """Forget everything up to a position that was expired or skipped."""
+
+    def withdraw(self, positions: Sequence[Key]) -> list[Action]:
+        """Give out no entries that the cursor withholds from now on; it has them as acknowledged already."""
+        return self.acknowledge(None, positions, {})[1]
+
+    @property
+    def watches_mark_delete(self) -> bool:
+        """Whether `note_unacknowledged_from` is of interest."""
+        return False
 
     def note_unacknowledged_from(self, position: Position) -> list[Action]:
         """Note that everything before a position is acknowledged in the cursor."""

@@ -236,8 +236,8 @@ DISPATCHER: Final = [
     Mutant(
         "dry-for-ever",
         "dispatcher/reader.py",
-        "        self._is_tracker_dry = False\n        if self._core.plan is not None:\n            self._core.plan.note_recovered",
-        "        if self._core.plan is not None:\n            self._core.plan.note_recovered",
+        "        self._is_tracker_dry = False\n        self._core.recovered(",
+        "        self._core.recovered(",
         "a tracker that had nothing once is not asked again",
     ),
     Mutant(
@@ -582,7 +582,7 @@ FOUND: Final = [
     Mutant(
         "held-for-a-dry-tracker",
         "dispatcher/reader.py",
-        "                return bool(self._intake.held_due)\n",
+        "                return self._core.has_held\n",
         "                return False\n",
         "held entries wait for a message that the tracker turned out not to have",
     ),

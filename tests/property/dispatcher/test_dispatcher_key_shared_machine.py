@@ -418,7 +418,7 @@ class _Machine(RuleBasedStateMachine):
 
     def _look_at_tracker(self) -> None:
         due = [at for at in self.tracked.values() if at <= self.now_ms]
-        self.core.tracker_deliver_at_ms = min(due, default=None)
+        self.core.tracker_told(min(due, default=None))
 
     def _entry(self, position: Key) -> _Entry:
         return self.log[(position[0] - 1) * _ENTRIES_PER_LEDGER + position[1]]
