@@ -247,7 +247,7 @@ def _microseconds_per_live_entry(
     hashes: np.ndarray,  # type: ignore[type-arg]
 ) -> tuple[float, int]:
     spent, given = 0.0, 0
-    while len(feed.core.waiting) < 100_000:
+    while len(feed.core.replay_queue) < 100_000:
         headers = feed.headers(_BATCH, hashes)
         start = time.process_time()
         actions = feed.read(headers)
@@ -256,7 +256,7 @@ def _microseconds_per_live_entry(
             feed.core.acknowledge(states[index], positions, {})
         spent += time.process_time() - start
         given += sum(map(len, assigned.values()))
-    return spent / given * 1e6, len(feed.core.waiting)
+    return spent / given * 1e6, len(feed.core.replay_queue)
 
 
 def queue_of_a_stuck_consumer_is_served() -> float:
@@ -264,9 +264,9 @@ def queue_of_a_stuck_consumer_is_served() -> float:
     feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
     states = {number: feed.join(number, permits=10**9 if number else 0) for number in range(3)}
     _microseconds_per_live_entry(feed, states, _hashes(10_000))
-    waiting = len(feed.core.waiting)
+    waiting = len(feed.core.replay_queue)
     start = time.process_time()
-    while len(feed.core.waiting):
+    while len(feed.core.replay_queue):
         feed.core.flow(states[0], 1_000)
     return (time.process_time() - start) / waiting * 1e6
 
@@ -280,14 +280,14 @@ def bytes_per_parked_entry() -> float:
     for _ in range(100):
         feed.read(feed.headers(_BATCH, hashes))
     tracemalloc.start()
-    before, waiting = tracemalloc.get_traced_memory()[0], len(feed.core.waiting)
+    before, waiting = tracemalloc.get_traced_memory()[0], len(feed.core.replay_queue)
     for consumer in feed.core.consumers.values():
         consumer.permits = 0
     for _ in range(200):
         feed.read(feed.headers(_BATCH, hashes))
     size = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    return size / (len(feed.core.waiting) - waiting)
+    return size / (len(feed.core.replay_queue) - waiting)
 
 
 def join_with_pending(pending: int) -> float:

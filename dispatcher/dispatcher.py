@@ -430,7 +430,7 @@ class Dispatcher:
             and self.failure is None
             and self.has_read_all
             and not self._reader.under_way().of_due
-            and not len(core.waiting)
+            and not len(core.replay_queue)
             and not core.held_due
             and not core.damaged()
             and not any(len(consumer.pending) for consumer in core.consumers.values())

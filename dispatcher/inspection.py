@@ -55,7 +55,7 @@ def subscription_stats(
         type=subscription_type.value,
         consumers=shown,
         active_consumer_name=active.name if active is not None else None,
-        msg_in_replay=len(many.waiting) + many.held_count if many is not None else 0,
+        msg_in_replay=len(many.replay_queue) + many.held_count if many is not None else 0,
         msg_delayed=messages_delayed,
         unacked_messages=many.unacked if many is not None else 0,
         blocked_subscription_on_unacked_msgs=many.is_blocked if many is not None else False,
@@ -155,7 +155,7 @@ def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
     return KeyStatus(
         slot=slot,
         owner=owner.name if owner is not None else None,
-        waiting_entries=core.waiting.count(slot),
+        waiting_entries=core.replay_queue.count(slot),
         reason=_why_it_waits(core, slot, owner),
         draining_at=core.consumers[draining.owner_index].name if draining is not None else None,
         draining_since_ms=draining.since_ms if draining is not None else None,
@@ -170,7 +170,7 @@ def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
 def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -> EntryStatus:
     """Return where an entry is that is not acknowledged."""
     holder = next((one for one in core.consumers.values() if position in one.pending), None)
-    items = core.waiting.items() if isinstance(core, MultipleConsumersCore) else ()
+    items = core.replay_queue.items() if isinstance(core, MultipleConsumersCore) else ()
     waiting = next((item for item in items if position_of(item) == position), None)
     slot, owner, draining_at, reason = None, None, None, ""
     if isinstance(core, KeySharedCore):
@@ -210,18 +210,18 @@ def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -
 
 
 def _why_it_waits(core: KeySharedCore, slot: int, owner: ConsumerState | None) -> str:
-    if slot not in core.waiting.heaps and slot not in core.waiting.returning.slot_counts:
+    if slot not in core.replay_queue.heaps and slot not in core.replay_queue.returning.slot_counts:
         return "nothing waits"
     return _why_fenced(core, slot, owner) or _why_not_now(core, owner) or "it is about to be sent"
 
 
 def _why_fenced(core: KeySharedCore, slot: int, owner: ConsumerState | None) -> str:
     """Return why a slot's entries may go to no consumer; empty if its owner may get them."""
-    if slot in core.waiting.returning.slot_counts:
+    if slot in core.replay_queue.returning.slot_counts:
         return "some of it is on its way back from a consumer that gave back much"
     if owner is None:
         return "no consumer owns the hash"
-    heap = core.waiting.heaps.get(slot)
+    heap = core.replay_queue.heaps.get(slot)
     if heap is not None and core.fence.blocks(heap[0], owner.index, is_fresh=False):
         if isinstance(core.fence, RecentlyJoinedFence):
             return "its consumer joined lately, and what came before that is not all acknowledged"

@@ -14,7 +14,7 @@ then: it goes back to the tracker, at the header's time (`index_times`). One tha
 in the index than in its header, is held until the tracker has given what is due before it.
 
 Whether an entry is acknowledged is asked in one place, `_deliverable_now`: when an entry is taken in, and when a held
-one is admitted. From then on an acknowledgement finds the entry where it waits (`queues/waiting.py`), or at its
+one is admitted. From then on an acknowledgement finds the entry where it waits (`queues/replay_queue.py`), or at its
 consumer.
 """
 
@@ -34,7 +34,7 @@ from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.index_times import in_log, is_future
 from dispatcher.core.items import Key
 from dispatcher.core.queues.held_headers import HeldHeaders
-from dispatcher.core.queues.waiting import WaitingEntries
+from dispatcher.core.queues.replay_queue import ReplayQueue
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, is_at_or_behind
 from dispatcher.core.subscription_core import SubscriptionCore
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
@@ -71,8 +71,8 @@ class Intake(SubscriptionCore):
         "has_delays",
         "held_due",
         "is_rereading",
+        "replay_queue",
         "tracker_deliver_at_ms",
-        "waiting",
     )
 
     def __init__(
@@ -85,7 +85,7 @@ class Intake(SubscriptionCore):
         super().__init__(cursor)
         self.config = config
         self.has_delays = has_delays
-        self.waiting = WaitingEntries(config.return_entries_max)
+        self.replay_queue = ReplayQueue(config.return_entries_max)
         self.held_due = HeldHeaders()
         self.tracker_deliver_at_ms: int | None = None
         """When the first message was due that the tracker has or is loading."""
@@ -329,7 +329,7 @@ class Intake(SubscriptionCore):
     def _may_admit_held(self) -> bool:
         # Waiting entries are served before all others as soon as a consumer can take one, so an earlier entry must be
         # among them by then. While nothing waits, no entry is overtaken, and columns take less memory than objects.
-        is_wanted = len(self.waiting) > 0 or self._has_demand()
+        is_wanted = len(self.replay_queue) > 0 or self._has_demand()
         return bool(self.held_due) and is_wanted and not self._is_holding_due()
 
     def _admitted_through(self) -> RowKey:
@@ -399,9 +399,9 @@ class Intake(SubscriptionCore):
 
     def room(self) -> int:
         """Return how many entries may be read ahead."""
-        return max(0, self.waiting_max() - len(self.waiting))
+        return max(0, self.waiting_max() - len(self.replay_queue))
 
     def due_room(self) -> int:
         """Return how many due entries may be taken in."""
         # The limit counts twice, so that immediate entries that wait for one consumer do not make due ones late.
-        return max(0, self.waiting_max() + self.look_ahead_limit() - len(self.waiting))
+        return max(0, self.waiting_max() + self.look_ahead_limit() - len(self.replay_queue))

@@ -22,7 +22,6 @@ from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.earlier import earlier
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fences.fence import NoFence, OrderFence
 from dispatcher.core.fences.recently_joined import LastSentPositionFence, ReadPositionFence, SubscriptionView
@@ -107,14 +106,14 @@ class KeySharedCore(MultipleConsumersCore):
         slots = self.selector.hash_range.slots(headers.sticky_hashes)
         if self.is_by_position:
             orders_ms = np.zeros_like(orders_ms)
-        is_behind = self.waiting.parked.are_behind(slots, orders_ms)
+        is_behind = self.replay_queue.parked.are_behind(slots, orders_ms)
         if is_behind is not None and is_behind.any():
             self._park(make_rows(headers, orders_ms, slots)[is_behind])
             rest = np.flatnonzero(~is_behind)
             headers, orders_ms, slots = headers.take(rest), orders_ms[rest], slots[rest]
         items = make_items(headers, orders_ms, slots)
-        heaps = self.waiting.heaps
-        returning = self.waiting.returning.slot_counts
+        heaps = self.replay_queue.heaps
+        returning = self.replay_queue.returning.slot_counts
         is_returning = bool(returning)
         fence = self.fence
         is_fenced = fence.is_active
@@ -140,7 +139,7 @@ class KeySharedCore(MultipleConsumersCore):
                 or (is_returning and slot in returning)
                 or (is_fenced and fence.blocks(item, owner, is_fresh=True))
             ):
-                if self.waiting.add(item):
+                if self.replay_queue.add(item):
                     self._offer(slot)
                 elif is_fenced:
                     fence.note_blocked(slot, 1)
@@ -151,7 +150,7 @@ class KeySharedCore(MultipleConsumersCore):
             given[owner].append(item)
 
         if longer:
-            self.waiting.park_surplus(longer)
+            self.replay_queue.park_surplus(longer)
         return [self._give(self.consumers[index], own) for index, own in given.items() if own]
 
     def _park(self, rows: ItemRows) -> None:
@@ -160,19 +159,19 @@ class KeySharedCore(MultipleConsumersCore):
             slots, counts = np.unique(rows["slot"], return_counts=True)
             for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
                 self.fence.note_blocked(slot, count)
-        for slot in self.waiting.park(rows):
+        for slot in self.replay_queue.park(rows):
             self._offer(slot)
 
     def _set_look_ahead(self) -> None:
-        self.waiting.entries_max = self.look_ahead_limit()
-        self.waiting.slot_entries_max = self.config.look_ahead_per_hash
+        self.replay_queue.entries_max = self.look_ahead_limit()
+        self.replay_queue.slot_entries_max = self.config.look_ahead_per_hash
 
     def waiting_max(self) -> int:
         return self.look_ahead_limit() + self.config.parked_entries_max
 
     def _offer(self, slot: int) -> None:
         owner = self.selector.owners[slot]
-        heap = self.waiting.heaps.get(slot)
+        heap = self.replay_queue.heaps.get(slot)
         if owner == NO_OWNER or heap is None:
             return
         if self.fence.is_active and self.fence.blocks(heap[0], owner, is_fresh=False):
@@ -187,7 +186,7 @@ class KeySharedCore(MultipleConsumersCore):
             super()._offer_all(slots)
             return
         slots = list(slots)
-        heaps, owners = self.waiting.heaps, self.selector.owners.by_slot(len(slots))
+        heaps, owners = self.replay_queue.heaps, self.selector.owners.by_slot(len(slots))
         heads: dict[int, list[Item]] = {index: [] for index in (*self.consumers, NO_OWNER)}
         for slot in slots:
             if slot in heaps:
@@ -218,9 +217,9 @@ class KeySharedCore(MultipleConsumersCore):
         budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
         if not heads or budget <= 0:
             return []
-        heaps, fence = self.waiting.heaps, self.fence
+        heaps, fence = self.replay_queue.heaps, self.fence
         owners = self.selector.owners.by_slot(min(len(heads), entries_max))
-        returning = self.waiting.returning.slot_counts
+        returning = self.replay_queue.returning.slot_counts
         is_fenced = fence.is_active
         items: list[Item] = []
         while heads and budget > 0 and len(items) < entries_max:
@@ -232,7 +231,7 @@ class KeySharedCore(MultipleConsumersCore):
                 continue
             if is_fenced and fence.blocks(item, consumer.index, is_fresh=False):
                 continue
-            self.waiting.pop(slot)
+            self.replay_queue.pop(slot)
             items.append(item)
             budget -= item[COUNT]
             heap = heaps.get(slot)
@@ -255,13 +254,13 @@ class KeySharedCore(MultipleConsumersCore):
         return self.fence.watches_mark_delete
 
     def note_unacknowledged_from(self, position: Position) -> list[Action]:
-        for slot in self.fence.note_unacknowledged_from(position, self.waiting.heaps):
+        for slot in self.fence.note_unacknowledged_from(position, self.replay_queue.heaps):
             self._offer(slot)
         return self._serve_all()
 
     def _unblock(self, drained: list[int]) -> None:
         """Offer drained slots, together with those that drain within the interval."""
-        slots = [slot for slot in drained if slot in self.waiting.heaps]
+        slots = [slot for slot in drained if slot in self.replay_queue.heaps]
         if not slots:
             return
         self.unblocked += slots
@@ -276,7 +275,8 @@ class KeySharedCore(MultipleConsumersCore):
             self._offer(slot)
 
     def next_wakeup_ms(self) -> int | None:
-        return earlier(super().next_wakeup_ms(), self._unblock_at_ms)
+        times_ms = [super().next_wakeup_ms(), self._unblock_at_ms]
+        return min([time_ms for time_ms in times_ms if time_ms is not None], default=None)
 
     def on_timer(self) -> list[Action]:
         if self._unblock_at_ms is not None and self.now_ms >= self._unblock_at_ms:
@@ -312,7 +312,7 @@ class KeySharedCore(MultipleConsumersCore):
         del self.consumers[consumer.index]
         self.to_serve.pop(consumer.index, None)
         consumer.heads.clear()
-        free = self.fence.leaves(consumer, self.consumers, self.waiting.heaps)
+        free = self.fence.leaves(consumer, self.consumers, self.replay_queue.heaps)
         self._settle(before)
 
         self._leave_behind(consumer)
@@ -327,8 +327,8 @@ class KeySharedCore(MultipleConsumersCore):
         after = self.selector.owners
         self._set_look_ahead()
         self.fence.settle(self.consumers, before, after, self.now_ms)
-        if self.waiting.heaps:
-            self._offer_all(_moved(before, after, self.waiting.heaps))
+        if self.replay_queue.heaps:
+            self._offer_all(_moved(before, after, self.replay_queue.heaps))
 
     def _adopt(self, policy: KeySharedPolicy, selector: StickyKeyConsumerSelector) -> None:
         """Take the first consumer's policy and its selector."""
@@ -348,13 +348,13 @@ class KeySharedCore(MultipleConsumersCore):
     def check(self) -> None:
         super().check()
         self.fence.check(self.consumers, self.selector.owners)
-        for slot, heap in self.waiting.heaps.items():
+        for slot, heap in self.replay_queue.heaps.items():
             self._check_slot_is_offered(slot, heap[0])
 
     def _check_slot_is_offered(self, slot: int, head: Item) -> None:
         """Check that no entry that may be sent is left lying."""
         owner = self.selector.owners[slot]
-        is_held = slot in self.unblocked or slot in self.waiting.returning.slot_counts
+        is_held = slot in self.unblocked or slot in self.replay_queue.returning.slot_counts
         if owner == NO_OWNER or is_held or self.fence.blocks(head, owner, is_fresh=False):
             return
         consumer = self.consumers[owner]

@@ -16,7 +16,6 @@ from dispatcher.core.acknowledgements.ack_sets import AckSet, full_ack_set, inte
 from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action, Deliver, ForgetDelayed
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
-from dispatcher.core.earlier import earlier
 from dispatcher.core.intake import Intake
 from dispatcher.core.items import COUNT, SLOT, Item, Key, position_of
 from managed_ledger.position import Position
@@ -134,19 +133,20 @@ class MultipleConsumersCore(Intake):
 
     def _take_back(self, items: dict[Key, Item], slot_counts: Mapping[int, int]) -> None:
         """Queue again what a consumer no longer holds, a portion now and the rest by the timer."""
-        self._offer_all(self.waiting.take_back(items, slot_counts))
+        self._offer_all(self.replay_queue.take_back(items, slot_counts))
 
     def next_wakeup_ms(self) -> int | None:
-        has_work = self.to_serve or self.waiting.returning or self.expired
+        has_work = self.to_serve or self.replay_queue.returning or self.expired
         if has_work:
             return self.now_ms
-        return earlier(super().next_wakeup_ms(), self.gate.next_grant_ms(self.now_ms))
+        times_ms = [super().next_wakeup_ms(), self.gate.next_grant_ms(self.now_ms)]
+        return min([time_ms for time_ms in times_ms if time_ms is not None], default=None)
 
     def on_timer(self) -> list[Action]:
         if self.expired:
             self._forget_expired_portion()
-        if self.waiting.returning:
-            self._offer_all(self.waiting.return_portion())
+        if self.replay_queue.returning:
+            self._offer_all(self.replay_queue.return_portion())
         return self._serve_all()
 
     def withdraw(self, positions: Sequence[Key]) -> list[Action]:
@@ -160,7 +160,7 @@ class MultipleConsumersCore(Intake):
         return self._serve_all()
 
     def is_drained(self, last_confirmed: Position) -> bool:
-        if self.plan is None or not self._has_demand() or len(self.waiting) or self.held_due:
+        if self.plan is None or not self._has_demand() or len(self.replay_queue) or self.held_due:
             return False
         is_due = self.tracker_deliver_at_ms is not None and self.tracker_deliver_at_ms <= self.now_ms
         return not is_due and not self._is_holding_due() and self.plan.next_immediate > last_confirmed
@@ -206,7 +206,9 @@ class MultipleConsumersCore(Intake):
 
     def _in_hand(self, positions: set[Key]) -> set[Key]:
         in_hand = {position for position in positions if self._holder_of(position) is not None}
-        return in_hand.union(position for item in self.waiting.items() if (position := position_of(item)) in positions)
+        return in_hand.union(
+            position for item in self.replay_queue.items() if (position := position_of(item)) in positions
+        )
 
     def _acknowledge_part(self, owner: ConsumerState | None, position: Key, theirs: AckSet) -> bool:
         """Take an acknowledgement of some messages of a batch; return whether others are left."""
@@ -242,7 +244,7 @@ class MultipleConsumersCore(Intake):
         self._on_no_longer_pending(consumer, Counter([item[SLOT] for item in items]))
 
     def _discard_waiting(self, position: Key) -> None:
-        slot = self.waiting.discard(position)
+        slot = self.replay_queue.discard(position)
         if slot is not None:
             self._offer(slot)
 
@@ -288,7 +290,7 @@ class MultipleConsumersCore(Intake):
         consumer.is_blocked = False
         self._take_back(items, slot_counts)
         # A portion on its way back is enough work for one turn of the loop.
-        return [] if self.waiting.returning else self._serve_all()
+        return [] if self.replay_queue.returning else self._serve_all()
 
     def _leave_behind(self, consumer: ConsumerState) -> None:
         """Take everything from a consumer that is gone."""
@@ -298,7 +300,7 @@ class MultipleConsumersCore(Intake):
 
     def mark_deleted(self, through: Position) -> list[Action]:
         self._note_mark_deleted(through)
-        self._offer_all(self.waiting.discard_through(through))
+        self._offer_all(self.replay_queue.discard_through(through))
         for consumer in self.consumers.values():
             doomed = consumer.pending.positions_through(through)
             if doomed:
@@ -338,7 +340,7 @@ class MultipleConsumersCore(Intake):
 
     def _forget_everything(self) -> None:
         self.plan = None
-        self.waiting.clear()
+        self.replay_queue.clear()
         self.held_due.clear()
         self.redelivery_counts.clear()
         self.ack_sets.clear()
@@ -365,6 +367,6 @@ class MultipleConsumersCore(Intake):
             for position in consumer.pending.items:
                 assert position not in holders, f"{position} is pending twice"
                 holders[position] = consumer.index
-        self.waiting.check()
-        for item in self.waiting.items():
+        self.replay_queue.check()
+        for item in self.replay_queue.items():
             assert position_of(item) not in holders, f"{position_of(item)} waits and is pending"

@@ -56,7 +56,7 @@ class SharedCore(MultipleConsumersCore):
                 dict.fromkeys(zip(headers.ledger_ids[last].tolist(), headers.entry_ids[last].tolist(), strict=True))
             )
         for item in make_items(headers, orders_ms, slots):
-            if self.waiting.add(item) and item[SLOT] != _WHOLE:
+            if self.replay_queue.add(item) and item[SLOT] != _WHOLE:
                 self._offer(item[SLOT])
         return self._serve_all()
 
@@ -65,7 +65,7 @@ class SharedCore(MultipleConsumersCore):
 
     def _offer(self, slot: int) -> None:
         """Let the next chunk of a slot be considered; whole messages are, at every turn."""
-        heap = self.waiting.heaps.get(slot)
+        heap = self.replay_queue.heaps.get(slot)
         if slot == _WHOLE or heap is None:
             return
         owner = self.begun.get(slot)
@@ -75,7 +75,7 @@ class SharedCore(MultipleConsumersCore):
         self.to_serve.clear()
         actions: list[Action] = []
         entries_max = self.serve_entries_max
-        while self.waiting.heaps:
+        while self.replay_queue.heaps:
             consumer = self._next_in_turn()
             if consumer is None:
                 break
@@ -93,7 +93,7 @@ class SharedCore(MultipleConsumersCore):
         if self._subscription_budget() <= 0:
             return None
         unacked_max = self.config.unacked_per_consumer_max
-        is_for_all = self.waiting.may_give(_WHOLE) or self._first(self.free_heads, None) is not None
+        is_for_all = self.replay_queue.may_give(_WHOLE) or self._first(self.free_heads, None) is not None
         ready = [
             consumer
             for consumer in self.consumers.values()
@@ -113,9 +113,9 @@ class SharedCore(MultipleConsumersCore):
         entries_max = min(entries_max, self.config.round_robin_batch_entries_max)
         while budget > 0 and len(items) < entries_max:
             slot = self._next_slot(consumer) if self.free_heads or consumer.heads else _WHOLE
-            if slot is None or not self.waiting.may_give(slot):
+            if slot is None or not self.replay_queue.may_give(slot):
                 break
-            item = self.waiting.pop(slot)
+            item = self.replay_queue.pop(slot)
             items.append(item)
             budget -= item[COUNT]
             if slot != _WHOLE:
@@ -125,8 +125,8 @@ class SharedCore(MultipleConsumersCore):
     def _next_slot(self, consumer: ConsumerState) -> int | None:
         """Return the slot whose head a consumer gets next, None if there is none for it."""
         heads = [self._first(self.free_heads, None), self._first(consumer.heads, consumer.index)]
-        if self.waiting.may_give(_WHOLE):
-            heads.append(self.waiting.heaps[_WHOLE][0])
+        if self.replay_queue.may_give(_WHOLE):
+            heads.append(self.replay_queue.heaps[_WHOLE][0])
         first = min((head for head in heads if head is not None), default=None)
         return None if first is None else first[SLOT]
 
@@ -134,8 +134,8 @@ class SharedCore(MultipleConsumersCore):
         """Return the first of a heap of heads that still is one, of a slot of this owner."""
         while heads:
             slot = heads[0][SLOT]
-            heap = self.waiting.heaps.get(slot)
-            if heap and heap[0] is heads[0] and self.begun.get(slot) == owner and self.waiting.may_give(slot):
+            heap = self.replay_queue.heaps.get(slot)
+            if heap and heap[0] is heads[0] and self.begun.get(slot) == owner and self.replay_queue.may_give(slot):
                 return heads[0]
             heappop(heads)
         return None
@@ -195,8 +195,8 @@ class SharedCore(MultipleConsumersCore):
         super().check()
         for slot, index in self.begun.items():
             assert slot in self.consumers[index].pending.slot_counts, f"slot {slot} is begun by no consumer"
-        for slot, heap in self.waiting.heaps.items():
-            if slot != _WHOLE and self.waiting.may_give(slot):
+        for slot, heap in self.replay_queue.heaps.items():
+            if slot != _WHOLE and self.replay_queue.may_give(slot):
                 owner = self.begun.get(slot)
                 heads = self.free_heads if owner is None else self.consumers[owner].heads
                 assert any(item is heap[0] for item in heads), f"slot {slot} waits and is not offered"

@@ -81,15 +81,15 @@ DISPATCHER: Final = [
     Mutant(
         "returning-without-timer",
         "dispatcher/core/multiple_consumers.py",
-        "has_work = self.to_serve or self.waiting.returning or self.expired",
+        "has_work = self.to_serve or self.replay_queue.returning or self.expired",
         "has_work = self.to_serve or self.expired",
         "a missing wake-up for the second portion of what a consumer gave back",
     ),
     Mutant(
         "new-head-not-offered-after-expiry",
         "dispatcher/core/multiple_consumers.py",
-        "        self._offer_all(self.waiting.discard_through(through))",
-        "        self.waiting.discard_through(through)",
+        "        self._offer_all(self.replay_queue.discard_through(through))",
+        "        self.replay_queue.discard_through(through)",
         "the head behind an expired one is not offered",
     ),
     Mutant(
@@ -137,7 +137,7 @@ DISPATCHER: Final = [
     Mutant(
         "late-behind-what-waits",
         "dispatcher/core/intake.py",
-        "        is_wanted = len(self.waiting) > 0 or self._has_demand()\n",
+        "        is_wanted = len(self.replay_queue) > 0 or self._has_demand()\n",
         "        is_wanted = self._has_demand()\n",
         "what was due when it was accepted comes after all that waits, while consumers can take nothing",
     ),
@@ -151,15 +151,15 @@ DISPATCHER: Final = [
     Mutant(
         "moved-slots-not-offered",
         "dispatcher/core/key_shared.py",
-        "        self._offer_all(_moved(before, after, self.waiting.heaps))",
+        "        self._offer_all(_moved(before, after, self.replay_queue.heaps))",
         "        pass",
         "what waits in slots that moved is not offered to the new owner",
     ),
     Mutant(
         "unblocking-without-timer",
         "dispatcher/core/key_shared.py",
-        "return earlier(super().next_wakeup_ms(), self._unblock_at_ms)",
-        "return super().next_wakeup_ms()",
+        "times_ms = [super().next_wakeup_ms(), self._unblock_at_ms]",
+        "times_ms = [super().next_wakeup_ms()]",
         "a missing wake-up for slots that have drained",
     ),
     Mutant(
@@ -207,14 +207,14 @@ DISPATCHER: Final = [
     ),
     Mutant(
         "parked-behind-a-discarded-head",
-        "dispatcher/core/queues/waiting.py",
+        "dispatcher/core/queues/replay_queue.py",
         "        self._bury(heap)\n        self._refill(slot)\n        return slot if heap",
         "        self._bury(heap)\n        return slot if heap",
         "what is parked behind an acknowledged head is not brought to the front",
     ),
     Mutant(
         "parked-behind-a-given-head",
-        "dispatcher/core/queues/waiting.py",
+        "dispatcher/core/queues/replay_queue.py",
         "        if slot in self.parked.first:\n            self._refill(slot)\n        elif not heap:",
         "        if not heap:",
         "what is parked behind a given head is not brought to the front",
@@ -448,13 +448,19 @@ ITEMS: Final = [
     Mutant(
         "item-1",
         "dispatcher/core/shared.py",
-        "        while self.waiting.heaps:\n",
-        "        while len(self.waiting):\n",
+        "        while self.replay_queue.heaps:\n",
+        "        while len(self.replay_queue):\n",
         "Shared counts what is still on its way back, and takes from a heap that is not there",
         (
-            Edit("dispatcher/core/shared.py", "is_for_all = self.waiting.may_give(_WHOLE) or", "is_for_all = True or"),
             Edit(
-                "dispatcher/core/shared.py", "if slot is None or not self.waiting.may_give(slot):", "if slot is None:"
+                "dispatcher/core/shared.py",
+                "is_for_all = self.replay_queue.may_give(_WHOLE) or",
+                "is_for_all = True or",
+            ),
+            Edit(
+                "dispatcher/core/shared.py",
+                "if slot is None or not self.replay_queue.may_give(slot):",
+                "if slot is None:",
             ),
         ),
     ),

@@ -18,7 +18,7 @@ class CoreFeed:
 
     def __init__(self, portion: int = 1, **config: int) -> None:
         self.core = KeySharedCore(DispatcherConfig(**config), has_delays=True)
-        self.core.waiting.return_entries_max = self.core.expired_entries_max = portion
+        self.core.replay_queue.return_entries_max = self.core.expired_entries_max = portion
         self.core.start(Position(1, 0), Position(1, -1))
         self.entries = 0
         self.joined = 0

@@ -273,23 +273,23 @@ class _Machine(RuleBasedStateMachine):
         plan = self.core.plan
         assert plan is not None
         parts = [LogPart(min(at), max(at)) for _, at in sorted(left_out.items())]
-        waiting_before = len(self.core.waiting)
-        queued_before = self.core.waiting.queued
+        waiting_before = len(self.core.replay_queue)
+        queued_before = self.core.replay_queue.queued
         held_before = len(self.core.held_due)
         self._look_at_tracker()
         self._run(self.core.on_headers(request, _headers(found), next_position, parts))
         plan.note_recovered(self.recovering.__contains__)
         if held_before == 0 and all(entry.deliver_at_ms == NOT_DELAYED for entry in found):
             # I9. Beyond the limit a slot keeps one entry in front, and the rest is parked.
-            assert len(self.core.waiting) <= max(waiting_before, self.core.waiting_max())
-            limit = self.core.look_ahead_limit() + len(self.core.waiting.heaps)
-            assert self.core.waiting.queued <= max(queued_before, limit)
+            assert len(self.core.replay_queue) <= max(waiting_before, self.core.waiting_max())
+            limit = self.core.look_ahead_limit() + len(self.core.replay_queue.heaps)
+            assert self.core.replay_queue.queued <= max(queued_before, limit)
 
-    @precondition(lambda self: self.read is None and len(self.core.waiting))
+    @precondition(lambda self: self.read is None and len(self.core.replay_queue))
     @rule(data=st.data())
     def read_a_late_one(self, data: st.DataObject) -> None:
         """A message is accepted that was due before one of its key that waits."""
-        waiting = data.draw(st.sampled_from(sorted(self.core.waiting.items())))
+        waiting = data.draw(st.sampled_from(sorted(self.core.replay_queue.items())))
         key = (self._entry(position_of(waiting)).key_hash - _KEY_HASH) // _KEY_STEP
         # Where order is by position, items have no time.
         self.publish(key, (waiting[ORDER] or self.now_ms) - 10 - self.now_ms, 0, 1)
@@ -374,7 +374,7 @@ class _Machine(RuleBasedStateMachine):
         for action in actions:
             for item in action.items if isinstance(action, Deliver) else ():
                 last[item[SLOT]] = max(item, last.get(item[SLOT], item))
-        for item in self.core.waiting.items():
+        for item in self.core.replay_queue.items():
             assert item[SLOT] not in last or item > last[item[SLOT]], f"{last[item[SLOT]]} overtakes {item}"
         if not self.is_prompt or self.stays_held:
             return
@@ -451,7 +451,7 @@ class _Machine(RuleBasedStateMachine):
                 places[entry.position].append("popped")
         for position in _positions(self.core.held_due.headers()):
             places[position].append("held")
-        for item in self.core.waiting.items():
+        for item in self.core.replay_queue.items():
             places[position_of(item)].append("waiting")
         for client in self.clients:
             for position in client.state.pending.items:
@@ -486,7 +486,7 @@ class _Machine(RuleBasedStateMachine):
         if not isinstance(getattr(self, "core", None), KeySharedCore):
             return
         pending = [position for client in self.clients for position in client.state.pending.items]
-        ready = {position_of(item) for item in self.core.waiting.items()} | set(pending)
+        ready = {position_of(item) for item in self.core.replay_queue.items()} | set(pending)
         came = [self._entry(position) for position in ready - self.ready]
         self.ready |= ready
         held = _positions(self.core.held_due.headers())
@@ -563,11 +563,11 @@ class _Machine(RuleBasedStateMachine):
             # Most delayed entries come out here: few steps of a random walk have several due ones of a slot.
             self.delayed_entries_of_a_slot_become_ready_in_order_of_time()
         assert len(self.acknowledged) == len(self.log), "not everything came out"
-        assert len(self.core.waiting) == 0
+        assert len(self.core.replay_queue) == 0
         self.every_entry_is_in_one_place()
 
     def _start(self, recovering: set[int], published: int, portion: int = 2_000) -> None:
-        self.core.waiting.return_entries_max = self.core.expired_entries_max = portion
+        self.core.replay_queue.return_entries_max = self.core.expired_entries_max = portion
         for number in range(published):
             delay_ms = [None, -20, 150, 5][number % 4]
             self.publish(number % 3, delay_ms, 0, 1)

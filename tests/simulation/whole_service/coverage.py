@@ -51,8 +51,8 @@ class Coverage:
 
 
 _INTAKE: Final[dict[str, Callable[[Intake], int]]] = {
-    "bound: no room to read ahead": lambda core: len(core.waiting) if core.room() == 0 else 0,
-    "bound: no room for what is due": lambda core: len(core.waiting) if core.due_room() == 0 else 0,
+    "bound: no room to read ahead": lambda core: len(core.replay_queue) if core.room() == 0 else 0,
+    "bound: no room for what is due": lambda core: len(core.replay_queue) if core.due_room() == 0 else 0,
     "bound: due entries are held for the order of time": lambda core: len(core.held_due),
     "bound: as many are held as may be": lambda core: (
         len(core.held_due) if len(core.held_due) >= core.config.held_entries_max else 0
@@ -60,8 +60,8 @@ _INTAKE: Final[dict[str, Callable[[Intake], int]]] = {
     "portion: more is held than one turn takes in": lambda core: (
         len(core.held_due) if len(core.held_due) > core.config.admit_entries_max else 0
     ),
-    "bound: entries of a slot are parked": lambda core: len(core.waiting.parked),
-    "portion: entries return to their queues": lambda core: len(core.waiting.returning),
+    "bound: entries of a slot are parked": lambda core: len(core.replay_queue.parked),
+    "portion: entries return to their queues": lambda core: len(core.replay_queue.returning),
     "bound: the scan is ahead of what is read": lambda core: int(
         core.plan is not None and core.plan.ranges[-1].scanned_to > core.plan.next_immediate
     ),
@@ -77,7 +77,7 @@ _MANY: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
 }
 
 _KEY_SHARED: Final[dict[str, Callable[[KeySharedCore], int]]] = {
-    "fence: keys wait for another consumer": lambda core: int(core.fence.is_active and bool(core.waiting.heaps)),
+    "fence: keys wait for another consumer": lambda core: int(core.fence.is_active and bool(core.replay_queue.heaps)),
     "fence: drained keys wait for the interval": lambda core: len(core.unblocked),
     "portion: consumers have their turn later": lambda core: len(core.to_serve),
 }
@@ -87,7 +87,7 @@ _CONSUMERS: Final[dict[str, Callable[[Dispatcher], int]]] = {
         bool(dispatcher.core.consumers)
         and all(one.permits <= 0 for one in dispatcher.core.consumers.values())
         and isinstance(dispatcher.core, Intake)
-        and len(dispatcher.core.waiting) > 0
+        and len(dispatcher.core.replay_queue) > 0
     ),
     "bound: permits below zero after a batch": lambda dispatcher: sum(
         one.permits < 0 for one in dispatcher.core.consumers.values()

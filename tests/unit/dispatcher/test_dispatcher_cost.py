@@ -59,7 +59,7 @@ def calls_to_give_ten(waiting: int) -> int:
         feed.join(0, is_checked=False)
     for first in range(0, waiting, 500):
         feed.read(*[f"key-{number}" for number in range(first, first + 500)], is_checked=False)
-    assert len(feed.core.waiting) == waiting
+    assert len(feed.core.replay_queue) == waiting
     consumer = max(feed.core.consumers.values(), key=lambda one: len(one.heads))
     count = calls(lambda: feed.core.flow(consumer, 10)).total()
     assert len(consumer.pending) == 10
@@ -96,5 +96,5 @@ def test_the_look_ahead_is_bounded_by_both_thresholds(
     for number in range(consumers):
         core.add_consumer(ConsumerState(number, f"c{number}"))
 
-    assert core.look_ahead_limit() == core.waiting.entries_max == limit
+    assert core.look_ahead_limit() == core.replay_queue.entries_max == limit
     assert limit < UNLIMITED

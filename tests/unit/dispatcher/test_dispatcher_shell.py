@@ -707,7 +707,7 @@ def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
         assert sum(len(consumer.payloads) for consumer in everybody) == 1 + live
         core = world.dispatcher.core
         assert isinstance(core, KeySharedCore)
-        assert core.waiting.queued <= 20 * len(everybody)
+        assert core.replay_queue.queued <= 20 * len(everybody)
         assert world.dispatcher.stats().msg_in_replay == 6_000
         core.check()
 
@@ -739,12 +739,12 @@ def test_a_stuck_consumer_of_many_keys_does_not_stop_the_others() -> None:
             assert consumer.payloads == expected
         core = world.dispatcher.core
         assert isinstance(core, KeySharedCore)
-        assert core.waiting.queued <= 60 + len(core.waiting.heaps)
+        assert core.replay_queue.queued <= 60 + len(core.replay_queue.heaps)
 
         world.dispatcher.consumer_flow(stuck, 100_000)
         await settle(1)
         assert sorted(map(int, stuck.payloads)) == [n for n, owner in enumerate(owners) if owner is stuck]
-        assert core.waiting.queued == 0
+        assert core.replay_queue.queued == 0
         core.check()
         await world.dispatcher.close()
 
@@ -859,7 +859,7 @@ def test_what_a_leaver_held_is_given_in_portions() -> None:
         core = world.dispatcher.core
         assert isinstance(core, KeySharedCore)
         world.dispatcher.remove_consumer(leaver)
-        assert len(core.waiting.returning) == 5_000 - core.waiting.return_entries_max
+        assert len(core.replay_queue.returning) == 5_000 - core.replay_queue.return_entries_max
         given = [0]
         while given[-1] < 5_000:
             core.check()

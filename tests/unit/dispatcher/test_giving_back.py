@@ -103,7 +103,7 @@ def test_what_expired_in_portions_does_not_wait_again() -> None:
         feed.timers()
 
         assert list(consumer.pending.items) == [(1, 3)]
-        assert len(feed.core.waiting) == 0
+        assert len(feed.core.replay_queue) == 0
         assert feed.core.unacked == 1
 
 

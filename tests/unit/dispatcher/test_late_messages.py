@@ -139,7 +139,7 @@ def test_late_ones_keep_the_bound_of_what_waits(kind: SubscriptionType) -> None:
         core = world.dispatcher.core
         assert isinstance(core, Intake)
         while len(consumer.deliveries) < 106:
-            assert len(core.waiting) <= 10
+            assert len(core.replay_queue) <= 10
             core.check()
             before = len(consumer.deliveries)
             _take_by_permits(world, consumer)
@@ -161,7 +161,7 @@ def test_late_ones_stay_in_columns_while_nothing_waits(kind: SubscriptionType) -
         await settle()
         core = world.dispatcher.core
         assert isinstance(core, Intake)
-        assert (len(core.waiting), len(core.held_due)) == (0, 100)
+        assert (len(core.replay_queue), len(core.held_due)) == (0, 100)
         await world.dispatcher.close()
 
     run(scenario())
