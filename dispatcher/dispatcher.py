@@ -34,11 +34,9 @@ from dispatcher.core.actions import (
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import Item, Key, position_of
-from dispatcher.core.key_shared import KeySharedCore
-from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError, DispatcherError
-from dispatcher.inspection import consumer_stats, entry_status, key_status, newcomer_stats, subscription_stats
+from dispatcher.inspection import consumer_stats, subscription_stats
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Log, SubscriptionCursor
@@ -410,7 +408,7 @@ class Dispatcher:
     def _note_mark_delete(self) -> None:
         """Release newcomers that waited for everything before them, in the ordering modes that hold newcomers back."""
         if self.core.watches_mark_delete:
-            self._decide(lambda core: core.note_unacknowledged_from(self._cursor.next_unacknowledged_position))
+            self._decide(lambda core: core.unacknowledged_from(self._cursor.next_unacknowledged_position))
 
     # Statistics for operators.
 
@@ -424,17 +422,9 @@ class Dispatcher:
 
         Entries that consumers have, and those that are damaged or being read, are such others.
         """
-        core, tracker = self.core, self.tracker
-        is_quiet = (
-            isinstance(core, MultipleConsumersCore)
-            and self.failure is None
-            and self.has_read_all
-            and not self._reader.under_way().of_due
-            and not len(core.replay_queue)
-            and not core.held_due
-            and not core.damaged()
-            and not any(len(consumer.pending) for consumer in core.consumers.values())
-        )
+        tracker = self.tracker
+        is_reading = not self.has_read_all or self._reader.under_way().of_due
+        is_quiet = self.failure is None and not is_reading and not self.core.has_entries_at_hand
         delayed = 0 if tracker is None else tracker.number_of_future_messages()
         return delayed if is_quiet and (tracker is None or delayed == tracker.number_of_delayed_messages()) else None
 
@@ -462,18 +452,16 @@ class Dispatcher:
     def key_hash_ranges(self, consumer: ConsumerHandle) -> list[tuple[int, int]]:
         """Return the inclusive ranges of slots that a consumer owns; none unless Key_Shared."""
         outbox = self._by_handle.get(id(consumer))
-        if outbox is None or not isinstance(self.core, KeySharedCore):
-            return []
-        return self.core.selector.ranges_of(outbox.consumer)
+        return [] if outbox is None else self.core.ranges_of(outbox.consumer)
 
     def newcomer_stats(self) -> NewcomerStats | None:
         """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
-        return newcomer_stats(self.core, self._outboxes) if isinstance(self.core, KeySharedCore) else None
+        return self.core.newcomers(self._outboxes)
 
     def entry_status(self, position: Position, key_hash: int) -> EntryStatus:
         """Return the place of an entry that is not acknowledged, and the reason why it waits there."""
         self.core.advance(self._now_ms())
-        return entry_status(self.core, position, key_hash)
+        return self.core.entry_status(position, key_hash)
 
     def in_hand(self, positions: Collection[Key]) -> set[Key]:
         """Return which of these entries consumers have been given and have not acknowledged."""
@@ -489,7 +477,7 @@ class Dispatcher:
 
     def key_status(self, key: bytes) -> KeyStatus | None:
         """Return the consumer of a sticky key and the reason why the key waits; None unless Key_Shared."""
-        return key_status(self.core, key) if isinstance(self.core, KeySharedCore) else None
+        return self.core.key_status(sticky_hash(key))
 
     # Running actions.
 

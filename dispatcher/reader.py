@@ -493,7 +493,7 @@ class Reader:
 
     def _tell_mistimed(self) -> None:
         """Warn of an index with other times than the log has, once."""
-        if self._core.index_mistimed_total and not self._has_told_mistimed:
+        if self._core.totals.index_mistimed and not self._has_told_mistimed:
             self._has_told_mistimed = True
             logger.warning(
                 "the delayed index of %r has other times than the log: a message that it gives too early waits for its "

@@ -9,24 +9,29 @@ skipped, and stay unacknowledged.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, intersection, unacknowledged
-from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
+from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements, DeliverableEntries
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, TellDelayIgnored
+from dispatcher.core.budget import why_not_now
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import Key, make_items
+from dispatcher.core.gate import DeliveryGate
+from dispatcher.core.items import COUNT, Item, Key, make_items
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
-from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.core.subscription_core import ReadTotals, SubscriptionCore
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.slots import sticky_hash
+from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 
@@ -56,28 +61,50 @@ class SingleActiveCore(SubscriptionCore):
         is_failover: bool,
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
     ) -> None:
-        super().__init__(cursor)
         self.config = config
-        self.active: ConsumerState | None = None
+        self.now_ms = 0
+        self.consumers: dict[int, ConsumerState] = {}
+        self.redelivery_counts: Counter[Key] = Counter()
+        self.ack_sets: dict[Key, AckSet] = {}
+        self.deliverable = DeliverableEntries(cursor)
+        self._totals = ReadTotals()
+        self._gate = DeliveryGate()
+        self._plan: ReadPlan | None = None
+        self._active: ConsumerState | None = None
         self._topic_name = topic_name
         self._is_failover = is_failover
         self._selector: HashRangeExclusiveStickyKeyConsumerSelector | None = None
         """The slots of an Exclusive consumer that named some, None for all."""
         self._has_told_delay_ignored = False
 
-    def start(self, first: Position, last_confirmed: Position) -> None:
-        assert self.plan is None
+    def advance(self, now_ms: int) -> None:
+        self.now_ms = now_ms
 
-        self.plan = ReadPlan.start(first, last_confirmed, has_delays=False)
+    @property
+    def plan(self) -> ReadPlan | None:
+        return self._plan
+
+    @property
+    def totals(self) -> ReadTotals:
+        return self._totals
+
+    @property
+    def active(self) -> ConsumerState | None:
+        return self._active
+
+    def start(self, first: Position, last_confirmed: Position) -> None:
+        assert self._plan is None
+
+        self._plan = ReadPlan.start(first, last_confirmed, has_delays=False)
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
-        if self.plan is None or self.active is None or self.active.permits <= 0:
+        if self._plan is None or self._active is None or self._active.permits <= 0:
             return None
-        budget = self.gate.budget(self.now_ms)
+        budget = self._gate.budget(self.now_ms)
         if budget <= 0:
             return None
-        entries_max = min(self.active.permits, self.config.read_batch_entries_max, budget)
-        return self.plan.next_request(last_confirmed, immediates_max=entries_max, scan_entries_max=0)
+        entries_max = min(self._active.permits, self.config.read_batch_entries_max, budget)
+        return self._plan.next_request(last_confirmed, immediates_max=entries_max, scan_entries_max=0)
 
     def on_headers(
         self,
@@ -87,42 +114,67 @@ class SingleActiveCore(SubscriptionCore):
         left_out: Sequence[LogPart] = (),
     ) -> list[Action]:
         del left_out  # No scan is requested.
-        assert self.plan is not None
+        assert self._plan is not None
 
-        self.entries_read_total += len(headers)
-        headers = self._deliverable(headers)
+        self._totals.entries_read += len(headers)
+        headers = self.deliverable.among(headers)
         if self._selector is not None:
             slots = self._selector.hash_range.slots(headers.sticky_hashes)
             headers = headers.where(self._selector.owners.take(slots) != NO_OWNER)
         # An entry goes out while there is a permit left before it; a batch is never split.
         messages_before = np.cumsum(headers.message_counts) - headers.message_counts
-        permits = self.active.permits if self.active is not None else 0
+        permits = self._active.permits if self._active is not None else 0
         # The gate may have been closed while this was read.
-        permits = min(permits, self.gate.budget(self.now_ms))
+        permits = min(permits, self._gate.budget(self.now_ms))
         taken = int(np.searchsorted(messages_before, permits, side="left"))
         first_not_taken = None
         if taken < len(headers):
             first_not_taken = Position(int(headers.ledger_ids[taken]), int(headers.entry_ids[taken]))
             headers = headers.take(slice(0, taken))
-        self.plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)
-        if self.active is None or taken == 0:
+        self._plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)
+        if self._active is None or taken == 0:
             return []
         items = make_items(headers, headers.publish_time_ms, None)
-        self.active.note_given(int(headers.message_counts.sum()), len(headers), self.now_ms)
-        self.gate.note_given(int(headers.message_counts.sum()))
-        actions: list[Action] = [Deliver(self.active, items)]
+        self._active.note_given(int(headers.message_counts.sum()), len(headers), self.now_ms)
+        self._gate.note_given(int(headers.message_counts.sum()))
+        actions: list[Action] = [Deliver(self._active, items)]
         if not self._has_told_delay_ignored and (headers.deliver_at_ms > self.now_ms).any():
             self._has_told_delay_ignored = True
             actions.append(TellDelayIgnored())
         return actions
 
+    def put_aside(self, entries: Mapping[int, BitMap]) -> list[Action]:
+        self.deliverable.put_aside(entries)
+        return []
+
+    def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
+        consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
+        return []
+
+    @property
+    def gate(self) -> DeliveryGate:
+        return self._gate
+
+    def use_gate(self, gate: DeliveryGate) -> None:
+        self._gate = gate
+
+    def open_gate(self, rate_per_second: float | None) -> list[Action]:
+        self._gate.open(self.now_ms, rate_per_second)
+        return []
+
+    def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
+        consumer.note_flow(permits, self.now_ms)
+        return []
+
     def next_wakeup_ms(self) -> int | None:
-        return self.gate.next_grant_ms(self.now_ms)
+        return self._gate.next_grant_ms(self.now_ms)
 
     def is_drained(self, last_confirmed: Position) -> bool:
-        if self.plan is None or self.active is None or self.active.permits <= 0 or self.gate.budget(self.now_ms) <= 0:
+        if self._plan is None or self._active is None or self._active.permits <= 0:
             return False
-        return self.plan.next_immediate > last_confirmed
+        if self._gate.budget(self.now_ms) <= 0:
+            return False
+        return self._plan.next_immediate > last_confirmed
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
         if self.consumers and not self._is_failover:
@@ -141,25 +193,25 @@ class SingleActiveCore(SubscriptionCore):
     def owner_of_hash(self, sticky_hash: int) -> int:
         if self._selector is not None:
             return self._selector.owners[self._selector.hash_range.slot(sticky_hash)]
-        return NO_OWNER if self.active is None else self.active.index
+        return NO_OWNER if self._active is None else self._active.index
 
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         del self.consumers[consumer.index]
         if self.consumers:
             return self._choose_active()
-        self.active = None
-        self.plan = None
+        self._active = None
+        self._plan = None
         return []
 
     def _choose_active(self) -> list[Action]:
         chosen = choose_active(self.consumers.values(), self._topic_name)
-        if chosen is self.active:
+        if chosen is self._active:
             return []
         actions: list[Action] = []
-        if self.active is not None and self.active.index in self.consumers:
-            actions.append(DropUnsent(self.active))
-        self.active = chosen
-        self.plan = None
+        if self._active is not None and self._active.index in self.consumers:
+            actions.append(DropUnsent(self._active))
+        self._active = chosen
+        self._plan = None
         if self._is_failover:
             actions.extend(NotifyActive(consumer, is_active=consumer is chosen) for consumer in self.consumers.values())
         return actions
@@ -184,6 +236,9 @@ class SingleActiveCore(SubscriptionCore):
             consumer.last_acked_ms = self.now_ms
         return acknowledged, []
 
+    def withdraw(self, positions: Sequence[Key]) -> list[Action]:
+        return self.acknowledge(None, positions, {})[1]
+
     def redeliver(
         self,
         consumer: ConsumerState,
@@ -192,8 +247,8 @@ class SingleActiveCore(SubscriptionCore):
     ) -> list[Action]:
         # Single entries cannot be redelivered without breaking the order, so everything is.
         del positions, unsent
-        if consumer is self.active:
-            self.plan = None
+        if consumer is self._active:
+            self._plan = None
         return []
 
     def mark_deleted(self, through: Position) -> list[Action]:
@@ -202,12 +257,31 @@ class SingleActiveCore(SubscriptionCore):
 
     def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
         """Return which entries to send: a change or a rewind of the active consumer drops unsent ones."""
-        return [consumer is self.active and not self._cursor.is_acknowledged(*at) for at in positions]
+        return [consumer is self._active and not self.deliverable.is_acknowledged(at) for at in positions]
 
     def reset(self) -> None:
-        self.plan = None
+        self._plan = None
         self.ack_sets.clear()
-        self._damaged.clear()
+        self.deliverable.forget_damage()
+
+    def check(self) -> None:
+        assert self._active is None or self._active.index in self.consumers
+
+    def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
+        del sticky_hash
+        owner = None if self._active is None else self._active.name
+        # No entry is pending: each that was read was given to the active consumer, and nothing says when.
+        is_read = self._plan is not None and position < self._plan.next_immediate
+        reason = "" if self.consumers else "no consumer is connected"
+        return EntryStatus(
+            consumer=owner if is_read and position.entry_id not in self.damaged_in(position.ledger_id) else None,
+            given_ms=None,
+            is_waiting=False,
+            owner=owner,
+            slot=None,
+            reason=reason or why_not_now(self.consumers, self._active, self._gate),
+            draining_at=None,
+        )
 
 
 def choose_active(consumers: Collection[ConsumerState], topic_name: str) -> ConsumerState:

@@ -5,8 +5,10 @@
     returning ──┘ in portions, from a consumer that gave back many; nothing of the slot is given meanwhile
 
 Scheduled messages enter it when their time comes, and entries that a consumer gives back. It is arranged so that the
-next entry of a slot is found without a walk over entries of slots that may not send. The front is short: at most `slot_entries_max` items, and a single new one while `entries_max` items
-wait altogether, so neither a hot key nor a stuck consumer of many keys stops the other consumers.
+next entry of a slot is found without a walk over entries of slots that may not send.
+
+The front is short: at most `slot_entries_max` items, and a single new one while `entries_max` items wait altogether, so
+neither a hot key nor a stuck consumer of many keys stops the other consumers.
 
 The order of a slot is exact wherever its entries are: the head of a heap never comes after the slot's first parked row.
 An entry that is discarded while it waits (acknowledged, expired) leaves the index at once and its heap when it comes to

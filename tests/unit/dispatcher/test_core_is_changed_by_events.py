@@ -11,8 +11,7 @@ ROOT = Path(__file__).parents[3]
 _OF_A_CORE = {"core", "_core", "_intake", "plan", "consumer"}
 """How the shell names a core, and those of its parts that it refers to."""
 
-_READERS = {"get", "items", "keys", "values", "slot", "ranges_of", "cleared_total", "entries", "before", "first_unsent"}
-_READERS |= {"individually_sent", "position_when_joining", "count", "positions_of_slot", "given_ms", "blocks"}
+_READERS = {"get", "items", "keys", "values"}
 
 
 def _shell() -> list[Path]:

@@ -12,7 +12,7 @@ import pytest
 from dispatcher import DispatcherConfig
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.fences import draining_hashes
-from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.factory import key_shared_core
 from tests.helpers.fakes.core_feed import CoreFeed
 
 
@@ -92,9 +92,9 @@ def test_the_look_ahead_is_bounded_by_both_thresholds(
         unacked_per_consumer_max=4,
         unacked_per_subscription_max=0,
     )
-    core = KeySharedCore(config, has_delays=True)
+    core = key_shared_core(config, has_delays=True)
     for number in range(consumers):
         core.add_consumer(ConsumerState(number, f"c{number}"))
 
-    assert core.look_ahead_limit() == core.replay_queue.entries_max == limit
+    assert core.look_ahead.limit() == core.replay_queue.entries_max == limit
     assert limit < UNLIMITED

@@ -49,7 +49,7 @@ def test_the_end_of_what_came_back_first_lets_nothing_overtake_the_rest(event: s
         feed.read(*map(str, range(3)))
         feed.join(0)
         (key,) = feed.keys_of(consumer, 1)
-        assert feed.core.fence.is_active
+        assert feed.core.assignor.fence.is_active
         feed.core.flow(consumer, 3)
     first = feed.entries
     assert len(feed.read(*[key] * 4)) == 3
@@ -136,8 +136,7 @@ def test_a_batch_that_is_half_acknowledged_costs_the_permits_of_the_whole() -> N
 
 def test_who_has_waited_longest_is_served_first() -> None:
     """Otherwise a consumer with a long queue keeps the others from theirs, turn after turn."""
-    feed = CoreFeed()
-    feed.core.serve_entries_max = 3
+    feed = CoreFeed(serve_entries_max=3)
     first, second = feed.join(0), feed.join(0)
     (key,), (other,) = feed.keys_of(first, 1), feed.keys_of(second, 1)
     assert feed.read(*[key] * 9, *[other] * 9) == []

@@ -12,7 +12,7 @@ from broker.configuration.config import BrokerConfig, ConfigError, load_config, 
 from broker.configuration.table import config_lines
 from broker.configuration.text import check_unknown_key, parse_config_text
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from dispatcher.core.intake import Intake
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY
 
@@ -547,7 +547,7 @@ def test_the_bound_of_the_wait_for_order_is_that_of_the_dispatchers_too(tmp_path
             dispatcher = topic.subscriptions["s"].dispatcher
 
             assert dispatcher is not None
-            assert isinstance(dispatcher.core, Intake)
+            assert isinstance(dispatcher.core, MultipleConsumersCore)
             assert dispatcher.core.config.order_wait_ms_max == int(text)
         finally:
             await service.close()
