@@ -186,7 +186,7 @@ def due_entries() -> float:
         feed.next_entry += _BATCH
         rows = DelayedIndexes(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
         start = time.process_time()
-        feed.core.on_popped(headers.ledger_ids, headers.entry_ids)
+        feed.core.intake.on_popped(headers.ledger_ids, headers.entry_ids)
         feed.core.on_due(headers, rows)
         spent += time.process_time() - start
     return spent / (100 * _BATCH) * 1e6
@@ -347,7 +347,7 @@ def held_entries_are_drained(entries: int) -> tuple[float, float]:
             taken += len(consumer.pending)
             calls.append(_milliseconds(lambda: feed.core.acknowledge(consumer, list(consumer.pending.items), {})))
         calls.append(_milliseconds(lambda: feed.core.flow(consumer, 1_000 - consumer.permits)))
-        if feed.core.due_entries_wanted():
+        if feed.core.intake.due_entries_wanted():
             calls.append(_milliseconds(feed.core.admit_held))
     return sum(calls) / entries * 1e3, max(calls)
 

@@ -440,7 +440,7 @@ class Dispatcher:
 
     def damaged(self) -> dict[int, BitMap]:
         """Return the entries that are put aside, as the log is damaged where they are, by ledger."""
-        return self.core.damaged()
+        return self.core.deliverable.damaged()
 
     def consumer_stats(self, consumer: ConsumerHandle) -> ConsumerStats | None:
         """Return the stats of one consumer, None if it is not registered."""
@@ -452,11 +452,11 @@ class Dispatcher:
     def key_hash_ranges(self, consumer: ConsumerHandle) -> list[tuple[int, int]]:
         """Return the inclusive ranges of slots that a consumer owns; none unless Key_Shared."""
         outbox = self._by_handle.get(id(consumer))
-        return [] if outbox is None else self.core.ranges_of(outbox.consumer)
+        return [] if outbox is None or self.core.keys is None else self.core.keys.ranges_of(outbox.consumer)
 
     def newcomer_stats(self) -> NewcomerStats | None:
         """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
-        return self.core.newcomers(self._outboxes)
+        return None if self.core.keys is None else self.core.keys.newcomers(self._outboxes)
 
     def entry_status(self, position: Position, key_hash: int) -> EntryStatus:
         """Return the place of an entry that is not acknowledged, and the reason why it waits there."""
@@ -477,7 +477,7 @@ class Dispatcher:
 
     def key_status(self, key: bytes) -> KeyStatus | None:
         """Return the consumer of a sticky key and the reason why the key waits; None unless Key_Shared."""
-        return self.core.key_status(sticky_hash(key))
+        return None if self.core.keys is None else self.core.keys.key_status(sticky_hash(key))
 
     # Running actions.
 
@@ -583,7 +583,7 @@ class Dispatcher:
         self.acknowledge(None, positions)
 
     def _on_damage(self, damage: EntriesDamagedError) -> None:
-        if not self.core.damaged():
+        if not self.core.deliverable.damaged():
             # Later ones belong to the same damage: `/health` names all of it.
             logger.error("%r goes on without damaged entries, which no consumer gets: %s", self._cursor.name, damage)
         self._decide(lambda core: core.put_aside(damage.entries))

@@ -128,4 +128,10 @@ def key_shared_core(
     view: SubscriptionView | None = None,
 ) -> MultipleConsumersCore:
     """Return the core of a Key_Shared subscription; the ordering modes before PIP-379 need to see the log."""
-    return MultipleConsumersCore(config, partial(KeySharedAssignor, view=view), has_delays=has_delays, cursor=cursor)
+    return MultipleConsumersCore(
+        config,
+        partial(KeySharedAssignor, view=view),
+        has_delays=has_delays,
+        cursor=cursor,
+        parked_entries_max=config.parked_entries_max,
+    )

@@ -28,15 +28,15 @@ def subscription_stats(
         reads: The reads under way.
     """
     shown = [consumer_stats(core, *one) for one in consumers]
-    active, policy = core.active, core.policy
+    active, budget, policy = core.active, core.budget, None if core.keys is None else core.keys.policy
     return SubscriptionStats(
         type=subscription_type.value,
         consumers=shown,
         active_consumer_name=active.name if active is not None else None,
         msg_in_replay=core.waiting_count,
         msg_delayed=messages_delayed,
-        unacked_messages=core.unacked,
-        blocked_subscription_on_unacked_msgs=core.is_blocked,
+        unacked_messages=0 if budget is None else budget.unacked,
+        blocked_subscription_on_unacked_msgs=budget is not None and budget.is_blocked,
         key_shared_mode=policy.mode.value if policy is not None else None,
         allow_out_of_order_delivery=policy.allow_out_of_order_delivery if policy is not None else False,
         draining_hashes_count=sum(stats.draining_hashes_count for stats in shown),
@@ -45,7 +45,7 @@ def subscription_stats(
         read_position=core.plan.next_immediate if core.plan is not None else None,
         is_reading=reads.of_log or reads.waits_for_entries,
         is_reading_replay=reads.of_due,
-        damaged_entries=sum(map(len, core.damaged().values())),
+        damaged_entries=sum(map(len, core.deliverable.damaged().values())),
         waits_for_entries=reads.waits_for_entries,
         entries_read_total=core.totals.entries_read,
         delayed_reread_at_recovery_total=core.totals.delayed_reread_at_recovery,
@@ -57,7 +57,7 @@ def consumer_stats(
     core: SubscriptionCore, consumer: ConsumerState, consumer_id: int, unsent_entries: int
 ) -> ConsumerStats:
     """Return the stats of one consumer."""
-    draining, cleared_total = core.draining(consumer)
+    draining, cleared_total = ([], 0) if core.keys is None else core.keys.draining(consumer)
     hashes = [
         DrainingHash(
             hash=entry.slot,

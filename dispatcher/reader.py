@@ -140,6 +140,7 @@ class Reader:
         self.on_drained: Callable[[], None] = _nothing
         """Called when a smooth resume has let out all that waited."""
         self._core = core
+        self._intake = core.intake
         self._log = log
         self._cursor = cursor
         self._new_tracker = new_tracker
@@ -247,9 +248,9 @@ class Reader:
 
     def heed_delays(self, through: Position) -> None:
         """Heed delivery times of entries up to a position; those behind it are due when they are read."""
-        if not self.has_delays:
+        if self._intake is None or not self.has_delays:
             return
-        self._core.delays_heeded(through)
+        self._intake.delays_heeded(through)
         if through != AFTER_EVERYTHING and self.tracker is not None:
             self.tracker.end_fixed_delays()
         self.wake()
@@ -389,9 +390,9 @@ class Reader:
         self._look_at_tracker()
         self._core.advance(self._now_ms())
         self._run_actions(self._core.on_headers(request, headers, read.next_position, scan.left_out))
-        if scan.left_out:
+        if scan.left_out and self._intake is not None:
             # Their recovery may have ended meanwhile.
-            self._core.recovered(self._is_recovering)
+            self._intake.recovered(self._is_recovering)
         # A log that gives nothing and stays where it is must not keep the loop spinning.
         return len(read.headers) > 0 or read.next_position != request.first
 
@@ -410,12 +411,12 @@ class Reader:
         skipped = self._cursor.acknowledged_in(ledger_id)
         if self.tracker is not None:
             skipped |= self.tracker.tracked_in(ledger_id) or _NONE
-        skipped |= self._core.damaged_in(ledger_id)
+        skipped |= self._core.deliverable.damaged_in(ledger_id)
         return skipped
 
     async def _headers_at(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> EntryHeaders:
         """Read the headers of these positions that are not put aside."""
-        are_damaged = self._core.are_damaged(ledger_ids, entry_ids)
+        are_damaged = self._core.deliverable.are_damaged(ledger_ids, entry_ids)
         if are_damaged is not None:
             ledger_ids, entry_ids = ledger_ids[~are_damaged], entry_ids[~are_damaged]
         return await _from_log(self._log.read_headers_at(ledger_ids, entry_ids))
@@ -436,36 +437,38 @@ class Reader:
         assert self.tracker is not None
 
         self._is_tracker_dry = False
-        self._core.recovered(self._is_recovering)
+        if self._intake is not None:
+            self._intake.recovered(self._is_recovering)
         self._to_read_again.extend(self.tracker.pop_to_read_again().items())
         self._note_rereading()
         self.wake()
 
     def _note_rereading(self) -> None:
         """Tell the core whether due entries wait for what the tracker lost: it may be due before them."""
-        self._core.lost_rows_told(are_left=bool(self._to_read_again))
+        if self._intake is not None:
+            self._intake.lost_rows_told(are_left=bool(self._to_read_again))
 
     def _look_at_tracker(self) -> bool:
         """Tell the core when the tracker's first message was due; return whether the tracker can give it now."""
-        if self.tracker is None:
+        if self._intake is None or self.tracker is None:
             return False
         is_available = self.tracker.has_message_available()
         times_ms = [self.tracker.first_withheld_time(), self.tracker.next_delivery_time() if is_available else None]
-        self._core.tracker_told(min((time_ms for time_ms in times_ms if time_ms is not None), default=None))
+        self._intake.tracker_told(min((time_ms for time_ms in times_ms if time_ms is not None), default=None))
         # A tracker that gave nothing and has more, as a view of a shared index does after many acknowledged rows, tells
         # when to ask again. Until then held entries wait for it all the same.
         return is_available and not self._is_tracker_dry
 
     async def _take_due(self) -> bool:
         """Admit due entries: held ones up to the tracker's first, otherwise the tracker's."""
-        if not self.has_delays:
+        if self._intake is None or not self.has_delays:
             return False
         if self._popped is None:
-            wanted = self._core.due_entries_wanted()
-            if wanted == 0 and not self._core.has_held:
+            wanted = self._intake.due_entries_wanted()
+            if wanted == 0 and not self._intake.held_due:
                 return False
             is_available = self._look_at_tracker()
-            if self._core.has_held_to_admit():
+            if self._intake.has_held_to_admit():
                 self._run_actions(self._core.admit_held())
                 return True
             if wanted == 0 or not is_available:
@@ -475,8 +478,8 @@ class Reader:
             self._is_tracker_dry = len(popped) == 0
             if self._is_tracker_dry:
                 # Its rows may be gone in the meantime, and held entries wait for them no longer.
-                return self._core.has_held
-            self._core.on_popped(popped.ledger_ids, popped.entry_ids)
+                return bool(self._intake.held_due)
+            self._intake.on_popped(popped.ledger_ids, popped.entry_ids)
             self._popped = popped
         popped = self._popped
         headers = await self._headers_at(popped.ledger_ids, popped.entry_ids)
@@ -504,13 +507,13 @@ class Reader:
 
     async def _read_lost(self) -> bool:
         """Read again what the tracker lost with a snapshot, and track it or deliver it."""
-        if not self._to_read_again:
+        if self._intake is None or not self._to_read_again:
             return False
         ledger_id, lost = self._to_read_again[0]
         entries_max = self._config.lookup_entries_max
         ids = np.frombuffer(lost[:entries_max].to_array(), dtype=np.uint32).astype(np.int64)
         ledger_ids = np.full(len(ids), ledger_id, dtype=np.int64)
-        self._core.on_popped(ledger_ids, ids)
+        self._intake.on_popped(ledger_ids, ids)
         headers = await self._headers_at(ledger_ids, ids)
         if self._to_read_again and self._to_read_again[0][1] is lost:
             del self._to_read_again[0]

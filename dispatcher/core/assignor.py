@@ -10,18 +10,15 @@ serve the consumers; it gives within the `Budget`. Left out: what consumers hold
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from dispatcher.config import DispatcherConfig
-from dispatcher.consumer import KeySharedPolicy
 from dispatcher.core.actions import Action
 from dispatcher.core.budget import Budget
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.fences.fence import DrainingHashEntry
 from dispatcher.core.items import Item, Key
 from dispatcher.core.queues.replay_queue import ReplayQueue
 from dispatcher.core.selectors.assignment import NO_OWNER
-from dispatcher.stats import KeyStatus, NewcomerStats
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array
@@ -47,9 +44,6 @@ class ConsumerAssignor(ABC):
         budget: What each consumer can take.
         replay_queue: What waits.
     """
-
-    parks: ClassVar[bool] = False
-    """Whether entries wait as rows beyond the look-ahead limits."""
 
     def __init__(self, config: DispatcherConfig, budget: Budget, replay_queue: ReplayQueue) -> None:
         self.config = config
@@ -160,31 +154,6 @@ class ConsumerAssignor(ABC):
         del sticky_hash
         return NO_OWNER
 
-    def ranges_of(self, consumer: ConsumerState) -> list[tuple[int, int]]:
-        """Return the inclusive ranges of slots that a consumer owns."""
-        del consumer
-        return []
-
-    @property
-    def policy(self) -> KeySharedPolicy | None:
-        """The policy of its consumers, where keys decide."""
-        return None
-
     @abstractmethod
     def way_of(self, item: Item | None, sticky_hash: int) -> Way:
         """Return the way of an entry; `item` where it waits."""
-
-    def key_status(self, sticky_hash: int) -> KeyStatus | None:
-        """Return where a key stands, where keys decide."""
-        del sticky_hash
-        return None
-
-    def newcomers(self, indices: Collection[int]) -> NewcomerStats | None:
-        """Return what the ordering modes before PIP-379 show of the consumers with these indices."""
-        del indices
-        return None
-
-    def draining(self, consumer: ConsumerState) -> tuple[list[DrainingHashEntry], int]:
-        """Return the slots that a consumer drains, and how many it has drained."""
-        del consumer
-        return [], 0

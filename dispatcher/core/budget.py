@@ -1,7 +1,11 @@
-"""How much consumers may take now: their permits, the limits of unacknowledged messages, and the gate of a pause."""
+"""How much consumers may take, and how much may wait for them.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+They take within their permits, the limits of unacknowledged messages, and the gate of a pause. As much is read ahead as
+Pulsar's look-ahead limits let wait as objects, and beyond them as many rows as may be parked.
+"""
+
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, unacknowledged
@@ -19,13 +23,17 @@ class Budget:
         config: The limits.
         consumers: The core's, by index.
         ack_sets: The core's: the unacknowledged messages of batches of which a part was acknowledged.
+        waiting: What waits.
+        parked_entries_max: How many entries may wait as rows, beyond the limits of those that wait as objects.
+        gate: Lets messages pass, or holds them during a pause.
     """
 
     config: DispatcherConfig
     consumers: dict[int, ConsumerState]
     ack_sets: Mapping[Key, AckSet]
-    gate: DeliveryGate = field(default_factory=DeliveryGate)
-    """Lets messages pass, or holds them during a pause."""
+    waiting: Sized
+    parked_entries_max: int
+    gate: DeliveryGate
     unacked: int = 0
     """Messages that consumers hold and have not acknowledged."""
     is_blocked: bool = False
@@ -83,6 +91,36 @@ class Budget:
             self.is_blocked = False
             return True
         return False
+
+    # What may wait.
+
+    def look_ahead_limit(self) -> int:
+        """Return Pulsar's limit: how many entries may wait as objects."""
+        per_consumer = self.config.look_ahead_per_consumer
+        per_subscription = self.config.look_ahead_per_subscription
+        limit = per_consumer * max(1, len(self.consumers)) if per_consumer else per_subscription
+        if per_subscription:
+            limit = min(limit, per_subscription)
+        if limit:
+            return limit
+        unacked_limits = (
+            self.config.unacked_per_subscription_max,
+            self.config.unacked_per_consumer_max * len(self.consumers),
+        )
+        return min((unacked for unacked in unacked_limits if unacked), default=UNLIMITED)
+
+    def waiting_max(self) -> int:
+        """Return how many entries may wait, as objects and parked."""
+        return self.look_ahead_limit() + self.parked_entries_max
+
+    def room(self) -> int:
+        """Return how many entries may be read ahead."""
+        return max(0, self.waiting_max() - len(self.waiting))
+
+    def due_room(self) -> int:
+        """Return how many due entries may be taken in."""
+        # The limit counts twice, so that immediate entries that wait for one consumer do not make due ones late.
+        return max(0, self.waiting_max() + self.look_ahead_limit() - len(self.waiting))
 
     def clear(self) -> None:
         """No consumer holds anything any more."""

@@ -32,10 +32,8 @@ from dispatcher.core.budget import Budget
 from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.index_times import in_log, is_future
 from dispatcher.core.items import Key
-from dispatcher.core.look_ahead import LookAhead
 from dispatcher.core.queues.held_headers import HeldHeaders
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, is_at_or_behind
-from dispatcher.core.subscription_core import ReadTotals
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals, is_at_or_behind
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from managed_ledger.value_types import Int64Array, Mask
@@ -68,8 +66,8 @@ class Intake:
     Args:
         config: Limits and intervals.
         deliverable: Which entries a consumer may still get.
-        budget: Whether some consumer can take an entry.
-        look_ahead: How many entries may wait.
+        budget: Whether some consumer can take an entry, and how many may wait.
+        totals: Counts what is read.
         has_delays: Whether delayed entries go to a tracker.
     """
 
@@ -79,16 +77,15 @@ class Intake:
         "_delays_through",
         "_deliverable",
         "_is_rereading",
-        "_look_ahead",
         "_now_ms",
         "_scan_target",
         "_started_ms",
+        "_totals",
         "_unread_since_ms",
         "has_delays",
         "held_due",
         "last_confirmed",
         "plan",
-        "totals",
         "tracker_deliver_at_ms",
     )
 
@@ -97,19 +94,18 @@ class Intake:
         config: DispatcherConfig,
         deliverable: DeliverableEntries,
         budget: Budget,
-        look_ahead: LookAhead,
+        totals: ReadTotals,
         *,
         has_delays: bool,
     ) -> None:
         self._config = config
         self._deliverable = deliverable
         self._budget = budget
-        self._look_ahead = look_ahead
         self.has_delays = has_delays
         self.plan: ReadPlan | None = None
         """The reads to come; None asks for `start`."""
         self.held_due = HeldHeaders()
-        self.totals = ReadTotals()
+        self._totals = totals
         self.last_confirmed = Position(-1, -1)
         """The end of the log when it was read last."""
         self.tracker_deliver_at_ms: int | None = None
@@ -156,6 +152,11 @@ class Intake:
         """Whether entries that the tracker lost are still to be read again."""
         self._is_rereading = are_left
 
+    def recovered(self, is_recovering: Callable[[int], bool]) -> None:
+        """The tracker may have recovered ledgers; `is_recovering` tells which it has not."""
+        if self.plan is not None:
+            self.plan.note_recovered(is_recovering)
+
     # Reading.
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
@@ -165,7 +166,7 @@ class Intake:
         self.last_confirmed = last_confirmed
         immediates_max = 0
         if self._budget.has_demand() and not self._has_surplus_held():
-            immediates_max = min(self._look_ahead.room(), self._config.read_batch_entries_max)
+            immediates_max = min(self._budget.room(), self._config.read_batch_entries_max)
         scan_entries_max = self._config.scan_entries_max if len(self.held_due) < self._config.held_entries_max else 0
         return self.plan.next_request(last_confirmed, immediates_max=immediates_max, scan_entries_max=scan_entries_max)
 
@@ -175,7 +176,7 @@ class Intake:
         """Take the result of a read; see `SubscriptionCore.on_headers`."""
         assert self.plan is not None
 
-        self.totals.entries_read += len(headers)
+        self._totals.entries_read += len(headers)
         headers = self._deliverable.among(headers)
         to_track = None
         if self.has_delays:
@@ -185,7 +186,7 @@ class Intake:
                     to_track = self._hold_delayed(headers, is_delayed)
                 headers = headers.where(~is_delayed)
         self.plan.put_aside(request, left_out)
-        room = self._look_ahead.room() if request.takes_immediate and not self._has_surplus_held() else 0
+        room = self._budget.room() if request.takes_immediate and not self._has_surplus_held() else 0
         first_not_taken = None
         if request.takes_immediate or request.is_at_frontier:
             before = len(headers)
@@ -215,7 +216,7 @@ class Intake:
         was_there = (ledger_ids < target.ledger_id) | (
             (ledger_ids == target.ledger_id) & (entry_ids <= target.entry_id)
         )
-        self.totals.delayed_reread_at_recovery += int(np.count_nonzero(is_delayed & was_there))
+        self._totals.delayed_reread_at_recovery += int(np.count_nonzero(is_delayed & was_there))
         is_later = is_future(headers, now_ms=self._now_ms, delays_through=self._delays_through)
         held = headers.where(is_delayed & ~is_later)
         if self._delays_through != AFTER_EVERYTHING:
@@ -230,7 +231,7 @@ class Intake:
         """Return how many entries can be taken from the tracker now."""
         if self.plan is None or not self._budget.has_demand() or self.is_holding_due():
             return 0
-        return min(self._look_ahead.due_room(), self._config.read_batch_entries_max, self._config.admit_entries_max)
+        return min(self._budget.due_room(), self._config.read_batch_entries_max, self._config.admit_entries_max)
 
     def on_popped(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Note that entries left the tracker; their headers follow."""
@@ -277,7 +278,7 @@ class Intake:
         if in_hand is not None:
             is_new = ~self._are_here(headers, in_hand)
             headers, rows = headers.where(is_new), rows.take(is_new)
-        self.totals.index_mistimed += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
+        self._totals.index_mistimed += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
         is_early = is_future(headers, now_ms=self._now_ms + lead_ms, delays_through=self._delays_through)
         if not is_early.any():
             return self._admit_due(headers, given_through)
@@ -313,13 +314,13 @@ class Intake:
         """Take held entries that may be admitted, with room beside others."""
         if not self._may_admit_held():
             return _NONE
-        entries_max = min(max(0, self._look_ahead.due_room() - others), self._config.admit_entries_max)
+        entries_max = min(max(0, self._budget.due_room() - others), self._config.admit_entries_max)
         return self._deliverable.among(self.held_due.take(entries_max, self._admitted_through()))
 
     def _has_surplus_held(self) -> bool:
         """Return whether more held entries may be admitted than one turn takes; immediate ones wait for these."""
         entries_max = self._config.admit_entries_max
-        if len(self.held_due) <= entries_max or not self._may_admit_held() or not self._look_ahead.due_room():
+        if len(self.held_due) <= entries_max or not self._may_admit_held() or not self._budget.due_room():
             return False
         return self.held_due.count_through(self._admitted_through()) > entries_max
 
@@ -328,12 +329,12 @@ class Intake:
         first_ms = self.held_due.first_deliver_at_ms
         tracker_ms = self.tracker_deliver_at_ms
         is_next = first_ms is not None and (tracker_ms is None or first_ms < tracker_ms)
-        return is_next and self._may_admit_held() and self._look_ahead.due_room() > 0
+        return is_next and self._may_admit_held() and self._budget.due_room() > 0
 
     def _may_admit_held(self) -> bool:
         # Waiting entries are served before all others as soon as a consumer can take one, so an earlier entry must be
         # among them by then. While nothing waits, no entry is overtaken, and columns take less memory than objects.
-        is_wanted = len(self._look_ahead.waiting) > 0 or self._budget.has_demand()
+        is_wanted = len(self._budget.waiting) > 0 or self._budget.has_demand()
         return bool(self.held_due) and is_wanted and not self.is_holding_due()
 
     def _admitted_through(self) -> RowKey:

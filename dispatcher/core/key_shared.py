@@ -68,8 +68,6 @@ class KeySharedAssignor(ConsumerAssignor):
         view: The log and the cursor, which the ordering modes before PIP-379 look at.
     """
 
-    parks = True
-
     def __init__(
         self,
         config: DispatcherConfig,
@@ -79,9 +77,9 @@ class KeySharedAssignor(ConsumerAssignor):
     ) -> None:
         super().__init__(config, budget, replay_queue)
         self._view = view
-        self._policy = KeySharedPolicy()
-        self.selector = make_selector(self._policy, config)
-        self.fence = make_fence(self._policy, config, view)
+        self.policy = KeySharedPolicy()
+        self.selector = make_selector(self.policy, config)
+        self.fence = make_fence(self.policy, config, view)
         self.unblocked: list[int] = []
         self._unblock_at_ms: int | None = None
         self._now_ms = 0
@@ -274,8 +272,8 @@ class KeySharedAssignor(ConsumerAssignor):
         if not self.consumers:
             is_to_read_anew = self._add_first(consumer)
         elif (policy.mode, policy.allow_out_of_order_delivery) == (
-            self._policy.mode,
-            self._policy.allow_out_of_order_delivery,
+            self.policy.mode,
+            self.policy.allow_out_of_order_delivery,
         ):
             self.selector.add_consumer(consumer)
             is_to_read_anew = False
@@ -295,9 +293,9 @@ class KeySharedAssignor(ConsumerAssignor):
         selector = make_selector(consumer.policy, self.config)
         selector.add_consumer(consumer)
         has_other_slots = selector.hash_range != self.selector.hash_range
-        self._policy = KeySharedPolicy(consumer.policy.mode, consumer.policy.allow_out_of_order_delivery)
+        self.policy = KeySharedPolicy(consumer.policy.mode, consumer.policy.allow_out_of_order_delivery)
         self.selector = selector
-        self.fence = make_fence(self._policy, self.config, self._view)
+        self.fence = make_fence(self.policy, self.config, self._view)
         return has_other_slots
 
     def remove_consumer(self, consumer: ConsumerState) -> list[int]:
@@ -325,10 +323,6 @@ class KeySharedAssignor(ConsumerAssignor):
 
     # Questions of operators.
 
-    @property
-    def policy(self) -> KeySharedPolicy:
-        return self._policy
-
     def owner_of_slot(self, slot: int) -> int:
         """Return the index of the consumer to which the selector gives a slot."""
         return self.selector.owners[slot]
@@ -337,12 +331,15 @@ class KeySharedAssignor(ConsumerAssignor):
         return self.owner_of_slot(self.selector.hash_range.slot(sticky_hash))
 
     def ranges_of(self, consumer: ConsumerState) -> list[tuple[int, int]]:
+        """Return the inclusive ranges of slots that a consumer owns."""
         return self.selector.ranges_of(consumer)
 
     def draining(self, consumer: ConsumerState) -> tuple[list[DrainingHashEntry], int]:
+        """Return the slots that a consumer drains, and how many it has drained."""
         return self.fence.entries(consumer.index), self.fence.cleared_total(consumer.index)
 
     def newcomers(self, indices: Collection[int]) -> NewcomerStats | None:
+        """Return what the ordering modes before PIP-379 show of the consumers with these indices."""
         return self.fence.newcomers(self.consumers, indices)
 
     def way_of(self, item: Item | None, sticky_hash: int) -> Way:
@@ -360,6 +357,7 @@ class KeySharedAssignor(ConsumerAssignor):
         return Way(owner, slot, draining_at, reason)
 
     def key_status(self, sticky_hash: int) -> KeyStatus:
+        """Return where a key stands."""
         slot = self.selector.hash_range.slot(sticky_hash)
         owner = self.consumers.get(self.owner_of_slot(slot))
         draining = self.fence.get(slot)

@@ -17,26 +17,23 @@ from itertools import islice
 from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
-from dispatcher.consumer import KeySharedPolicy
 from dispatcher.core.acknowledgements.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
 from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements, DeliverableEntries
 from dispatcher.core.actions import Action, ForgetDelayed, TrackDelayed
 from dispatcher.core.assignor import ConsumerAssignor
 from dispatcher.core.budget import Budget, why_not_now
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.fences.fence import DrainingHashEntry
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.intake import Intake, TakenIn
 from dispatcher.core.items import COUNT, SLOT, Item, Key, position_of
-from dispatcher.core.look_ahead import LookAhead
+from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.queues.replay_queue import ReplayQueue
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
-from dispatcher.core.subscription_core import ReadTotals, SubscriptionCore
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
+from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.unsent_delayed import UnsentDelayed
-from dispatcher.stats import EntryStatus, KeyStatus, NewcomerStats
+from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 
@@ -48,6 +45,7 @@ class MultipleConsumersCore(SubscriptionCore):
         new_assignor: Makes the part in which the types differ.
         has_delays: Whether delayed entries go to a tracker.
         cursor: The acknowledgements.
+        parked_entries_max: How many entries may wait as rows beyond the look-ahead limits.
     """
 
     is_shared = True
@@ -59,22 +57,25 @@ class MultipleConsumersCore(SubscriptionCore):
         *,
         has_delays: bool,
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
+        parked_entries_max: int = 0,
     ) -> None:
         self.config = config
         self.now_ms = 0
-        self.consumers: dict[int, ConsumerState] = {}
-        self.redelivery_counts: Counter[Key] = Counter()
-        self.ack_sets: dict[Key, AckSet] = {}
+        self.consumers = {}
+        self.redelivery_counts = Counter()
+        self.ack_sets = {}
         self.deliverable = DeliverableEntries(cursor)
+        self.gate = DeliveryGate()
+        self.totals = ReadTotals()
         self.unsent_delayed = UnsentDelayed()
-        self.replay_queue = ReplayQueue(config.return_entries_max)
-        self.replay_queue.slot_entries_max = config.look_ahead_per_hash
-        self.budget = Budget(config, self.consumers, self.ack_sets)
+        self.replay_queue = ReplayQueue(config.return_entries_max, config.look_ahead_per_hash)
+        self.budget: Budget = Budget(
+            config, self.consumers, self.ack_sets, self.replay_queue, parked_entries_max, self.gate
+        )
         self.assignor = new_assignor(config, self.budget, self.replay_queue)
-        parked_entries_max = config.parked_entries_max if self.assignor.parks else 0
-        self.look_ahead = LookAhead(config, self.consumers, self.replay_queue, parked_entries_max)
-        self.replay_queue.entries_max = self.look_ahead.limit()
-        self.intake = Intake(config, self.deliverable, self.budget, self.look_ahead, has_delays=has_delays)
+        self.keys = self.assignor if isinstance(self.assignor, KeySharedAssignor) else None
+        self.intake: Intake = Intake(config, self.deliverable, self.budget, self.totals, has_delays=has_delays)
+        self.replay_queue.entries_max = self.budget.look_ahead_limit()
         self.expired: list[tuple[ConsumerState, Iterator[Key]]] = []
         """Entries that mark-delete has passed while consumers held them, to be forgotten in portions."""
 
@@ -92,10 +93,6 @@ class MultipleConsumersCore(SubscriptionCore):
     def plan(self) -> ReadPlan | None:
         return self.intake.plan
 
-    @property
-    def totals(self) -> ReadTotals:
-        return self.intake.totals
-
     def start(self, first: Position, last_confirmed: Position) -> None:
         self.intake.start(first, last_confirmed)
 
@@ -111,21 +108,6 @@ class MultipleConsumersCore(SubscriptionCore):
     ) -> list[Action]:
         return self._hand_on(self.intake.on_headers(request, headers, next_position, left_out))
 
-    def delays_heeded(self, through: Position) -> None:
-        self.intake.delays_heeded(through)
-
-    def tracker_told(self, deliver_at_ms: int | None) -> None:
-        self.intake.tracker_told(deliver_at_ms)
-
-    def lost_rows_told(self, *, are_left: bool) -> None:
-        self.intake.lost_rows_told(are_left=are_left)
-
-    def due_entries_wanted(self) -> int:
-        return self.intake.due_entries_wanted()
-
-    def on_popped(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        self.intake.on_popped(ledger_ids, entry_ids)
-
     def on_due(
         self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
     ) -> list[Action]:
@@ -137,13 +119,6 @@ class MultipleConsumersCore(SubscriptionCore):
 
     def on_refused(self, headers: EntryHeaders) -> list[Action]:
         return self._hand_on(self.intake.on_refused(headers))
-
-    @property
-    def has_held(self) -> bool:
-        return bool(self.intake.held_due)
-
-    def has_held_to_admit(self) -> bool:
-        return self.intake.has_held_to_admit()
 
     def admit_held(self) -> list[Action]:
         return self._hand_on(self.intake.admit_held())
@@ -181,12 +156,8 @@ class MultipleConsumersCore(SubscriptionCore):
 
     # Pause and resume.
 
-    @property
-    def gate(self) -> DeliveryGate:
-        return self.budget.gate
-
     def use_gate(self, gate: DeliveryGate) -> None:
-        self.budget.gate = gate
+        self.gate = self.budget.gate = gate
 
     def open_gate(self, rate_per_second: float | None) -> list[Action]:
         self.gate.open(self.now_ms, rate_per_second)
@@ -201,14 +172,14 @@ class MultipleConsumersCore(SubscriptionCore):
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
         read_position = self.plan.next_immediate if self.plan is not None else None
         is_to_read_anew = self.assignor.add_consumer(consumer, read_position)
-        self.replay_queue.entries_max = self.look_ahead.limit()
+        self.replay_queue.entries_max = self.budget.look_ahead_limit()
         if is_to_read_anew:
             self.reset()
         return self.assignor.serve_all()
 
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         free = self.assignor.remove_consumer(consumer)
-        self.replay_queue.entries_max = self.look_ahead.limit()
+        self.replay_queue.entries_max = self.budget.look_ahead_limit()
         self._forget_all_expired()
         self._release(consumer, consumer.unacked)
         self._take_back(*consumer.pending.take_all())
@@ -442,37 +413,14 @@ class MultipleConsumersCore(SubscriptionCore):
     # Questions of operators.
 
     @property
-    def policy(self) -> KeySharedPolicy | None:
-        return self.assignor.policy
-
-    @property
-    def unacked(self) -> int:
-        return self.budget.unacked
-
-    @property
-    def is_blocked(self) -> bool:
-        return self.budget.is_blocked
-
-    @property
     def waiting_count(self) -> int:
         return len(self.replay_queue) + self.intake.held_count
 
     @property
     def has_entries_at_hand(self) -> bool:
-        is_any_pending = any(len(consumer.pending) for consumer in self.consumers.values())
-        return is_any_pending or self.has_held or len(self.replay_queue) > 0 or bool(self.deliverable.damaged())
-
-    def draining(self, consumer: ConsumerState) -> tuple[list[DrainingHashEntry], int]:
-        return self.assignor.draining(consumer)
-
-    def ranges_of(self, consumer: ConsumerState) -> list[tuple[int, int]]:
-        return self.assignor.ranges_of(consumer)
-
-    def newcomers(self, indices: Collection[int]) -> NewcomerStats | None:
-        return self.assignor.newcomers(indices)
-
-    def key_status(self, sticky_hash: int) -> KeyStatus | None:
-        return self.assignor.key_status(sticky_hash)
+        is_pending = any(len(consumer.pending) for consumer in self.consumers.values())
+        is_waiting = len(self.replay_queue) > 0 or bool(self.intake.held_due)
+        return is_pending or is_waiting or bool(self.deliverable.damaged())
 
     def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
         holder = self._holder_of(position)
@@ -485,7 +433,7 @@ class MultipleConsumersCore(SubscriptionCore):
             is_waiting=waiting is not None or position in self.intake.held_due,
             owner=None if way.owner is None else way.owner.name,
             slot=way.slot,
-            reason=reason or why_not_now(self.consumers, way.owner, self.gate, is_blocked=self.is_blocked),
+            reason=reason or why_not_now(self.consumers, way.owner, self.gate, is_blocked=self.budget.is_blocked),
             draining_at=way.draining_at,
         )
 

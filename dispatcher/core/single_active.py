@@ -25,10 +25,10 @@ from dispatcher.core.budget import why_not_now
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import COUNT, Item, Key, make_items
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
-from dispatcher.core.subscription_core import ReadTotals, SubscriptionCore
+from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.slots import sticky_hash
 from dispatcher.stats import EntryStatus
@@ -63,14 +63,14 @@ class SingleActiveCore(SubscriptionCore):
     ) -> None:
         self.config = config
         self.now_ms = 0
-        self.consumers: dict[int, ConsumerState] = {}
-        self.redelivery_counts: Counter[Key] = Counter()
-        self.ack_sets: dict[Key, AckSet] = {}
+        self.consumers = {}
+        self.redelivery_counts = Counter()
+        self.ack_sets = {}
         self.deliverable = DeliverableEntries(cursor)
-        self._totals = ReadTotals()
-        self._gate = DeliveryGate()
+        self.totals = ReadTotals()
+        self.gate = DeliveryGate()
         self._plan: ReadPlan | None = None
-        self._active: ConsumerState | None = None
+        self.active = None
         self._topic_name = topic_name
         self._is_failover = is_failover
         self._selector: HashRangeExclusiveStickyKeyConsumerSelector | None = None
@@ -84,26 +84,18 @@ class SingleActiveCore(SubscriptionCore):
     def plan(self) -> ReadPlan | None:
         return self._plan
 
-    @property
-    def totals(self) -> ReadTotals:
-        return self._totals
-
-    @property
-    def active(self) -> ConsumerState | None:
-        return self._active
-
     def start(self, first: Position, last_confirmed: Position) -> None:
         assert self._plan is None
 
         self._plan = ReadPlan.start(first, last_confirmed, has_delays=False)
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
-        if self._plan is None or self._active is None or self._active.permits <= 0:
+        if self._plan is None or self.active is None or self.active.permits <= 0:
             return None
-        budget = self._gate.budget(self.now_ms)
+        budget = self.gate.budget(self.now_ms)
         if budget <= 0:
             return None
-        entries_max = min(self._active.permits, self.config.read_batch_entries_max, budget)
+        entries_max = min(self.active.permits, self.config.read_batch_entries_max, budget)
         return self._plan.next_request(last_confirmed, immediates_max=entries_max, scan_entries_max=0)
 
     def on_headers(
@@ -116,28 +108,28 @@ class SingleActiveCore(SubscriptionCore):
         del left_out  # No scan is requested.
         assert self._plan is not None
 
-        self._totals.entries_read += len(headers)
+        self.totals.entries_read += len(headers)
         headers = self.deliverable.among(headers)
         if self._selector is not None:
             slots = self._selector.hash_range.slots(headers.sticky_hashes)
             headers = headers.where(self._selector.owners.take(slots) != NO_OWNER)
         # An entry goes out while there is a permit left before it; a batch is never split.
         messages_before = np.cumsum(headers.message_counts) - headers.message_counts
-        permits = self._active.permits if self._active is not None else 0
+        permits = self.active.permits if self.active is not None else 0
         # The gate may have been closed while this was read.
-        permits = min(permits, self._gate.budget(self.now_ms))
+        permits = min(permits, self.gate.budget(self.now_ms))
         taken = int(np.searchsorted(messages_before, permits, side="left"))
         first_not_taken = None
         if taken < len(headers):
             first_not_taken = Position(int(headers.ledger_ids[taken]), int(headers.entry_ids[taken]))
             headers = headers.take(slice(0, taken))
         self._plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)
-        if self._active is None or taken == 0:
+        if self.active is None or taken == 0:
             return []
         items = make_items(headers, headers.publish_time_ms, None)
-        self._active.note_given(int(headers.message_counts.sum()), len(headers), self.now_ms)
-        self._gate.note_given(int(headers.message_counts.sum()))
-        actions: list[Action] = [Deliver(self._active, items)]
+        self.active.note_given(int(headers.message_counts.sum()), len(headers), self.now_ms)
+        self.gate.note_given(int(headers.message_counts.sum()))
+        actions: list[Action] = [Deliver(self.active, items)]
         if not self._has_told_delay_ignored and (headers.deliver_at_ms > self.now_ms).any():
             self._has_told_delay_ignored = True
             actions.append(TellDelayIgnored())
@@ -151,15 +143,8 @@ class SingleActiveCore(SubscriptionCore):
         consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
         return []
 
-    @property
-    def gate(self) -> DeliveryGate:
-        return self._gate
-
-    def use_gate(self, gate: DeliveryGate) -> None:
-        self._gate = gate
-
     def open_gate(self, rate_per_second: float | None) -> list[Action]:
-        self._gate.open(self.now_ms, rate_per_second)
+        self.gate.open(self.now_ms, rate_per_second)
         return []
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
@@ -167,12 +152,12 @@ class SingleActiveCore(SubscriptionCore):
         return []
 
     def next_wakeup_ms(self) -> int | None:
-        return self._gate.next_grant_ms(self.now_ms)
+        return self.gate.next_grant_ms(self.now_ms)
 
     def is_drained(self, last_confirmed: Position) -> bool:
-        if self._plan is None or self._active is None or self._active.permits <= 0:
+        if self._plan is None or self.active is None or self.active.permits <= 0:
             return False
-        if self._gate.budget(self.now_ms) <= 0:
+        if self.gate.budget(self.now_ms) <= 0:
             return False
         return self._plan.next_immediate > last_confirmed
 
@@ -193,24 +178,24 @@ class SingleActiveCore(SubscriptionCore):
     def owner_of_hash(self, sticky_hash: int) -> int:
         if self._selector is not None:
             return self._selector.owners[self._selector.hash_range.slot(sticky_hash)]
-        return NO_OWNER if self._active is None else self._active.index
+        return NO_OWNER if self.active is None else self.active.index
 
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         del self.consumers[consumer.index]
         if self.consumers:
             return self._choose_active()
-        self._active = None
+        self.active = None
         self._plan = None
         return []
 
     def _choose_active(self) -> list[Action]:
         chosen = choose_active(self.consumers.values(), self._topic_name)
-        if chosen is self._active:
+        if chosen is self.active:
             return []
         actions: list[Action] = []
-        if self._active is not None and self._active.index in self.consumers:
-            actions.append(DropUnsent(self._active))
-        self._active = chosen
+        if self.active is not None and self.active.index in self.consumers:
+            actions.append(DropUnsent(self.active))
+        self.active = chosen
         self._plan = None
         if self._is_failover:
             actions.extend(NotifyActive(consumer, is_active=consumer is chosen) for consumer in self.consumers.values())
@@ -247,7 +232,7 @@ class SingleActiveCore(SubscriptionCore):
     ) -> list[Action]:
         # Single entries cannot be redelivered without breaking the order, so everything is.
         del positions, unsent
-        if consumer is self._active:
+        if consumer is self.active:
             self._plan = None
         return []
 
@@ -257,7 +242,7 @@ class SingleActiveCore(SubscriptionCore):
 
     def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
         """Return which entries to send: a change or a rewind of the active consumer drops unsent ones."""
-        return [consumer is self._active and not self.deliverable.is_acknowledged(at) for at in positions]
+        return [consumer is self.active and not self.deliverable.is_acknowledged(at) for at in positions]
 
     def reset(self) -> None:
         self._plan = None
@@ -265,21 +250,22 @@ class SingleActiveCore(SubscriptionCore):
         self.deliverable.forget_damage()
 
     def check(self) -> None:
-        assert self._active is None or self._active.index in self.consumers
+        assert self.active is None or self.active.index in self.consumers
 
     def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
         del sticky_hash
-        owner = None if self._active is None else self._active.name
+        owner = None if self.active is None else self.active.name
         # No entry is pending: each that was read was given to the active consumer, and nothing says when.
         is_read = self._plan is not None and position < self._plan.next_immediate
+        is_damaged = position.entry_id in self.deliverable.damaged_in(position.ledger_id)
         reason = "" if self.consumers else "no consumer is connected"
         return EntryStatus(
-            consumer=owner if is_read and position.entry_id not in self.damaged_in(position.ledger_id) else None,
+            consumer=owner if is_read and not is_damaged else None,
             given_ms=None,
             is_waiting=False,
             owner=owner,
             slot=None,
-            reason=reason or why_not_now(self.consumers, self._active, self._gate),
+            reason=reason or why_not_now(self.consumers, self.active, self.gate),
             draining_at=None,
         )
 

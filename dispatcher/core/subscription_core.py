@@ -7,39 +7,26 @@ acknowledgement of something unknown or a redelivery of something that is not pe
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from dispatcher.consumer import KeySharedPolicy
 from dispatcher.core.acknowledgements.ack_sets import AckSet
 from dispatcher.core.acknowledgements.deliverable import DeliverableEntries
 from dispatcher.core.actions import Action
+from dispatcher.core.budget import Budget
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.fences.fence import DrainingHashEntry
 from dispatcher.core.gate import DeliveryGate
+from dispatcher.core.intake import Intake
 from dispatcher.core.items import Item, Key
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.key_shared import KeySharedAssignor
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
 from dispatcher.core.selectors.assignment import NO_OWNER
-from dispatcher.stats import EntryStatus, KeyStatus, NewcomerStats
+from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
 from snapshot_storage.encoding.columns import DelayedIndexes
-
-
-@dataclass(slots=True)
-class ReadTotals:
-    """Counts of what a core has read."""
-
-    entries_read: int = 0
-    delayed_reread_at_recovery: int = 0
-    index_mistimed: int = 0
-    """Entries that the tracker gave at another time than that of their headers."""
 
 
 class SubscriptionCore(ABC):
@@ -58,16 +45,23 @@ class SubscriptionCore(ABC):
     ack_sets: dict[Key, AckSet]
     """The unacknowledged messages of batches of which a part was acknowledged."""
     deliverable: DeliverableEntries
+    gate: DeliveryGate
+    totals: ReadTotals
+
+    # Parts that a core may lack.
+    intake: Intake | None = None
+    """Takes in what was read and what is due, where entries can be delayed; the shell tells it about the tracker."""
+    keys: KeySharedAssignor | None = None
+    """Assigns keys to consumers, in Key_Shared."""
+    budget: Budget | None = None
+    """Limits what consumers hold, where each entry is acknowledged by itself."""
+    active: ConsumerState | None = None
+    """The consumer that gets everything, in Exclusive and Failover."""
 
     @property
     @abstractmethod
     def plan(self) -> ReadPlan | None:
         """The reads to come; None asks for `start`."""
-
-    @property
-    @abstractmethod
-    def totals(self) -> ReadTotals:
-        """Counts of what it has read."""
 
     @abstractmethod
     def advance(self, now_ms: int) -> None:
@@ -113,18 +107,6 @@ class SubscriptionCore(ABC):
         That ends with their acknowledgement, and with `reset`, after which they are read, and found out, again.
         """
 
-    def damaged_in(self, ledger_id: int) -> BitMap:
-        """Return the entries of a ledger that are put aside and not acknowledged."""
-        return self.deliverable.damaged_in(ledger_id)
-
-    def damaged(self) -> dict[int, BitMap]:
-        """Return all entries that are put aside and not acknowledged, by ledger."""
-        return self.deliverable.damaged()
-
-    def are_damaged(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_] | None:
-        """Return which of these entries are put aside; None where none is."""
-        return self.deliverable.are_damaged(ledger_ids, entry_ids)
-
     # Time, and what was sent.
 
     def next_wakeup_ms(self) -> int | None:
@@ -148,44 +130,10 @@ class SubscriptionCore(ABC):
         del slot
         return True
 
-    # Delays: where nothing is delayed, as here, the shell has no tracker, and only heeding them can be asked for.
-
-    def delays_heeded(self, through: Position) -> None:
-        """From now on delivery times are heeded up to a position; entries behind it are due when they are scanned."""
-        del through
-
-    def tracker_told(self, deliver_at_ms: int | None) -> None:
-        """The first message that the tracker has or is loading was due then; None where it has none."""
-        del deliver_at_ms
-
-    def lost_rows_told(self, *, are_left: bool) -> None:
-        """Whether entries that the tracker lost are still to be read again: they may be due before others."""
-        del are_left
-
-    def recovered(self, is_recovering: Callable[[int], bool]) -> None:
-        """The tracker may have recovered ledgers; `is_recovering` tells which it has not."""
-        if self.plan is not None:
-            self.plan.note_recovered(is_recovering)
-
-    @property
-    def has_held(self) -> bool:
-        """Whether entries that are due are held until it is their turn by time."""
-        return False
-
-    def has_held_to_admit(self) -> bool:
-        """Return whether `admit_held` has something to admit."""
-        return False
+    # Delays; never called where `intake` is None.
 
     def admit_held(self) -> list[Action]:
         """Admit entries that were due when they were read, up to the tracker's first, as many as one turn takes."""
-        return []
-
-    def due_entries_wanted(self) -> int:
-        """Return how many entries can be taken from the tracker now."""
-        return 0
-
-    def on_popped(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Note that entries left the tracker; their headers follow."""
         raise NotImplementedError
 
     def on_due(
@@ -213,14 +161,9 @@ class SubscriptionCore(ABC):
 
     # Pause and resume.
 
-    @property
-    @abstractmethod
-    def gate(self) -> DeliveryGate:
-        """Lets messages pass, or holds them during a pause."""
-
-    @abstractmethod
     def use_gate(self, gate: DeliveryGate) -> None:
         """Let messages pass by this gate from now on."""
+        self.gate = gate
 
     def close_gate(self) -> None:
         """Let nothing pass until `open_gate`."""
@@ -303,27 +246,7 @@ class SubscriptionCore(ABC):
     def reset(self) -> None:
         """Forget everything but the consumers and their permits; `start` must follow."""
 
-    # Questions of operators; where consumers are not shared, nobody waits for another, and there are no keys.
-
-    @property
-    def active(self) -> ConsumerState | None:
-        """The consumer that gets everything, where one does."""
-        return None
-
-    @property
-    def policy(self) -> KeySharedPolicy | None:
-        """The policy of its consumers, where keys decide."""
-        return None
-
-    @property
-    def unacked(self) -> int:
-        """Messages that consumers hold and have not acknowledged, where each is acknowledged by itself."""
-        return 0
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether those are too many."""
-        return False
+    # Questions of operators.
 
     @property
     def waiting_count(self) -> int:
@@ -334,26 +257,6 @@ class SubscriptionCore(ABC):
     def has_entries_at_hand(self) -> bool:
         """Whether there may be entries that it has read and that are not acknowledged, beside those of the tracker."""
         return True
-
-    def draining(self, consumer: ConsumerState) -> tuple[list[DrainingHashEntry], int]:
-        """Return the slots that a consumer drains, and how many it has drained."""
-        del consumer
-        return [], 0
-
-    def ranges_of(self, consumer: ConsumerState) -> list[tuple[int, int]]:
-        """Return the inclusive ranges of slots that a consumer owns, where keys decide."""
-        del consumer
-        return []
-
-    def newcomers(self, indices: Collection[int]) -> NewcomerStats | None:
-        """Return what the ordering modes before PIP-379 show of the consumers with these indices."""
-        del indices
-        return None
-
-    def key_status(self, sticky_hash: int) -> KeyStatus | None:
-        """Return where a key stands, where keys decide."""
-        del sticky_hash
-        return None
 
     @abstractmethod
     def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:

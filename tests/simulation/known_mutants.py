@@ -137,7 +137,7 @@ DISPATCHER: Final = [
     Mutant(
         "late-behind-what-waits",
         "dispatcher/core/intake.py",
-        "        is_wanted = len(self._look_ahead.waiting) > 0 or self._budget.has_demand()\n",
+        "        is_wanted = len(self._budget.waiting) > 0 or self._budget.has_demand()\n",
         "        is_wanted = self._budget.has_demand()\n",
         "what was due when it was accepted comes after all that waits, while consumers can take nothing",
     ),
@@ -236,8 +236,8 @@ DISPATCHER: Final = [
     Mutant(
         "dry-for-ever",
         "dispatcher/reader.py",
-        "        self._is_tracker_dry = False\n        self._core.recovered(",
-        "        self._core.recovered(",
+        "        self._is_tracker_dry = False\n        if self._intake is not None:\n",
+        "        if self._intake is not None:\n",
         "a tracker that had nothing once is not asked again",
     ),
     Mutant(
@@ -588,7 +588,7 @@ FOUND: Final = [
     Mutant(
         "held-for-a-dry-tracker",
         "dispatcher/reader.py",
-        "                return self._core.has_held\n",
+        "                return bool(self._intake.held_due)\n",
         "                return False\n",
         "held entries wait for a message that the tracker turned out not to have",
     ),

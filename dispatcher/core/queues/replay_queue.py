@@ -33,6 +33,7 @@ class ReplayQueue:
 
     Args:
         return_entries_max: How many entries go back to their queues at once.
+        slot_entries_max: How many entries of a slot may wait as items.
     """
 
     __slots__ = (
@@ -46,13 +47,13 @@ class ReplayQueue:
         "slot_entries_max",
     )
 
-    def __init__(self, return_entries_max: int = UNLIMITED) -> None:
+    def __init__(self, return_entries_max: int = UNLIMITED, slot_entries_max: int = UNLIMITED) -> None:
         self.return_entries_max = return_entries_max
         self.heaps: dict[int, list[Item]] = {}
         """Never holds an empty heap. Read by the dispatch loop; changed here only."""
         self.parked = ParkedEntries()
         self.returning = ReturningEntries()
-        self.slot_entries_max = UNLIMITED
+        self.slot_entries_max = slot_entries_max
         self.entries_max = UNLIMITED
         self._slots: dict[Key, int] = {}
         self._dead = 0

@@ -287,8 +287,8 @@ class _Machine(RuleBasedStateMachine):
         plan.note_recovered(self.recovering.__contains__)
         if held_before == 0 and all(entry.deliver_at_ms == NOT_DELAYED for entry in found):
             # I9. Beyond the limit a slot keeps one entry in front, and the rest is parked.
-            assert len(self.core.replay_queue) <= max(waiting_before, self.core.look_ahead.waiting_max())
-            limit = self.core.look_ahead.limit() + len(self.core.replay_queue.heaps)
+            assert len(self.core.replay_queue) <= max(waiting_before, self.core.budget.waiting_max())
+            limit = self.core.budget.look_ahead_limit() + len(self.core.replay_queue.heaps)
             assert self.core.replay_queue.queued <= max(queued_before, limit)
 
     @precondition(lambda self: self.read is None and len(self.core.replay_queue))
@@ -306,9 +306,9 @@ class _Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.popped is None)
     @rule()
     def begin_taking_due(self) -> None:
-        wanted = self.core.due_entries_wanted()
+        wanted = self.core.intake.due_entries_wanted()
         self._look_at_tracker()
-        if self.core.has_held_to_admit():
+        if self.core.intake.has_held_to_admit():
             self._admit_held()
             return
         due = sorted((at, position) for position, at in self.tracked.items() if at <= self.now_ms)[:wanted]
@@ -316,7 +316,7 @@ class _Machine(RuleBasedStateMachine):
             for _, position in due:
                 del self.tracked[position]
             columns = np.array([position for _, position in due], dtype=np.int64)
-            self.core.on_popped(columns[:, 0], columns[:, 1])
+            self.core.intake.on_popped(columns[:, 0], columns[:, 1])
             self.popped = [self._entry(position) for _, position in due]
 
     @precondition(lambda self: self.popped is not None)
@@ -347,10 +347,10 @@ class _Machine(RuleBasedStateMachine):
     def _admit_all_held(self) -> None:
         # Nothing is read, and nothing held is admitted, before the headers of what was popped are there.
         self._look_at_tracker()
-        while self.popped is None and self.core.has_held_to_admit():
+        while self.popped is None and self.core.intake.has_held_to_admit():
             self._admit_held()
         is_holding = self.core.intake.is_holding_due()  # The one other reason to hold entries.
-        self.stays_held = self.popped is not None or is_holding or not self.core.look_ahead.due_room()
+        self.stays_held = self.popped is not None or is_holding or not self.core.budget.due_room()
 
     def _run_actions(self, actions: list[Action]) -> None:
         self._check_nothing_is_overtaken(actions)
@@ -424,7 +424,7 @@ class _Machine(RuleBasedStateMachine):
 
     def _look_at_tracker(self) -> None:
         due = [at for at in self.tracked.values() if at <= self.now_ms]
-        self.core.tracker_told(min(due, default=None))
+        self.core.intake.tracker_told(min(due, default=None))
 
     def _entry(self, position: Key) -> _Entry:
         return self.log[(position[0] - 1) * _ENTRIES_PER_LEDGER + position[1]]
@@ -593,7 +593,7 @@ class _Machine(RuleBasedStateMachine):
     def recover(self) -> None:
         self.recovering = set()
         assert self.core.plan is not None
-        self.core.recovered(self.recovering.__contains__)
+        self.core.intake.recovered(self.recovering.__contains__)
 
 
 def _in_portions(entries_max: int) -> dict[str, int]:

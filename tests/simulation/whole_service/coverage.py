@@ -49,8 +49,8 @@ class Coverage:
 
 
 _INTAKE: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
-    "bound: no room to read ahead": lambda core: len(core.replay_queue) if core.look_ahead.room() == 0 else 0,
-    "bound: no room for what is due": lambda core: len(core.replay_queue) if core.look_ahead.due_room() == 0 else 0,
+    "bound: no room to read ahead": lambda core: len(core.replay_queue) if core.budget.room() == 0 else 0,
+    "bound: no room for what is due": lambda core: len(core.replay_queue) if core.budget.due_room() == 0 else 0,
     "bound: due entries are held for the order of time": lambda core: len(core.intake.held_due),
     "bound: as many are held as may be": lambda core: (
         len(core.intake.held_due) if len(core.intake.held_due) >= core.config.held_entries_max else 0
@@ -68,7 +68,7 @@ _INTAKE: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
 }
 
 _MANY: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
-    "bound: the subscription holds too many": lambda core: core.unacked if core.is_blocked else 0,
+    "bound: the subscription holds too many": lambda core: core.budget.unacked if core.budget.is_blocked else 0,
     "bound: a consumer holds too many": lambda core: sum(one.is_blocked for one in core.consumers.values()),
     "portion: what expired is forgotten": lambda core: len(core.expired),
     "batches of which a part is acknowledged": lambda core: len(core.ack_sets),

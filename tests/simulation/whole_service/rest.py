@@ -190,7 +190,7 @@ def _what_is_first(sim: "Simulation", sub: SubscriptionModel) -> str:
         return f"; {first}, the first that is not acknowledged, is delayed"
     dispatcher = sim.dispatcher(sub)
     core = None if dispatcher is None else dispatcher.core
-    if isinstance(core, MultipleConsumersCore) and not core.look_ahead.due_room():
+    if isinstance(core, MultipleConsumersCore) and not core.budget.due_room():
         return f"; there is no room for {first}, which is due and the first that is not acknowledged (item 5)"
     return ""
 

@@ -96,5 +96,5 @@ def test_the_look_ahead_is_bounded_by_both_thresholds(
     for number in range(consumers):
         core.add_consumer(ConsumerState(number, f"c{number}"))
 
-    assert core.look_ahead.limit() == core.replay_queue.entries_max == limit
+    assert core.budget.look_ahead_limit() == core.replay_queue.entries_max == limit
     assert limit < UNLIMITED

@@ -104,7 +104,7 @@ def test_what_expired_in_portions_does_not_wait_again() -> None:
 
         assert list(consumer.pending.items) == [(1, 3)]
         assert len(feed.core.replay_queue) == 0
-        assert feed.core.unacked == 1
+        assert feed.core.budget.unacked == 1
 
 
 def test_what_expires_while_it_is_read_is_not_given() -> None:
@@ -126,12 +126,12 @@ def test_a_batch_that_is_half_acknowledged_costs_the_permits_of_the_whole() -> N
     feed.core.redeliver(consumer, [(1, 0)], ())
     feed.timers()
 
-    assert (consumer.permits, consumer.unacked, feed.core.unacked) == (0, 2, 2)
+    assert (consumer.permits, consumer.unacked, feed.core.budget.unacked) == (0, 2, 2)
     # A client has acknowledged more messages than there are, and some of them twice.
     feed.core.acknowledge(consumer, [(1, 0)], {(1, 0): (0b0100000000, -1)})
     assert (consumer.unacked, consumer.messages_acked) == (1, 9)
     feed.core.acknowledge(consumer, [(1, 0)], {})
-    assert (consumer.unacked, feed.core.unacked, consumer.messages_acked) == (0, 0, 10)
+    assert (consumer.unacked, feed.core.budget.unacked, consumer.messages_acked) == (0, 0, 10)
 
 
 def test_who_has_waited_longest_is_served_first() -> None:
