@@ -45,6 +45,8 @@ class ConsumerAssignor(ABC):
         replay_queue: What waits.
     """
 
+    __slots__ = ("budget", "config", "consumers", "replay_queue", "to_serve")
+
     def __init__(self, config: DispatcherConfig, budget: Budget, replay_queue: ReplayQueue) -> None:
         self.config = config
         self.budget = budget

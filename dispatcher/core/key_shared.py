@@ -68,6 +68,8 @@ class KeySharedAssignor(ConsumerAssignor):
         view: The log and the cursor, which the ordering modes before PIP-379 look at.
     """
 
+    __slots__ = ("_now_ms", "_unblock_at_ms", "_view", "fence", "policy", "selector", "unblocked")
+
     def __init__(
         self,
         config: DispatcherConfig,

@@ -35,6 +35,8 @@ _WHOLE = SLOT_NOT_SET
 class SharedConsumerAssignor(ConsumerAssignor):
     """Gives entries to consumers in turn."""
 
+    __slots__ = ("_last_served", "begun", "free_heads", "last_chunks")
+
     def __init__(self, config: DispatcherConfig, budget: Budget, replay_queue: ReplayQueue) -> None:
         super().__init__(config, budget, replay_queue)
         self._last_served = -1

@@ -81,6 +81,8 @@ class _Tail:
 class ParkedEntries:
     """Rows by slot, in the order of their delivery."""
 
+    __slots__ = ("_count", "_discarded", "_tails", "first")
+
     def __init__(self) -> None:
         self.first: dict[int, Item] = {}
         """The first row of each slot that has any. Read by the queue in front; changed here only."""

@@ -17,6 +17,8 @@ from dispatcher.core.items import SLOT, Item, Key, position_of
 class ReturningEntries:
     """Items by position, and how many there are of each slot."""
 
+    __slots__ = ("items", "slot_counts")
+
     def __init__(self) -> None:
         self.slot_counts: dict[int, int] = {}
         """Slots that wait for the rest of their entries. Read by the dispatch loop; changed here only."""
