@@ -350,6 +350,6 @@ class RocksDBFolder(BlockingSnapshots):
         except OSError as error:
             raise StorageUnavailableError(f"cannot make a checkpoint in {path}: {error}") from error
         self._store.checkpoint(path)
-        # Where it is damaged later, it is known to be a folder of snapshots by this.
+        # A writer knows it as a folder of snapshots by this.
         with Translated(error_of, path, "make a checkpoint"):
             (path / LOCK_FILE).touch()

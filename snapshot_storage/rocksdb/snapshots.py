@@ -21,6 +21,7 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.opening import check_ours
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
@@ -60,12 +61,17 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         self._memory = memory if memory is not None else RocksDBMemory()
         self._pace = ReopeningPace(clock_s)
         self._damage: str | None = None
+        self._was_open = False
 
     def _open_snapshots(self) -> RocksDBFolder:
+        if not self._is_read_only and not self._was_open:
+            # Where the folder was removed while it was open, RocksDB may have left some files in its place.
+            check_ours(self._path)
         folder = RocksDBFolder.open(
             self._path, memory=self._memory, is_read_only=self._is_read_only, damage=self._damage
         )
         self._damage = None
+        self._was_open = True
         return folder
 
     async def _run(self, operation: str, work: Callable[[RocksDBFolder], _Result]) -> _Result:

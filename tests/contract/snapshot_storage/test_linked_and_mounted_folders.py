@@ -1,26 +1,18 @@
-"""A damaged folder of snapshots behind a link, or on a disk of its own: put aside there, and the log says where."""
+"""A damaged folder of snapshots behind a link, on a disk of its own, or where no rename is allowed."""
 
-import errno
+import asyncio
 import logging
-import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from snapshot_storage.errors import StorageAccessError
+from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
-from snapshot_storage.rocksdb.opening import open_to_write
 from snapshot_storage.rocksdb.put_aside import put_aside_folders, remove_put_aside
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.small_disk import small_disk
 from tests.helpers.spark.bulk_data import write_log
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk", mib=8) as mount_point:
-        yield mount_point
 
 
 def _opened(path: Path) -> RocksDBFolder:
@@ -37,27 +29,7 @@ def _filled(path: Path) -> set[str]:
     _add(folder)
     folder.close()
     (path / "CURRENT").write_bytes(b"nonsense\n")
-    return {file.name for file in path.iterdir()} - {"WRITER"}
-
-
-def _holds(path: Path, bucket_id: int) -> None:
-    again = _opened(path)
-    assert again.read_segments(bucket_id, 1, 1) == [b"segment"]
-    again.close()
-
-
-def _goes_on(path: Path, caplog: pytest.LogCaptureFixture) -> Path:
-    """Open a damaged folder, use it, and return the place that one line of the log names."""
-    with caplog.at_level(logging.ERROR):
-        folder = _opened(path)
-    added = _add(folder)
-    folder.close()
-
-    _holds(path, added)
-    (record,) = caplog.records
-    (aside,) = put_aside_folders(path)
-    assert f" {aside.path}, and the index is read again from the log" in record.getMessage()
-    return aside.path
+    return {file.name for file in path.iterdir()}
 
 
 def test_behind_a_link_the_folder_is_renamed_and_the_link_stays(
@@ -69,124 +41,53 @@ def test_behind_a_link_the_folder_is_renamed_and_the_link_stays(
     path.parent.mkdir()
     path.symlink_to(real)
 
-    aside = _goes_on(path, caplog)
+    with caplog.at_level(logging.ERROR):
+        folder = _opened(path)
+    added = _add(folder)
+    folder.close()
 
     assert path.readlink() == real
-    assert aside.parent == real.parent
-    assert {file.name for file in aside.iterdir()} >= names
-    assert "the folder was put aside as" in caplog.text
-    assert [file.name for file in path.parent.iterdir()] == ["snapshots"]
-    remove_put_aside(*put_aside_folders(path))
+    again = _opened(path)
+    assert again.read_segments(added, 1, 1) == [b"segment"]
+    again.close()
+    (aside,) = put_aside_folders(path)
+    assert aside.path.parent == real.parent
+    assert aside.size_bytes == sum(file.stat().st_size for file in aside.path.iterdir())
+    assert {file.name for file in aside.path.iterdir()} >= names
+    (record,) = caplog.records
+    assert f"the folder was put aside as {aside.path}, and the index is read again" in record.getMessage()
+    remove_put_aside(aside)
     assert [file.name for file in real.parent.iterdir()] == ["index"]
+    assert [file.name for file in path.parent.iterdir()] == ["snapshots"]
 
 
-@pytest.mark.parametrize("target", ["other/ledgers", "other", "data", "."])
-def test_a_link_to_a_folder_with_a_log_is_refused_and_the_log_stays(tmp_path: Path, target: str) -> None:
-    """A log of another service, its data folder, and the link's own folder: damaged or not, none is put aside."""
-    for name in ("other", "data"):
-        write_log(tmp_path / name, {"a": [1]})
-    path = tmp_path / "data" / "snapshots"
-    path.symlink_to(tmp_path / target)
-    before = sorted(tmp_path.rglob("*"))
-
-    for damage in (None, "it is damaged"):
-        with pytest.raises(StorageAccessError, match="is a folder with a log of messages: mend the link"):
-            open_to_write(path, memory=RocksDBMemory(), damage=damage)
-
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_link_to_a_folder_of_other_files_is_refused_and_an_empty_one_is_filled(tmp_path: Path) -> None:
-    """A folder that is put aside is renamed with all that is in it."""
-    other, path = tmp_path / "photographs", tmp_path / "snapshots"
-    other.mkdir()
-    (other / "summer.jpg").write_text("a picture")
-    path.symlink_to(other)
-
-    for damage in (None, "it is damaged"):
-        with pytest.raises(StorageAccessError, match=r"a folder that holds summer\.jpg: let it lead to an"):
-            open_to_write(path, memory=RocksDBMemory(), damage=damage)
-    assert [file.name for file in other.iterdir()] == ["summer.jpg"]
-
-    (other / "summer.jpg").unlink()
-    (other / "lost+found").mkdir()
-    folder = _opened(path)
-    added = _add(folder)
-    folder.close()
-    _holds(path, added)
-
-
-def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
-    """No writer has been in it, and its files are RocksDB's."""
-    folder = _opened(tmp_path / "snapshots")
-    added = _add(folder)
-    folder.checkpoint(tmp_path / "backup")
-    folder.close()
-    path = tmp_path / "linked"
-    path.symlink_to(tmp_path / "backup")
-
-    _holds(path, added)
-
-
-@pytest.mark.parametrize("is_linked", [False, True])
-def test_a_mount_point_gives_its_files_to_a_folder_in_it(
-    disk: Path, tmp_path: Path, is_linked: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The system does not rename it; files that the file system keeps at the top of a disk stay."""
-    names = _filled(disk)
-    (disk / "lost+found").mkdir(mode=0o700, exist_ok=True)
-    path = tmp_path / "snapshots" if is_linked else disk
-    if is_linked:
-        path.symlink_to(disk)
-
-    aside = _goes_on(path, caplog)
-
-    assert path.is_symlink() == is_linked
-    assert aside.parent == disk
-    assert {file.name for file in aside.iterdir()} >= names
-    assert (disk / "lost+found").is_dir()
-    assert "its files were put aside in" in caplog.text
-    remove_put_aside(*put_aside_folders(path))
-    assert not aside.exists()
-    _opened(path).close()
-
-
-def _refuse_renames(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[Path], bool]) -> None:
-    rename = os.rename
-
-    def refuse(source: Path, target: Path) -> None:
-        if is_refused(Path(source)):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(source), None, str(target))
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", refuse)
-
-
-def test_a_folder_that_is_left_half_way_is_put_aside_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_link_to_a_log_is_refused_and_the_log_stays(tmp_path: Path) -> None:
+    """A log is not derived, so nothing renames it."""
+    write_log(tmp_path / "other", {"a": [1, 2]})
     path = tmp_path / "snapshots"
-    names = _filled(path)
-    with monkeypatch.context() as patched:
-        _refuse_renames(patched, lambda source: source in (path, path / "CURRENT"))
-        with pytest.raises(StorageAccessError, match=r"which cannot be used \(Corruption: CURRENT.*mend that first"):
-            _opened(path)
-    (half,) = put_aside_folders(path)
-    assert {file.name for file in half.path.iterdir()} >= names - {"CURRENT"}
+    path.symlink_to(tmp_path / "other" / "ledgers")
 
-    _opened(path).close()
+    with pytest.raises(StorageAccessError, match="not known as Postdate's snapshots"):
+        asyncio.run(RocksDBBucketSnapshotStorage(path).start())
 
-    (whole,) = put_aside_folders(path)
-    assert (whole.path / half.path.name).is_dir()
-    assert (whole.path / "CURRENT").read_bytes() == b"nonsense\n"
+    assert not put_aside_folders(path)
+    assert path.readlink() == tmp_path / "other" / "ledgers"
+    write_log(tmp_path / "other", {"a": [3]})
 
 
-def test_a_refusal_to_move_anything_names_the_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each try: the damage is still there, and the service goes on without snapshots meanwhile."""
-    path = tmp_path / "snapshots"
-    _filled(path)
-    _refuse_renames(monkeypatch, lambda _: True)
+def test_a_mount_point_that_is_damaged_is_an_error_with_advice_and_works_when_it_is_emptied(tmp_path: Path) -> None:
+    """The system does not rename it."""
+    with small_disk(tmp_path / "disk", mib=8) as disk:
+        names = _filled(disk)
+        for _ in range(2):
+            with pytest.raises(StorageUnavailableError) as refused:
+                _opened(disk)
+            assert f"the snapshots in {disk} cannot be used (Corruption: CURRENT" in str(refused.value)
+            assert "stop the service and delete the files in it" in str(refused.value)
+            assert {file.name for file in disk.iterdir()} >= names
 
-    for _ in range(2):
-        with pytest.raises(StorageAccessError, match=r"which cannot be used \(Corruption: CURRENT.*mend that first"):
-            open_to_write(path, memory=RocksDBMemory())
+        for file in disk.iterdir():
+            file.unlink()
+        folder = _opened(disk)
+        _add(folder)
+        folder.close()

@@ -1,8 +1,7 @@
-"""One flipped bit, or one file less: never data, never a refusal, and one line that names the folder put aside.
+"""The three rules for a folder in use, a damaged one, and one that cannot be opened for any other reason.
 
-A snapshot is derived. So a damaged entry costs its bucket, and a folder that is damaged as a whole costs the time to
-read the index again from the log: it is kept under another name, and an empty one takes its place. Files without damage
-stay in their place. That all messages are delivered after it is in
+A damaged entry costs its bucket. A folder that is damaged as a whole is renamed, an empty one takes its place, and one
+line of the log names it; no damage is ever data. That all messages are delivered after it is in
 `tests/integration/snapshot_storage/test_service_on_a_damaged_folder.py`.
 """
 
@@ -13,17 +12,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from os import mkfifo, mknod
+from os import mkfifo
 from pathlib import Path
-from stat import S_IFSOCK
 from typing import NamedTuple
 
 import pytest
 from rocksdict import Options, Rdict
 
-from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -34,7 +33,7 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
-from snapshot_storage.rocksdb.put_aside import put_aside, put_aside_folders, remove_put_aside
+from snapshot_storage.rocksdb.lock import LOCK_FILE
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.damaged_logs import flip_type
 from tests.helpers.storages.rocksdict_edge import replace_rocksdict
@@ -61,7 +60,6 @@ COSTS = {
     "LOG": _NOTHING,
     "LOG.old.*": _NOTHING,
     "rocksdict-config.json": _NOTHING,
-    "WRITER": _NOTHING,
 }
 """The cost of each damage, for every kind of file that there is in a folder.
 
@@ -165,6 +163,7 @@ def test_every_file_of_a_folder_is_of_one_kind(tmp_path: Path, crashed: Crashed)
         file.name: [pattern for pattern in FILES if file.match(pattern)]
         for place in (crashed.path, path, tmp_path / "checkpoint")
         for file in place.rglob("*")
+        if file.name != LOCK_FILE
     }
     folder.close()
 
@@ -477,20 +476,16 @@ def test_damage_that_a_close_meets_is_one_line_without_advice(tmp_path: Path, ca
     again.close()
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 5])
+@pytest.mark.parametrize("version", [3, 5])
 def test_a_folder_of_another_layout_is_put_aside(
     tmp_path: Path, version: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is derived as well: the index is built again in this program's layout, and the way back is open."""
     path = tmp_path / "snapshots"
-    families = {}
-    if version == 3:
-        families = {"index": Options(raw_mode=True)}
-    options = Options(raw_mode=True)
-    options.create_missing_column_families(True)
-    database = Rdict(str(path), options, column_families=families)
+    database = Rdict(str(path), Options(raw_mode=True))
     database[b"format"] = b"postdate snapshots %d" % version
     database.close()
+    (path / "WRITER").touch()
 
     with pytest.raises(SnapshotStorageError, match="layout"):
         _opened(path, is_read_only=True)
@@ -503,104 +498,54 @@ def test_a_folder_of_another_layout_is_put_aside(
     assert str(aside) in error
 
 
-def _make_database(path: Path, *, families: Mapping[str, Options] = {}) -> None:
+def _with_rows(path: Path) -> Rdict:
+    return Rdict(str(path), Options(raw_mode=True))
+
+
+def _with_families(path: Path) -> Rdict:
     options = Options(raw_mode=True)
     options.create_missing_column_families(True)
-    Rdict(str(path), options, column_families=dict(families)).close()
+    return Rdict(str(path), options, column_families={"other": Options(raw_mode=True)})
 
 
-def _make_database_with_a_row(path: Path) -> None:
-    _make_database(path)
-    database = Rdict(str(path), Options(raw_mode=True))
-    database[b"format"] = b"of the other program"
-    database.close()
-
-
-def _make_database_of_pickles(path: Path) -> None:
-    database = Rdict(str(path))
-    database["key"] = 1
-    database.close()
-
-
-def _make_damaged_database(path: Path) -> None:
-    _make_database_with_a_row(path)
-    (path / "CURRENT").unlink()
-
-
-@pytest.mark.parametrize("is_link", [False, True])
-@pytest.mark.parametrize(
-    "make",
-    [
-        _make_database,
-        lambda path: _make_database(path, families={"other": Options(raw_mode=True)}),
-        _make_database_with_a_row,
-        _make_database_of_pickles,
-        _make_damaged_database,
-    ],
-    ids=["empty", "families", "row", "pickles", "damaged"],
-)
-def test_the_database_of_another_program_is_refused_and_not_touched(
-    tmp_path: Path, make: Callable[[Path], None], is_link: bool
-) -> None:
-    path, target = tmp_path / "snapshots", tmp_path / ("other" if is_link else "snapshots")
-    make(target)
-    if is_link:
-        path.symlink_to(target)
-    files = {file.name: file.read_bytes() for file in target.iterdir()}
-    with pytest.raises(StorageAccessError, match="not known as Postdate's"):
-        _opened(path)
-    assert {file.name: file.read_bytes() for file in target.iterdir()} == files
-    assert not _aside(path)
-
-
-def _damage_format(path: Path) -> None:
-    (table,) = path.glob("*.sst")
-    whole = table.read_bytes()
-    table.write_bytes(whole.replace(b"format", b"FORMAT", 1))
-    assert table.read_bytes() != whole
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda path: (path / "CURRENT").unlink(),
-        lambda path: next(path.glob("MANIFEST-*")).unlink(),
-        _damage_format,
-    ],
-    ids=["CURRENT", "MANIFEST", "format"],
-)
-def test_a_damaged_copy_that_lacks_its_empty_files_is_known_by_the_log_beside_it(
-    tmp_path: Path, harm: Callable[[Path], None]
-) -> None:
-    path = tmp_path / "data" / "snapshots"
-    folder = _opened(path)
-    _fill(folder, 3)
-    folder.close()
-    (path / "WRITER").unlink()
-    harm(path)
-    with pytest.raises(StorageAccessError, match="not known as Postdate's"):
-        _opened(path)
-    (tmp_path / "data" / "ledgers").mkdir()
-    (tmp_path / "data" / "ledgers" / LOG_MARKER_FILE).touch()
-    _opened(path).close()
-    assert len(_aside(path)) == 1
+def _with_pickles(path: Path) -> Rdict:
+    return Rdict(str(path))
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_checkpoint_is_known_to_be_ours(tmp_path: Path, is_damaged: bool) -> None:
+@pytest.mark.parametrize(("opened", "key"), [(_with_rows, b"format"), (_with_families, b"a"), (_with_pickles, "a")])
+def test_the_database_of_another_program_is_refused_and_not_touched(
+    tmp_path: Path, opened: Callable[[Path], Rdict], key: str | bytes, is_damaged: bool
+) -> None:
+    """It is not derived: it may be a log of messages that a wrong link leads to."""
+    path = tmp_path / "snapshots"
+    database = opened(path)
+    database[key] = b"of the other program"
+    database.close()
+    if is_damaged:
+        (path / "CURRENT").unlink()
+    before = _state(path)
+
+    with pytest.raises(StorageAccessError, match="not known as Postdate's snapshots"):
+        asyncio.run(RocksDBBucketSnapshotStorage(path).start())
+
+    assert _state(path) == before
+
+
+def test_a_checkpoint_is_known_to_be_ours_and_a_copy_without_its_empty_file_by_the_advice(tmp_path: Path) -> None:
     folder = _opened(tmp_path / "snapshots")
     written = _fill(folder, 3)
     folder.checkpoint(tmp_path / "backup")
     folder.close()
-    if is_damaged:
-        (tmp_path / "backup" / "CURRENT").unlink()
-    else:
-        # As in a copy by a tool of files that leaves out what is empty.
-        (tmp_path / "backup" / "WRITER").unlink()
-    backup = _opened(tmp_path / "backup")
-    assert len(_read_all(backup, written)) == (len(written) if is_damaged else 0)
-    backup.close()
-    assert len(_aside(tmp_path / "backup")) == is_damaged
+    (tmp_path / "snapshots" / "WRITER").unlink()
+    with pytest.raises(StorageAccessError, match="left out the empty file WRITER, make it again"):
+        asyncio.run(RocksDBBucketSnapshotStorage(tmp_path / "snapshots").start())
+    (tmp_path / "snapshots" / "WRITER").touch()
+    for path in (tmp_path / "backup", tmp_path / "snapshots"):
+        again = _opened(path)
+        assert not _read_all(again, written)
+        again.close()
+        assert not _aside(path)
 
 
 def test_a_folder_in_use_is_not_put_aside(tmp_path: Path) -> None:
@@ -616,57 +561,41 @@ def test_a_folder_in_use_is_not_put_aside(tmp_path: Path) -> None:
     assert not _aside(path)
 
 
+@pytest.mark.parametrize("damage", [None, "it is damaged"])
+def test_of_many_writers_that_find_damage_at_once_one_puts_the_folder_aside(tmp_path: Path, damage: str | None) -> None:
+    """The others find it in use, or open the new one: none takes that one for the damaged one."""
+    for number in range(10):
+        path = tmp_path / str(number)
+        folder = _opened(path)
+        _fill(folder, 1)
+        folder.close()
+        (path / "CURRENT").write_bytes(b"nonsense")
+        together = threading.Barrier(4)
+
+        def open_it(path: Path = path, together: threading.Barrier = together) -> int:
+            together.wait()
+            try:
+                RocksDBFolder.open(path, memory=MEMORY, is_read_only=False).close()
+            except StorageLockedError:
+                return 0
+            return 1
+
+        with ThreadPoolExecutor(4) as threads:
+            opened = sum(one.result() for one in [threads.submit(open_it) for _ in range(4)])
+
+        assert opened >= 1
+        assert len(_aside(path)) == 1
+
+
 def _make_folder(place: Path) -> None:
     place.mkdir()
     (place / "file").touch()
 
 
-def _make_dangling_link(place: Path) -> None:
-    place.symlink_to(place.with_name("nowhere") / "there")
-
-
-def _make_looping_link(place: Path) -> None:
-    place.symlink_to(place)
-
-
-def _make_link_to_an_empty_file(place: Path) -> None:
-    other = place.with_name("other")
-    other.touch()
-    place.symlink_to(other)
-
-
-def _make_text(place: Path) -> None:
-    place.write_text("not ours")
-
-
-def _make_link_to_a_text(place: Path) -> None:
-    _make_text(place.with_name("other"))
-    place.symlink_to("other")
-
-
-def _make_socket(place: Path) -> None:
-    mknod(place, S_IFSOCK | 0o600)
-
-
-def _make_link_to_a_device(place: Path) -> None:
-    place.symlink_to("/dev/zero")
-
-
-UNOPENED = ("LOG.old.*", "WRITER")
-"""RocksDB and rocksdict open none of these; the lock of the folder's writer is made anew."""
-
-
-@pytest.mark.parametrize(
-    "make",
-    [_make_folder, mkfifo, _make_socket, _make_link_to_a_device, _make_dangling_link, _make_looping_link],
-)
-@pytest.mark.parametrize("pattern", FILES)
-def test_what_is_no_file_in_the_place_of_one_is_damage_for_good(
-    tmp_path: Path,
-    crashed: Crashed,
-    pattern: str,
-    make: Callable[[Path], None],
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("make", [_make_folder, mkfifo])
+@pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst"])
+def test_what_is_no_file_in_the_place_of_one_is_damage(
+    tmp_path: Path, crashed: Crashed, pattern: str, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """No further try makes a file of it, and a pipe would be waited for: readers refuse, and a writer begins anew."""
     path = tmp_path / "crashed"
@@ -675,152 +604,48 @@ def test_what_is_no_file_in_the_place_of_one_is_damage_for_good(
     place.unlink()
     make(place)
 
-    if pattern not in UNOPENED:
-        with pytest.raises(SnapshotStorageError):
-            _opened(path, is_read_only=True)
-    with caplog.at_level(logging.ERROR):
-        folder = _opened(path)
+    with pytest.raises(SnapshotStorageError):
+        _opened(path, is_read_only=True)
+    folder = _opened(path)
     lost = _read_all(folder, written)
-    new = _fill(folder, 2)
-    folder.close()
-
-    aside = _aside(path)
-    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(errors) == len(aside) == (pattern not in UNOPENED)
-    if aside:
-        assert f"({place.name} is no file): the folder was put aside as {aside[0]}" in errors[0]
-        assert lost == written.keys()
-        assert os.path.lexists(aside[0] / place.name)
-    again = _opened(path)
-    assert not _read_all(again, new)
-    again.close()
-    assert _aside(path) == aside
-
-
-@pytest.mark.parametrize("make", [_make_dangling_link, _make_looping_link])
-def test_a_link_to_nowhere_in_the_place_of_the_folder_is_refused_and_kept(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
-    """Its target may be a disk that is not mounted yet, with snapshots that are whole."""
-    path = tmp_path / "snapshots"
-    make(path)
-
-    with pytest.raises(StorageAccessError) as refused:
-        _opened(path)
-
-    assert str(refused.value) == f"the target of the link {path} is not there: mount it, or remove the link"
-    assert [one.name for one in tmp_path.iterdir()] == ["snapshots"]
-    assert path.is_symlink()
-    target = path.readlink()
-    if make is _make_dangling_link:
-        target.mkdir(parents=True)
-        folder = _opened(path)
-        assert not _read_all(folder, _fill(folder, 1))
-        folder.close()
-        assert (target / "CURRENT").is_file()
-
-
-@pytest.mark.parametrize("make", [Path.touch, mkfifo, _make_link_to_an_empty_file])
-def test_what_is_no_folder_in_the_place_of_the_folder_is_put_aside(
-    tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "snapshots"
-    make(path)
-    kind = path.lstat().st_mode
-
-    with caplog.at_level(logging.ERROR):
-        folder = _opened(path)
-    written = _fill(folder, 2)
     folder.close()
 
     (aside,) = _aside(path)
-    assert aside.lstat().st_mode == kind
-    (error,) = caplog.records
-    assert f"(it is no folder): the folder was put aside as {aside}" in error.getMessage()
-    again = _opened(path)
-    assert not _read_all(again, written)
-    again.close()
-    assert [one.path for one in put_aside_folders(path)] == [aside]
-    remove_put_aside(*put_aside_folders(path))
-    assert not os.path.lexists(aside)
-    assert (
-        sorted(one.name for one in tmp_path.iterdir())
-        == ["other", "snapshots"][make is not _make_link_to_an_empty_file :]
-    )
+    (error,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert f"({place.name} is no file): the folder was put aside as {aside}" in error
+    assert lost == written.keys()
 
 
-@pytest.mark.parametrize("is_link", [False, True])
-def test_files_of_others_stay_where_the_snapshots_beside_them_are_put_aside(
-    tmp_path: Path, is_link: bool, caplog: pytest.LogCaptureFixture
+def _make_dangling_link(place: Path) -> None:
+    place.symlink_to(place.with_name("nowhere") / "there")
+
+
+def _make_text(place: Path) -> None:
+    place.write_text("not ours")
+
+
+@pytest.mark.parametrize("make", [_make_dangling_link, _make_text, mkfifo])
+def test_what_is_no_folder_in_the_place_of_the_folder_is_refused_and_kept(
+    tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
-    """As the log of a program that embeds a tracker, which cannot be read again from anywhere."""
-    path = place = tmp_path / "snapshots"
-    if is_link:
-        place = tmp_path / "other"
-        place.mkdir()
-        path.symlink_to(place)
-    folder = _opened(path)
-    written = _fill(folder, 2)
-    folder.close()
-    (place / "log.jsonl").write_text("accepted")
-    (place / "archive").mkdir()
-    (place / "CURRENT").write_bytes(b"damage")
-
-    with caplog.at_level(logging.ERROR):
-        folder = _opened(path)
-    assert _read_all(folder, written) == set(written)
-    folder.close()
-
-    assert (place / "log.jsonl").read_text() == "accepted"
-    assert (place / "archive").is_dir()
-    assert not _aside(place)
-    (aside,) = [one.path for one in put_aside_folders(path)]
-    assert aside.parent == place
-    assert (aside / "CURRENT").read_bytes() == b"damage"
-    assert not [name for name in ("log.jsonl", "archive", "WRITER") if (aside / name).exists()]
-    (error,) = caplog.records
-    assert f"its files were put aside in {aside}" in error.getMessage()
-    remove_put_aside(*put_aside_folders(path))
-    assert (place / "log.jsonl").read_text() == "accepted"
-
-
-@pytest.mark.parametrize("make", [_make_text, _make_link_to_a_text])
-def test_a_file_with_bytes_in_the_place_of_the_folder_is_refused_and_kept(
-    tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is no snapshots of ours; put aside, it would be offered for removal."""
+    """The target of a link may be a disk that is not mounted yet, with snapshots that are whole."""
     path = tmp_path / "snapshots"
     make(path)
-    before = {one.name: one.is_symlink() for one in tmp_path.iterdir()}
+    before = path.lstat()
 
     with pytest.raises(StorageAccessError) as refused:
         _opened(path)
 
-    assert str(refused.value) == f"{path} is a file, not a folder of snapshots: name a folder, or move the file away"
-    assert {one.name: one.is_symlink() for one in tmp_path.iterdir()} == before
-    assert path.read_text() == "not ours"
-    assert not put_aside_folders(path)
-    assert not caplog.records
-
-
-def test_a_folder_that_took_the_place_meanwhile_is_not_put_aside(tmp_path: Path) -> None:
-    """Two programs start at once, and both have seen a file in the place of the folder."""
-    path = tmp_path / "snapshots"
-    path.touch()
-
-    class Meanwhile(type(path)):  # type: ignore[misc]
-        """The path as the second program sees it: the first one makes the folder right after its look."""
-
-        def is_dir(self) -> bool:
-            path.unlink(missing_ok=True)
-            path.mkdir(exist_ok=True)
-            return False
-
-    with pytest.raises(NotADirectoryError):
-        put_aside(Meanwhile(path))
-
-    assert path.is_dir()
-    assert not _aside(path)
+    text = f"{path} is no folder: mount the disk that it is on, or move away what is there"
+    assert str(refused.value) == text
+    assert [one.name for one in tmp_path.iterdir()] == ["snapshots"]
+    assert os.path.samestat(path.lstat(), before)
+    if make is _make_dangling_link:
+        path.readlink().mkdir(parents=True)
+        folder = _opened(path)
+        assert not _read_all(folder, _fill(folder, 1))
+        folder.close()
+        assert (path.readlink() / "CURRENT").is_file()
 
 
 def test_rights_that_are_missing_put_nothing_aside(tmp_path: Path) -> None:
