@@ -1,10 +1,8 @@
 """The interface between the makers and readers of snapshots and the storages that keep them.
 
 A storage moves encoded entries and does not know their content: encoding and decoding are pure functions (`codec`,
-`snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and a few more: one to
-list what is there, for repair; one to write a snapshot piece by piece, for merges that are larger than memory; one that
-reads in one call all that recovery needs; and four that do for many snapshots, or topics, in one call what others do
-for one.
+`snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and three more: one that
+reads in one call all that recovery needs, one that lists the snapshots, and one that names the damaged ones.
 
 Every backend promises, and the contract suite checks:
 

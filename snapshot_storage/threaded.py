@@ -29,48 +29,16 @@ _REOPENING_PAUSE_MS_MIN = 1_000
 _REOPENING_PAUSE_MS_MAX = 60_000
 
 
-class BlockingWriting(Protocol):
-    """One snapshot that comes piece by piece; its methods may come from different threads, and take turns."""
-
-    def add(self, segments: Sequence[bytes]) -> None:
-        """Add the next segments."""
-
-    def commit(self, metadata: bytes) -> int:
-        """Make the snapshot visible and return its id."""
-
-    def abort(self) -> None:
-        """Remove the snapshot so far, also one that is committed and whose id was not returned."""
-
-
-def _write_whole(writing: BlockingWriting, metadata: bytes, segments: Sequence[bytes]) -> int:
-    """Write a whole snapshot and return its id; after a failure leave as little of it as the storage allows."""
-    try:
-        writing.add(segments)
-        return writing.commit(metadata)
-    except BaseException:
-        try:
-            writing.abort()
-        except SnapshotStorageError as error:
-            # The caller has to know the first error.
-            logger.warning("a part of a snapshot could not be removed: %s", error)
-        raise
-
-
 class BlockingSnapshots(Protocol):
     """An open storage. Its methods are those of `BucketSnapshotStorage`, and promise the same."""
 
     def close(self) -> None:
         """Let go of everything; no other call may be running or follow. Never raises."""
 
-    def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BlockingWriting:
-        """Begin a snapshot that comes piece by piece; does not block."""
-
     def create(
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
-        """Store a snapshot and return its id."""
-        writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return _write_whole(writing, metadata, segments)
+        """Store a snapshot and return its id; after a failure leave as little of it as the storage allows."""
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return info, metadata and the segments that come for nothing."""

@@ -11,16 +11,10 @@ where the name is taken.
 import logging
 import os
 import secrets
-import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
-from weakref import WeakSet
-
-import numpy as np
-from numpy.typing import NDArray
 
 from managed_ledger.rocksdb_store.files import is_misplaced, sync_folder
 from snapshot_storage.errors import (
@@ -83,7 +77,6 @@ class ObjectFolder(BlockingSnapshots):
         self._path = path
         self._is_read_only = is_read_only
         self._serials = Serials()
-        self._writings: WeakSet[FileWriting] = WeakSet()
         if is_read_only and not path.is_dir():
             raise StorageAccessError(f"there is no folder {path} of snapshots")
         if not is_read_only:
@@ -105,18 +98,45 @@ class ObjectFolder(BlockingSnapshots):
         return self._path / marks_prefix("").strip("/")
 
     def close(self) -> None:
-        """Remove snapshots that are being written, as their writers cannot commit any more."""
-        for writing in list(self._writings):
-            with suppress(SnapshotStorageError):
-                writing.forget()
+        """There is nothing to let go of."""
 
-    def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> "FileWriting":
+    def create(
+        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        """Write a file that no reader sees yet, and give it its name when all of it is on the disk."""
         if self._is_read_only:
             raise StorageReadOnlyError("create a snapshot")
         names = SnapshotNames(bucket_key, topic_name, cursor_name)
-        writing = FileWriting(self._path, self._unfinished, self._serials, names)
-        self._writings.add(writing)
-        return writing
+        head = encode_object_head(names, table_of([metadata, *segments]))
+        unfinished = self._unfinished / secrets.token_hex(8)
+        with _mapped("create a snapshot"):
+            try:
+                with unfinished.open("xb") as file:
+                    file.writelines((head, metadata, *segments))
+                    file.flush()
+                    os.fsync(file.fileno())
+                return self._linked(unfinished, names)
+            finally:
+                with suppress(OSError):
+                    # Another start removes it.
+                    unfinished.unlink(missing_ok=True)
+
+    def _linked(self, unfinished: Path, names: SnapshotNames) -> int:
+        """Give the file its name, durably, and return its id."""
+        while True:
+            bucket_id = bucket_id_for(names.topic_name, names.cursor_name, serial=self._serials.next())
+            path = _file_of(self._path, bucket_id)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                os.link(unfinished, path)
+                break
+        try:
+            for folder in (path.parent, path.parent.parent, self._path):
+                sync_folder(folder)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return bucket_id
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         with self._opened(bucket_id) as (file, size):
@@ -203,70 +223,6 @@ class ObjectFolder(BlockingSnapshots):
                 raise BucketNotFoundError(bucket_id) from None
             with file:
                 yield file, os.fstat(file.fileno()).st_size
-
-
-class FileWriting:
-    """One snapshot that comes piece by piece: segments wait in a file, as the head before them is known last."""
-
-    def __init__(self, folder: Path, unfinished: Path, serials: Serials, names: SnapshotNames) -> None:
-        self._folder = folder
-        self._serials = serials
-        self._names = names
-        nonce = secrets.token_hex(8)
-        self._waiting, self._whole = unfinished / f"{nonce}.segments", unfinished / nonce
-        self._tables: list[NDArray[np.void]] = []
-        self._made: Path | None = None
-        # An abort waits here until a call that was cancelled has ended in its thread.
-        self._turn = threading.Lock()
-
-    def add(self, segments: Sequence[bytes]) -> None:
-        with self._turn, _mapped("create a snapshot"):
-            self._tables.append(table_of(segments))
-            with self._waiting.open("ab") as file:
-                file.writelines(segments)
-
-    def commit(self, metadata: bytes) -> int:
-        with self._turn, _mapped("create a snapshot"):
-            head = encode_object_head(self._names, np.concatenate([table_of([metadata]), *self._tables]))
-            with self._whole.open("xb") as whole:
-                whole.write(head + metadata)
-                if self._tables:
-                    with self._waiting.open("rb") as waiting:
-                        shutil.copyfileobj(waiting, whole, 2**20)
-                whole.flush()
-                os.fsync(whole.fileno())
-            bucket_id = self._linked()
-            self._remove_parts()
-            return bucket_id
-
-    def _linked(self) -> int:
-        """Give the file its name, durably."""
-        while True:
-            bucket_id = bucket_id_for(self._names.topic_name, self._names.cursor_name, serial=self._serials.next())
-            path = _file_of(self._folder, bucket_id)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                os.link(self._whole, path)
-                break
-        self._made = path
-        for folder in (path.parent, path.parent.parent, self._folder):
-            sync_folder(folder)
-        return bucket_id
-
-    def abort(self) -> None:
-        with self._turn, _mapped("remove what was written"):
-            self._remove_parts()
-            if self._made is not None:
-                self._made.unlink(missing_ok=True)
-
-    def forget(self) -> None:
-        """Remove the parts that no reader sees yet."""
-        with self._turn, _mapped("remove what was written"):
-            self._remove_parts()
-
-    def _remove_parts(self) -> None:
-        self._waiting.unlink(missing_ok=True)
-        self._whole.unlink(missing_ok=True)
 
 
 def _file_of(folder: Path, bucket_id: int) -> Path:

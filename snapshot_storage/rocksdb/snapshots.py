@@ -1,7 +1,6 @@
 """Snapshots in a RocksDB folder of their own: the storage of a single machine.
 
-The blocking work is in `folder`, and runs on threads (`threaded`). No other Python thread runs during a write of
-rocksdict (`managed_ledger.rocksdb_store`), so a snapshot is written in pieces (`writing`).
+The blocking work is in `folder`, and runs on threads (`threaded`).
 """
 
 import asyncio

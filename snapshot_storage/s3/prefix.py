@@ -6,6 +6,7 @@ segments are kept in a cache of bounded size, so that a later read of one is one
 """
 
 import logging
+from collections.abc import Sequence
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
@@ -102,11 +103,15 @@ class S3Snapshots(BlockingSnapshots):
         """Let go of the connections; no other call may be running or follow."""
         self._client.close()
 
-    def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> S3Writing:
-        """Begin a snapshot that comes piece by piece."""
+    def create(
+        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        """Store a snapshot and return its id."""
         self._check_writable("create a snapshot")
         names = SnapshotNames(bucket_key, topic_name, cursor_name)
-        return S3Writing(self._client, self._prefix, self._serials, names, self._remember)
+        bucket_id, head = S3Writing(self._client, self._prefix, self._serials, names).write(metadata, segments)
+        self._remember(bucket_id, head)
+        return bucket_id
 
     def _remember(self, bucket_id: int, head: ObjectHead) -> None:
         self._heads.put(bucket_id, head)
