@@ -8,16 +8,11 @@ from typing import Final
 
 NAMES: Final = (
     "service",
-    "connections",
     "tracker",
     "tracker_memory",
-    "many_buckets",
     "many_topics",
-    "closed_topics",
     "dispatcher",
     "scheduled",
-    "cancel_by_id",
-    "log_layout",
     "merge_curve",
     "snapshots",
     "soak",

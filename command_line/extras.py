@@ -3,8 +3,14 @@
 This module imports the standard library alone: a core install has neither click nor rich.
 """
 
+import json
+import shlex
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 _ROCKSDB: Final = ("google_crc32c", "rocksdict")
 _DISPATCHER: Final = (*_ROCKSDB, "mmh3")
@@ -43,10 +49,8 @@ SPARK_GROUPS: Final = ("ledger", "pipeline")
 def install_advice(module: str | None, words: Sequence[str]) -> str | None:
     """Return the name of a missing module and how to install it; None for a module that no extra brings.
 
-    >>> install_advice("click", ["serve"])
-    "click is not installed: pip install 'postdate[service]'"
-    >>> install_advice("pyarrow.parquet", ["snapshots", "export"])
-    "pyarrow is not installed: pip install 'postdate[export]'"
+    >>> install_advice("pyarrow.parquet", ["snapshots", "export"]) == f"pyarrow is not installed: {install('export')}"
+    True
     >>> install_advice("no_such_module", []) is None
     True
 
@@ -61,7 +65,23 @@ def install_advice(module: str | None, words: Sequence[str]) -> str | None:
     command = next((word for word in words if not word.startswith("-")), "")
     own = "spark" if command in SPARK_GROUPS else command
     wanted = own if own in extras else extras[0]
-    return f"{name} is not installed: pip install 'postdate[{wanted}]'"
+    return f"{name} is not installed: {install(wanted)}"
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra, in this environment and from where Postdate itself was installed."""
+    # Imported late: it takes longer than all else here, and only an error asks for it.
+    from importlib.metadata import distributions
+
+    # PEP 610: pip writes it unless the package came from an index, where its name is enough. In a checkout, the folder
+    # that setuptools leaves there is found too.
+    written = (found.read_text("direct_url.json") for found in distributions(name="postdate"))
+    origin = json.loads(next(filter(None, written), "{}"))
+    url = origin.get("url", "postdate")
+    source = url2pathname(urlsplit(url).path) if url.startswith("file:") else url
+    editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
+    pip = f"{shlex.quote(sys.executable)} -m pip" if find_spec("pip") else "pip"
+    return f"{pip} install {editable}{shlex.quote(f'{source}[{extra}]')}"
 
 
 def missing_class(name: str, advice: str) -> type:

@@ -4,6 +4,7 @@ The demo, the integration tests and the benchmarks share this. It starts the ser
 clients and messages are left out.
 """
 
+import secrets
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,17 +24,21 @@ class ProcessStartError(RuntimeError):
     """A service ended at start, or did not get ready in time; says where its log is."""
 
 
+_PORTS: Final = range(20_000, 32_000)
+"""Below those of outgoing connections, one of which could take a service's port before the service starts again."""
+
+
 def free_ports(count: int) -> list[int]:
     """Find free TCP ports."""
     # All sockets are open at once, so that no port is found twice.
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    with ExitStack() as sockets:
+        ports: list[int] = []
+        while len(ports) < count:
+            port = secrets.choice(_PORTS)
+            with suppress(OSError):
+                sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                ports.append(port)
+        return ports
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float, interval_s: float = 0.02) -> None:

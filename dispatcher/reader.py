@@ -42,8 +42,7 @@ _NONE: Final = BitMap()
 class _Scan:
     """A scan, which leaves parts of the log out while it is not known which of their entries the tracker has.
 
-    A tracker forgets the positions of ledgers that no read asks for, so each ledger is asked about when its entries are
-    chosen: a due entry that the tracker has as well would be delivered twice.
+    The snapshots of a ledger may be in recovery: a due entry that the tracker has as well would be delivered twice.
 
     Args:
         request: The read.
@@ -394,7 +393,7 @@ class Reader:
         self._core.advance(self._now_ms())
         self._run_actions(self._core.on_headers(request, headers, read.next_position, scan.left_out))
         if scan.left_out:
-            # The tracker may have told meanwhile that it knows them.
+            # Their recovery may have ended meanwhile.
             plan.note_recovered(self._is_recovering)
         # A log that gives nothing and stays where it is must not keep the loop spinning.
         return len(read.headers) > 0 or read.next_position != request.first

@@ -32,6 +32,7 @@ MEMORY_BYTES_MIN = 4 * 1024**3
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--durations-file", type=Path, help="Write here how long each folder, file and test took.")
+    parser.addoption("--ask-pulsar", action="store_true", help="Ask a real Pulsar again, and write its answers.")
     parser.addoption("--in-memory", action="store_true", help=f"Put folders of tests into {MEMORY} if it has room.")
 
 
@@ -83,9 +84,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("COLUMNS", None)
     if config.getoption("--in-memory") and _has_room(MEMORY):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    if hasattr(config, "workerinput"):
+        return
     path = config.getoption("--durations-file")
-    if path is not None and not hasattr(config, "workerinput"):
+    if path is not None:
         config.pluginmanager.register(_Durations(path))
+    if config.getoption("--ask-pulsar"):
+        # Imported late, as most runs need no client of Pulsar.
+        from tests.helpers.services.pulsars_answers import Recorder
+
+        config.pluginmanager.register(Recorder())
 
 
 def _has_room(folder: Path) -> bool:

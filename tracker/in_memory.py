@@ -19,7 +19,7 @@ from tracker.shell.next_turn import WallClockWatch
 
 
 class InMemoryDelayedDeliveryTracker(CoreTracker):
-    """Pulsar's default tracker; a message takes 24 bytes, and its bit."""
+    """Pulsar's default tracker; a message takes a bit, and 24 bytes until its time, even if it is acknowledged."""
 
     def __init__(
         self, context: TrackerContext, config: TrackerConfig, *, now_ms: Clock, watch: WallClockWatch | None = None

@@ -129,6 +129,7 @@ def announcement(config: BrokerConfig) -> str:
     client_url = client_urls[0]
     return f"""\
 Postdate is ready.
+  The page        {" ".join(f"{url}/" for url in web_urls)}
   Pulsar clients  {" ".join(client_urls)}
   Health, metrics {" ".join(f"{url}/health {url}/metrics" for url in web_urls)}
   Listens on      {describe_listening(config)}

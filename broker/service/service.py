@@ -441,7 +441,6 @@ class Service:
             if self._opening_storage is not None:
                 await self._opening_storage.close()
             await self._storage.close()
-            await self._tracker_factory.close()
 
         # Cancelling it would not end it: its threads wait for the storage.
         closing = asyncio.get_running_loop().create_task(close())

@@ -757,11 +757,14 @@ class Topic:
 
     def _failed_creates(self) -> int:
         """Count the creates of the present trackers that failed: each may have left a snapshot without a name."""
+        indexes = [one.index_stats() for one in self.subscriptions.values()]
+        if self._index is not None:
+            indexes.append(self._index.stats())
         return sum(
             stats.operations[kind].failed
-            for _, stats, _ in self.delayed_indexes()
+            for stats in indexes
             for kind in (BucketOperation.CREATE, BucketOperation.MERGE)
-            if kind in stats.operations
+            if stats is not None and kind in stats.operations
         )
 
     async def _delete(self, subscription: Subscription) -> None:

@@ -10,7 +10,8 @@ lost with a snapshot. So entries that fell due during an outage come out in orde
 by their number.
 
 The tracker gives a position at the time that the index has. An entry that is not due by its header is not delivered
-then: it goes back to the tracker, at the header's time (`index_times`).
+then: it goes back to the tracker, at the header's time (`index_times`). One that is due by now, and has an earlier time
+in the index than in its header, is held until the tracker has given what is due before it.
 
 Whether an entry is acknowledged is asked in one place, `_deliverable_now`: when an entry is taken in, and when a held
 one is admitted. From then on an acknowledgement finds the entry where it waits (`queues/waiting.py`), or at its
@@ -265,6 +266,9 @@ class Intake(SubscriptionCore):
             lead_ms: How long before its time an entry counts as due.
             may_repeat: Whether the tracker may give an entry again that was delivered, see `DelayedDeliveryTracker`.
         """
+        if not len(rows):
+            return []
+        given_through = key_of(rows, -1)
         if len(rows) != len(headers):
             is_in_log = in_log(rows, headers)
             missing, rows = rows.take(~is_in_log), rows.take(is_in_log)
@@ -276,18 +280,19 @@ class Intake(SubscriptionCore):
         self.index_mistimed_total += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
         is_early = is_future(headers, now_ms=self.now_ms + lead_ms, delays_through=self.delays_through)
         if not is_early.any():
-            return self._admit_due(headers)
+            return self._admit_due(headers, given_through)
         early = self._deliverable_now(headers.where(is_early))
-        return [TrackDelayed(early), *self._admit_due(headers.where(~is_early))]
+        return [TrackDelayed(early), *self._admit_due(headers.where(~is_early), given_through)]
 
-    def _admit_due(self, headers: EntryHeaders) -> list[Action]:
+    def _admit_due(self, headers: EntryHeaders, given_through: RowKey) -> list[Action]:
         headers = self._deliverable_now(headers)
-        if not self.held_due or not len(headers):
+        is_next = not self.held_due and (headers.deliver_at_ms <= given_through.deliver_at_ms).all()
+        if is_next or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
-        # Held entries that were due before the last of these go first; entries that are too many for one turn are held.
-        last = key_of(headers, -1)
+        # Held entries that were due before the last row of these go first. Entries that are too many for one turn are
+        # held, and those of which the index has an earlier time than the log: the tracker may give others before them.
         self.held_due.add(headers)
-        held = self.held_due.take(self.config.admit_entries_max, last)
+        held = self.held_due.take(self.config.admit_entries_max, given_through)
         return self._admit(_NONE, _NONE.publish_time_ms, self._deliverable_now(held))
 
     @property

@@ -6,8 +6,7 @@ Header block: rows of `headers.ROW`, nothing else. Payload block:
 
 The first offset is the length of the offset table and so tells n; any payload is cut out without decoding the
 others. A payload block holds at most `PAYLOAD_BLOCK_BYTES`, or one larger payload alone: one random read then costs
-one small value, however large its neighbours are. benchmarks/log_layout.py compares this with one key per entry and
-with one value per commit.
+one small value, however large its neighbours are. It was measured beside one key per entry and one value per commit.
 """
 
 import struct

@@ -14,6 +14,8 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 
+from command_line.extras import install
+
 JAVA_VERSION_MIN = 17
 
 _VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
@@ -32,7 +34,7 @@ class JavaNotFoundError(RuntimeError):
     def __init__(self, found: str = "there is no `java` on the PATH and no JAVA_HOME") -> None:
         super().__init__(
             f"Spark needs Java {JAVA_VERSION_MIN} or later, and {found}: install a Java runtime (on Debian and Ubuntu "
-            "the package openjdk-17-jre-headless, anywhere pip install 'postdate[java]')"
+            f"the package openjdk-17-jre-headless, anywhere {install('java')})"
         )
 
 

@@ -133,7 +133,9 @@ class DelayedIndexes:
             order = order_of_rows(*columns)
             return self if order is None else self.take(order)
         # Sorting numbers is several times faster than sorting rows by three keys.
-        return type(self)(*packing.unpack(np.sort(packing.pack(columns))))
+        packed = packing.pack(columns)
+        packed.sort()
+        return type(self)(*packing.unpack(packed))
 
 
 def _unpickled(*columns: bytes) -> DelayedIndexes:
@@ -144,22 +146,26 @@ class Packing(NamedTuple):
     """How to write the columns of a row into one number that has the row's order."""
 
     minima: list[int]
-    shifts: list[int]
-    masks: list[int]
+    bits: list[int]
+    """How many each column has; none where it is all one value, as the ledgers of a few thousand rows mostly are."""
 
     def pack(self, columns: Sequence[Int64Array]) -> Int64Array:
         """Return one number per row."""
-        packed = np.zeros(len(columns[0]), np.int64)
-        for column, minimum, shift in zip(columns, self.minima, self.shifts, strict=True):
-            packed |= (column - minimum) << shift
+        packed = columns[0] - self.minima[0]
+        for column, minimum, bits in zip(columns[1:], self.minima[1:], self.bits[1:], strict=True):
+            if bits:
+                packed <<= bits
+                packed |= column - minimum
         return packed
 
     def unpack(self, packed: Int64Array) -> list[Int64Array]:
-        """Return the columns."""
-        return [
-            ((packed >> shift) & mask) + minimum
-            for minimum, shift, mask in zip(self.minima, self.shifts, self.masks, strict=True)
-        ]
+        """Return the columns; the numbers are used up."""
+        columns: list[Int64Array] = []
+        for minimum, bits in zip(self.minima[:0:-1], self.bits[:0:-1], strict=True):
+            columns.append((packed & ((1 << bits) - 1)) + minimum)
+            packed >>= bits
+        packed += self.minima[0]
+        return [packed, *reversed(columns)]
 
 
 def packing_of(columns: Sequence[Int64Array]) -> Packing | None:
@@ -172,8 +178,7 @@ def packing_of(columns: Sequence[Int64Array]) -> Packing | None:
     bits = [span.bit_length() for span in spans]
     if sum(bits) > 63:
         return None
-    shifts = [sum(bits[k + 1 :]) for k in range(len(bits))]
-    return Packing(minima, shifts, [(1 << width) - 1 for width in bits])
+    return Packing(minima, bits)
 
 
 def order_of_rows(deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.int64] | None:

@@ -35,13 +35,15 @@ CONFIG: Final = TrackerConfig(
 class RandomLife:
     """One random life of a core and of the dispatcher that uses it."""
 
+    ORDER_WAITS_MS: tuple[int, ...] = (-1, -1, 0, 60)
+
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
         self.config = replace(
             CONFIG,
             bucket_count_max=rng.choice([-1, 1, 2, 3]),
             loaded_row_count_max=rng.choice([1, 4, 1_000]),
-            order_wait_ms_max=rng.choice([-1, -1, 0, 60]),
+            order_wait_ms_max=rng.choice(self.ORDER_WAITS_MS),
             operations_in_flight_max=rng.choice([1, 2, 16]),
             is_deliver_at_time_strict=rng.random() < 0.7,
             index_count_per_bucket_max=rng.choice([-1, -1, 5]),
@@ -284,3 +286,15 @@ class RandomLife:
         assert not self.disk.properties
         left = [place for place in self.log if place not in self.delivered and not self.disk.is_acknowledged(*place)]
         assert not left, f"{left} are not delivered"
+
+
+class HastyLife(RandomLife):
+    """A life in which messages are in several snapshots, and none of these waits for another one after a crash."""
+
+    ORDER_WAITS_MS = (0,)
+    STEPS = (
+        *RandomLife.STEPS,
+        *(RandomLife.offer_again,) * 5,
+        *(RandomLife.crash,) * 3,
+        *(RandomLife.seal,) * 2,
+    )

@@ -1,6 +1,4 @@
-"""The views of a topic on the page, each with an element and a text of it, and the themes."""
-
-import pytest
+"""The views of a topic on the page, each with an element and a text of it."""
 
 VIEWS = {
     "schedule": ("#messages tbody tr", "Messages in the order of their times"),
@@ -9,4 +7,3 @@ VIEWS = {
     "index": ("#view tbody tr", "sealed"),
     "live": ("#rates", "Out"),
 }
-THEMES = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

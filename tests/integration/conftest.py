@@ -1,7 +1,8 @@
 """Services, clients and topics for the client tests.
 
-Every test that takes `service` (or `client`) runs twice: against Postdate and against a real Pulsar, which is the
-judge of what the right answer is. One process of each kind serves a whole session; each test has a topic of its own.
+Every test that takes `service` (or `client`) has two cases: Postdate, and a real Pulsar, which is the judge of what the
+right answer is and is asked only about what is new (`pulsars_answers.py`). One process of each kind serves a whole
+session; each test has a topic of its own.
 """
 
 import fcntl
@@ -12,13 +13,19 @@ from uuid import uuid4
 
 import pytest
 
-from tests.helpers.services import foreign_clients, real_pulsar, real_tracker
+from tests.helpers.services import foreign_clients, pulsars_answers, real_pulsar, real_tracker
 from tests.helpers.services.kinds import KINDS, require_tools
 from tests.helpers.services.programs.clients import Clients
 from tests.helpers.services.services import RunningService, make_guarded, make_service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a real Pulsar has answered before, unless it is to be asked again."""
+    if not config.getoption("--ask-pulsar"):
+        pulsars_answers.leave_out_answered(config, items)
 
 
 @pytest.hookimpl(tryfirst=True)

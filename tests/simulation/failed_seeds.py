@@ -69,6 +69,7 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(2014724702, "the simulation itself took a copy for hidden from a subscription that is being made"),
     FailedSeed(2846499301, "of two cancellations at the same time out of batches the first was forgotten"),
     FailedSeed(2846499362, "a newcomer's bound was behind entries of ledgers that were being written"),
+    FailedSeed(1023243930, "what the index gave too early let others go before what the tracker still had"),
     FailedSeed(190877992, "the simulation itself mixed up two copies of one message that were shifted together"),
     FailedSeed(722476499, "the index had forgotten what it tracked when the scan came: it was sent twice"),
     FailedSeed(711543929, "a tracker whose dispatcher had nothing to read read the same positions again and again"),
@@ -85,4 +86,5 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(4, "a subscription of a shared index that read again what was too many in memory was sent it early"),
     FailedSeed(1351370623, "a merge kept a row that had been handed out, and not the one that was still to come"),
     FailedSeed(3215921987, "what a view of a shared index had given was sent again to the consumer that held it"),
+    FailedSeed(4002001513, "the simulation itself took rows that wait for their snapshots for rows of segments"),
 ]

@@ -130,8 +130,8 @@ DISPATCHER: Final = [
     Mutant(
         "due-and-acknowledged",
         "dispatcher/core/intake.py",
-        "        headers = self._deliverable_now(headers)\n        if not self.held_due or not len(headers):",
-        "        if not self.held_due or not len(headers):",
+        "        headers = self._deliverable_now(headers)\n        is_next = not self.held_due",
+        "        is_next = not self.held_due",
         "what the tracker gives is let in without asking what was acknowledged while its headers were read",
     ),
     Mutant(
@@ -285,13 +285,6 @@ DISPATCHER: Final = [
 ]
 
 TRACKER: Final = [
-    Mutant(
-        "told-once",
-        "tracker/shell/wake_up.py",
-        "        is_due = deliver_at_ms is not None and deliver_at_ms != self._told_deliver_at_ms\n",
-        "        is_due = deliver_at_ms is not None and self._told_deliver_at_ms is None\n",
-        "a dispatcher that was told of a message that left another way is told of no other",
-    ),
     Mutant(
         "timer-without-turn",
         "tracker/shell/next_turn.py",

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md, the pages and docstrings name tests for what they say: they exist. Words have one meaning."""
+"""ARCHITECTURE.md, the pages and docstrings name tests for what they say: they exist. Names have one meaning."""
 
 import ast
 import io
@@ -15,9 +15,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md"))
 TEXT = "\n".join(page.read_text() for page in PAGES)
-
-KNOWN_WORDS = tomllib.loads(Path(__file__).with_name("known_words.toml").read_text())
-"""Words in names of modules that need no glossary."""
 
 
 def test_every_test_that_is_named_exists() -> None:
@@ -54,23 +51,6 @@ def test_every_test_that_a_docstring_or_a_comment_names_exists() -> None:
 
     assert {"tests/property/tracker/test_tracker_merging.py"} <= named
     assert missing == {}
-
-
-def test_each_word_of_a_modules_name_has_a_meaning_that_is_written_down() -> None:
-    """The words of the PIPs and of Pulsar, of the trade, of plain English; every other one is in the glossary."""
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    # Two words and their meanings in each row.
-    rows = re.findall(r"^\| ([^|]+) \|[^|]+\| ([^|]*)\|", text[: text.index("## 2.")], re.MULTILINE)
-    glossary = {word for row in rows for word in re.findall(r"[a-z]+", " ".join(row).lower())}
-    known = glossary.union(*map(str.split, KNOWN_WORDS.values()))
-    modules = {path.stem for path in _python_files(of_rooms_alone=True) if not path.stem.startswith("__")}
-    words = {word for name in modules for word in name.split("_")}
-
-    # A plural or a participle of a word is no other word.
-    unknown = {word for word in words if not {word, word.removesuffix("s"), word.removesuffix("ed") + "e"} & known}
-
-    assert {"fence", "gate", "outbox", "parked"} <= words & glossary
-    assert unknown == set()
 
 
 def test_each_room_is_a_package_that_has_a_layer_and_a_place_in_the_architecture() -> None:

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from broker.cli.service_commands import postdate
+from command_line.extras import install
 from demo.process import free_ports
 from tests.helpers.command_cases import CASES, REFUSED, Case
 from tests.helpers.command_data import copied, make_folders, words_of
@@ -196,7 +197,7 @@ def test_a_command_says_which_extra_it_needs(missing: str, words: list[str], ext
         [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
 
-    assert result.stderr == f"postdate: {missing} is not installed: pip install 'postdate[{extra}]'\n"
+    assert result.stderr == f"postdate: {missing} is not installed: {install(extra)}\n"
     assert (result.returncode, result.stdout) == (2, "")
 
 

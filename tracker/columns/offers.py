@@ -9,7 +9,7 @@ from pyroaring import AbstractBitMap
 
 from managed_ledger.value_types import Int64Array
 from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX
-from tracker.columns.row_order import NEVER
+from tracker.columns.row_order import LATEST_MS, NEVER
 
 
 def check_integers(*values: object) -> list[int]:
@@ -44,7 +44,7 @@ def check_offer(ledger_id: int, entry_id: int, deliver_at_ms: int) -> tuple[int,
 def columns_of(
     ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_at_ms: ArrayLike
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return many offers as columns that the caller cannot change.
+    """Return many offers as columns that the caller cannot change; a time above `LATEST_MS` counts as that.
 
     Raises:
         ValueError: A position cannot be tracked, something is no integer, or the lengths differ.
@@ -67,7 +67,7 @@ def columns_of(
     if np.bitwise_or.reduce(ledgers) < 0 or not 0 <= np.bitwise_or.reduce(entries) <= ENTRY_ID_MAX:
         row = int(np.flatnonzero((ledgers < 0) | (entries < 0) | (entries > ENTRY_ID_MAX))[0])
         raise _position_error(int(ledgers[row]), int(entries[row]))
-    return ledgers, entries, delivery
+    return ledgers, entries, np.minimum(delivery, LATEST_MS)
 
 
 def check_acknowledged(ledger_id: object, entry_ids: object) -> None:

@@ -36,15 +36,6 @@ class PositionSet:
         bitmap = self.bitmaps.get(ledger_id)
         return bitmap is not None and 0 <= entry_id <= ENTRY_ID_MAX and entry_id in bitmap
 
-    def add_one(self, ledger_id: int, entry_id: int) -> None:
-        """Put one position into the set."""
-        bitmap = self.bitmaps.get(ledger_id)
-        if bitmap is None:
-            bitmap = self.bitmaps[ledger_id] = BitMap()
-        if entry_id not in bitmap:
-            bitmap.add(entry_id)
-            self.count += 1
-
     def add(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Put the positions of these rows into the set."""
         for ledger_id, bitmap in ledger_bitmaps(ledger_ids, entry_ids):

@@ -182,8 +182,12 @@ def pop_tracked(queues: Sequence[RowQueue], tracked: PositionSet, through: RowKe
     parts: list[DelayedIndexes] = []
     while limit > 0 and (rows := pop_sorted(queues, through, limit)):
         is_tracked = tracked.take(rows.ledger_ids, rows.entry_ids)
-        parts.append(rows if is_tracked.all() else rows.take(is_tracked))
-        limit -= len(parts[-1])
+        if not is_tracked.all():
+            rows = rows.take(is_tracked)
+            # A small poll would pass over many stale rows in many small steps.
+            first_tracked_row(queues, through, tracked.bitmaps)
+        parts.append(rows)
+        limit -= len(rows)
     return DelayedIndexes.concatenate(parts)
 
 

@@ -51,20 +51,24 @@ def add_one(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms: i
         return _add_first(state, ledger_id, entry_id, deliver_at_ms, now_ms)
     added.times.append(deliver_at_ms)
     added.entry_ids.append(entry_id)
-    state.tracked.add_one(ledger_id, entry_id)
     return True
 
 
 def _add_first(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms: int, now_ms: int) -> bool:
     """Track or refuse a message that is not just the next of its ledger, and let others of the ledger follow."""
     ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at_ms)
-    # Any time beyond these ends counts as the end itself, also one of more than 64 bits.
-    deliver_at_ms = max(-1, min(deliver_at_ms, LATEST_MS))
-    is_tracked = bool(add(state, [ledger_id], [entry_id], [deliver_at_ms], now_ms=now_ms)[0])
-    if is_tracked and not state.to_read_again:
-        # Positions that are to be read again are offered one by one, and each is counted off.
-        state.added.room = min(SINGLES_MAX, state.added.row_count_max - len(state.added))
-    return is_tracked
+    if deliver_at_ms <= state.due_through_ms(now_ms):
+        if deliver_at_ms >= 0:
+            refuse(state, ledger_id, BitMap((entry_id,)))
+        return False
+    room = make_room(state, ledger_id)
+    added = state.added
+    # Positions that are to be read again are offered one by one, and each is counted off.
+    added.room = 1 if state.to_read_again else min(SINGLES_MAX, room)
+    state.to_read_again.subtract(ledger_id, BitMap((entry_id,)))
+    added.times.append(min(deliver_at_ms, LATEST_MS))
+    added.entry_ids.append(entry_id)
+    return True
 
 
 def add(
@@ -92,8 +96,7 @@ def add(
             bits = bitmap_of(entries[rows])
             state.tracked.unite(ledger_id, bits)
             state.to_read_again.subtract(ledger_id, bits)
-            late = np.minimum(times[rows], LATEST_MS)
-            state.added.queue().push_rows(DelayedIndexes(late, ledgers[rows], entries[rows]))
+            state.added.rows.push_rows(DelayedIndexes(times[rows], ledgers[rows], entries[rows]))
             start = rows.stop
     return is_late
 
@@ -105,8 +108,9 @@ def make_room(state: TrackerState, ledger_id: int) -> int:
     has_enough = row_count >= state.config.index_count_per_bucket_min
     if row_count >= added.row_count_max or (is_next and (has_enough or not _has_name_with(state, ledger_id))):
         seal(state)
+    added = state.added
+    state.added_rows()
     if ledger_id != added.ledger_id:
-        added.queue()
         added.ledger_id = ledger_id
         is_first = added.first_ledger_id == NO_LEDGER
         added.first_ledger_id = ledger_id if is_first else min(added.first_ledger_id, ledger_id)

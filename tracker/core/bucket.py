@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.columns.row_queue import RowQueue
 from tracker.columns.segment_table import SegmentTable
@@ -126,23 +125,10 @@ class LastMutableBucket:
     times: list[int] = field(default_factory=list)
     entry_ids: list[int] = field(default_factory=list)
     """Time and entry of messages of that ledger that were added one by one and are not among the rows yet."""
+    bit_count: int = 0
+    """How many of those messages have a bit: `TrackerState.tracked` sets the bits of the others."""
     room: int = 0
     """How many may be added one by one before anything else is looked at."""
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.times)
-
-    def queue(self) -> RowQueue:
-        """Return all rows."""
-        if self.times:
-            ledger_ids = [self.ledger_id] * len(self.times)
-            self.rows.push_rows(DelayedIndexes.of(self.times, ledger_ids, self.entry_ids))
-            self.times, self.entry_ids = [], []
-        self.room = 0
-        return self.rows
-
-    def begin_anew(self) -> RowQueue:
-        """Return all rows, and have none from now on."""
-        rows, self.rows = self.queue(), RowQueue()
-        self.first_ledger_id = self.last_ledger_id = self.ledger_id = NO_LEDGER
-        return rows

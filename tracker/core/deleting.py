@@ -11,11 +11,10 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.offers import check_acknowledged
-from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import bitmap_of
+from tracker.columns.positions import LEDGER_ID_MAX, bitmap_of
 from tracker.columns.row_order import LATEST_MS
 from tracker.columns.row_queue import RowQueue
-from tracker.core.bucket import NO_BARRIER, ImmutableBucket, Phase
+from tracker.core.bucket import NO_BARRIER, ImmutableBucket, LastMutableBucket, Phase
 from tracker.core.state import TrackerState, move, queue_call
 
 REMOVALS_MAX: Final = 256
@@ -156,9 +155,9 @@ def trim(state: TrackerState, first_ledger_id: int) -> None:
 
 def clear(state: TrackerState) -> None:
     """Track nothing any more, and begin to delete every snapshot."""
-    state.tracked, state.gone, state.to_read_again = PositionSet(), PositionSet(), PositionSet()
-    state.added.begin_anew()
-    state.loaded = RowQueue()
+    state.added, state.loaded = LastMutableBucket(state.added.row_count_max), RowQueue()
+    for positions in (state.tracked, state.gone, state.to_read_again):
+        positions.remove_below(LEDGER_ID_MAX + 1)
     for bucket in list(state.buckets.values()):
         remove(state, bucket)
     state.waived.clear()

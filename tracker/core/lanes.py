@@ -49,7 +49,7 @@ class Lane:
     _wait: RetryWait
     """Before the next retry."""
     in_flight: int = 0
-    _first_tries: list[tuple[RowKey, int]] = field(default_factory=list)
+    first_tries: list[tuple[RowKey, int]] = field(default_factory=list)
     """A heap by barrier and serial. Here and below, a bucket that has gone on is left until it comes up."""
     _retries: list[tuple[int, RowKey, int]] = field(default_factory=list)
     """A heap by failures, barrier and serial."""
@@ -63,30 +63,25 @@ class Lane:
         """Whether only an answer makes room for another call."""
         return self.in_flight >= self._wait.config.operations_in_flight_max
 
-    @property
-    def has_first_try(self) -> bool:
-        """Whether a first try may be waiting for nothing but its time."""
-        return bool(self._first_tries) and not self.is_full
-
     def want(self, bucket: ImmutableBucket) -> None:
         """Queue a bucket for the call of its phase: the lowest barrier goes first."""
         if bucket.failures:
             heapq.heappush(self._retries, (bucket.failures, bucket.barrier, bucket.serial))
         else:
-            heapq.heappush(self._first_tries, (bucket.barrier, bucket.serial))
+            heapq.heappush(self.first_tries, (bucket.barrier, bucket.serial))
 
     def start(
         self, may_start: Callable[[ImmutableBucket], bool], call_of: Callable[[ImmutableBucket], Call], now_ms: int
     ) -> Iterator[Call]:
         """Start the calls that may start now: first tries, then a retry."""
-        while self._first_tries:
-            bucket = self._waiting(*self._first_tries[0])
+        while self.first_tries:
+            bucket = self._waiting(*self.first_tries[0])
             if bucket is not None and not may_start(bucket):
                 break
             if bucket is not None and self.is_full:
                 self.stuck_since_ms = now_ms if self.stuck_since_ms is None else self.stuck_since_ms
                 return
-            heapq.heappop(self._first_tries)
+            heapq.heappop(self.first_tries)
             if bucket is not None:
                 bucket.call = call_of(bucket)
                 self.in_flight += 1
@@ -132,7 +127,7 @@ class Lane:
     def end_waits(self) -> None:
         """Let all retries go at once, as first tries."""
         for _, key, serial in self._retries:
-            heapq.heappush(self._first_tries, (key, serial))
+            heapq.heappush(self.first_tries, (key, serial))
         self._retries = []
         self._wait.end()
 
@@ -140,5 +135,5 @@ class Lane:
         """Yield when a retry may start, and when the first try that is next may, which is so early for its key."""
         if self._retries and self._retry is None and not self.is_full:
             yield self._wait.until_ms
-        if self._first_tries and self._first_tries[0][0] != NO_BARRIER and not self.is_full:
-            yield self._first_tries[0][0].deliver_at_ms - early_ms
+        if self.first_tries and self.first_tries[0][0] != NO_BARRIER and not self.is_full:
+            yield self.first_tries[0][0].deliver_at_ms - early_ms

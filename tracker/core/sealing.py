@@ -9,7 +9,7 @@ from tracker.bucket_properties import free_key_or_none
 from tracker.columns.row_order import last_key_at
 from tracker.columns.row_queue import pop_sorted
 from tracker.columns.segment_table import segment_row_count_max
-from tracker.core.bucket import NO_LEDGER, ImmutableBucket, Phase
+from tracker.core.bucket import NO_LEDGER, ImmutableBucket, LastMutableBucket, Phase
 from tracker.core.deleting import remove
 from tracker.core.merging import take_over
 from tracker.core.state import TrackerState, move, new_bucket
@@ -24,7 +24,7 @@ def seal(state: TrackerState, *, index_count_min: int = 0) -> None:
         # Rows that were added behind the cursor are acknowledged, and would never be loaded again.
         state.tracked.remove_below(state.first_ledger_id)
     if not len(added):
-        added.begin_anew()
+        state.added = LastMutableBucket(added.row_count_max)
         return
     ledgers = LedgerRange(added.first_ledger_id, added.last_ledger_id)
     key = free_key_or_none(ledgers, state.keys)
@@ -34,7 +34,8 @@ def seal(state: TrackerState, *, index_count_min: int = 0) -> None:
     rows_max = segment_row_count_max(state.config.segment_row_count_max, state.bucket_total)
     bucket = new_bucket(state, ledgers, key, Phase.SEALING)
     bucket.segment_row_count_max = rows_max
-    bucket.rows = added.begin_anew()
+    bucket.rows = state.added_rows()
+    state.added = LastMutableBucket(added.row_count_max)
     state.with_rows[bucket.serial] = bucket
 
 

@@ -4,9 +4,11 @@ import heapq
 from collections.abc import Callable
 from random import Random
 
+import numpy as np
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import LATEST_MS, RowKey
 from tracker.columns.row_queue import RowQueue
@@ -27,8 +29,7 @@ class TrackerState:
         """How early messages may be handed out: the tick, or 0 where times are strict."""
         self.first_ledger_id = NO_LEDGER
         """Ledgers below it are passed by the cursor."""
-        self.tracked = PositionSet()
-        """Whether a message is tracked: the truth for every question, the count, and hand-out."""
+        self._tracked = PositionSet()
         self.gone = PositionSet()
         """Handed out or refused while a bucket that may name them too is RECOVERING: its head must not bring them."""
         self.to_read_again = PositionSet()
@@ -72,10 +73,30 @@ class TrackerState:
         """Key and reason of buckets that were given up, for the log."""
 
     @property
+    def tracked(self) -> PositionSet:
+        """Whether a message is tracked: the truth for every question, the count, and hand-out."""
+        added = self.added
+        if added.bit_count < len(added.entry_ids):
+            self._tracked.unite(added.ledger_id, BitMap(added.entry_ids[added.bit_count :]))
+            added.bit_count = len(added.entry_ids)
+        return self._tracked
+
+    def added_rows(self) -> RowQueue:
+        """Return the rows of the mutable bucket, with those of messages that were added one by one."""
+        added = self.added
+        if added.times:
+            self._tracked.unite(added.ledger_id, BitMap(added.entry_ids[added.bit_count :]))
+            ledger_ids = np.full(len(added.times), added.ledger_id)
+            added.rows.push_rows(DelayedIndexes.of(added.times, ledger_ids, added.entry_ids))
+            added.times, added.entry_ids, added.bit_count = [], [], 0
+        added.room = 0
+        return added.rows
+
+    @property
     def queues(self) -> list[RowQueue]:
         """Every queue of rows in memory."""
         sealing = [bucket.rows for bucket in self.with_rows.values() if bucket.rows is not None]
-        return [self.loaded, self.added.queue(), *sealing]
+        return [self.loaded, self.added_rows(), *sealing]
 
     @property
     def bucket_total(self) -> int:

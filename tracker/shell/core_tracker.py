@@ -97,7 +97,7 @@ class CoreTracker(DelayedDeliveryTracker):
             if deliver_at < self._wakes_before_ms:
                 self._turn_soon()
             is_tracked = core.add_message(ledger_id, entry_id, deliver_at, self._now_ms())
-            if core.writes.has_first_try:
+            if core.writes.first_tries and not core.writes.is_full:
                 self._turn_soon()
         except Exception as error:
             # Wrong arguments have changed nothing.

@@ -29,7 +29,7 @@ class WallClockWatch:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handle: asyncio.TimerHandle | None = None
         self._difference_ms = 0.0
-        """Of the wall clock and the loop's, when they were compared last."""
+        """Of the wall clock and the loop's, when timers were last set by it: small steps add up."""
 
     def add(self, turn: "NextTurn") -> None:
         """Tell a tracker from now on."""
@@ -50,11 +50,12 @@ class WallClockWatch:
 
     def _compare(self) -> None:
         loop = asyncio.get_running_loop()
-        before_ms, self._difference_ms = self._difference_ms, self.now_ms() - 1_000 * loop.time()
-        has_stepped = self._handle is not None and abs(self._difference_ms - before_ms) >= _STEP_MS_MIN
-        self._handle = loop.call_later(WATCH_INTERVAL_S, self._compare)
-        for turn in tuple(self._turns) if has_stepped else ():
-            turn.end_timer()
+        difference_ms = self.now_ms() - 1_000 * loop.time()
+        is_first, self._handle = self._handle is None, loop.call_later(WATCH_INTERVAL_S, self._compare)
+        if is_first or abs(difference_ms - self._difference_ms) >= _STEP_MS_MIN:
+            self._difference_ms = difference_ms
+            for turn in () if is_first else tuple(self._turns):
+                turn.end_timer()
 
 
 class NextTurn:

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from dispatcher.core.items import ENTRY, ITEM_ROW, LEDGER, ORDER, SLOT, Item, ItemRows, Key
 from tracker.columns.position_set import PositionSet
@@ -150,7 +151,7 @@ class ParkedEntries:
         """Forget an entry, if it is here; its row goes when its slot comes to it."""
         ledger_id, entry_id = position
         if self._count and 0 <= entry_id <= ENTRY_ID_MAX:
-            self._discarded.add_one(ledger_id, entry_id)
+            self._discarded.unite(ledger_id, BitMap((entry_id,)))
 
     def discard_through(self, last: Key) -> None:
         """Forget every entry up to and including a position."""

@@ -1,4 +1,4 @@
-"""Each view of the page, in both themes and on a narrow window; pictures are in build/page."""
+"""Each view of the page, in the light theme and wide, and in the dark one and narrow; pictures are in build/page."""
 
 import re
 import time
@@ -8,11 +8,12 @@ import pulsar
 import pytest
 
 from tests.helpers.browser import Page
-from tests.helpers.page_views import THEMES, VIEWS
+from tests.helpers.page_views import VIEWS
 
 pytestmark = pytest.mark.exhaustive
 
-WIDTHS = pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
+LOOKS = pytest.mark.parametrize(("dark", "narrow"), [(False, False), (True, True)], ids=["light-wide", "dark-narrow"])
+"""The style sheet has colours that follow the theme and sizes that follow the width, and none that follow both."""
 
 
 def fits(page: Page) -> bool:
@@ -22,8 +23,7 @@ def fits(page: Page) -> bool:
     return found
 
 
-@THEMES
-@WIDTHS
+@LOOKS
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_of_a_topic_is_whole_in_each_theme_and_width(
     page: Page, topic: str, schedule: pulsar.Consumer, screenshots: Path, view: str, dark: bool, narrow: bool
@@ -42,8 +42,7 @@ def test_a_view_of_a_topic_is_whole_in_each_theme_and_width(
     assert (sum(map(int, re.findall(r"\d+", colour))) < 384) == dark
 
 
-@THEMES
-@WIDTHS
+@LOOKS
 def test_the_topics_are_a_table_in_each_theme_and_width(
     page: Page, topic: str, schedule: pulsar.Consumer, screenshots: Path, dark: bool, narrow: bool
 ) -> None:
@@ -80,8 +79,7 @@ def test_the_topics_are_filtered_and_sorted(
     page.until("document.querySelectorAll('#topics tbody tr').length === 0")
 
 
-@THEMES
-@WIDTHS
+@LOOKS
 def test_rates_and_lateness_are_told_while_messages_come(
     page: Page,
     client: pulsar.Client,

@@ -47,6 +47,7 @@ from tests.simulation.whole_service.scheduled import SCHEDULED_EVENTS, adopt_pau
 from tests.simulation.whole_service.upkeep import Upkeep
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.columns.row_queue import QueueSizes, RowQueue
 from tracker.core import loading
 from tracker.shared.shared_index import SharedIndexView
 from tracker.shell.core_tracker import CoreTracker
@@ -65,6 +66,9 @@ _SEGMENTS_BEYOND_MAX: Final = 20
 
 _ROWS_OF_A_BUCKET_MIN: Final = 4
 """Each due bucket may have so many rows loaded, even beyond the limit."""
+
+_POP_ROWS_MIN: Final = 32
+"""A poll merges at least so many due rows, and at most four times as many."""
 
 
 @dataclass
@@ -162,6 +166,8 @@ class Simulation:
             apscheduler_clock(self.clock.now_ms) as listed,
             # So few that the bound of rows in memory is met.
             patch.object(loading, "ROWS_OF_A_BUCKET_MIN", _ROWS_OF_A_BUCKET_MIN),
+            # And so few that hardly a poll finds all its rows in what an earlier one merged.
+            patch.object(RowQueue.__init__, "__defaults__", (QueueSizes(pop_rows_min=_POP_ROWS_MIN),)),
         ):
             return self._run(listed)
 
@@ -577,7 +583,7 @@ class Simulation:
                 sub.buckets_of, sub.buckets_before = dispatcher.tracker, stats.bucket_total - made
             segments = max(stats.bucket_total, sub.buckets_before + made) + _SEGMENTS_BEYOND_MAX
             # Due rows that a poll merged and did not give count as loaded ones, of every bucket.
-            surplus = 4 * max(limits.read_batch_entries_max, tracker_limits.loaded_row_count_max)
+            surplus = 4 * max(limits.read_batch_entries_max, tracker_limits.loaded_row_count_max, _POP_ROWS_MIN)
             beyond = segments * tracker_limits.segment_row_count_max + surplus
             # One load may be as large as the limit, and one more while hand-out waits for it.
             loaded_max = max(tracker_limits.loaded_row_count_max, _ROWS_OF_A_BUCKET_MIN * segments)
@@ -731,7 +737,7 @@ class Simulation:
 
 
 def _cursor_name(sub: SubscriptionModel) -> str:
-    """Return the name of a subscription's cursor, also for a product that has no function for it (`before_fixes`)."""
+    """Return the name of a subscription's cursor."""
     return quote(sub.name, safe="")
 
 

@@ -83,6 +83,23 @@ def test_what_the_index_gives_too_early_comes_at_its_time_and_in_order(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_the_index_gives_too_early_waits_for_what_is_due_before_it(kind: SubscriptionType) -> None:
+    """Both are due when a consumer comes, and the tracker gives them one by one."""
+
+    async def scenario() -> None:
+        sealed: list[Row] = [(now_ms() + 1_000, 1, 0), (now_ms() + 2_000, 1, 1)]
+        config = DispatcherConfig(read_batch_entries_max=1)
+        world = ShellWorld(kind, log=log_of(a=3_000, b=2_000), sealed=sealed, config=config)
+        await asyncio.sleep(5)
+        consumer = world.join("c")
+        await asyncio.sleep(0.1)
+        assert got(consumer) == "b a"
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_the_index_has_too_late_is_counted_and_is_found_where_it_is_read_again(kind: SubscriptionType) -> None:
     async def scenario() -> None:
         sealed: list[Row] = [(now_ms() + 10_000, 1, entry_id) for entry_id in range(2)]

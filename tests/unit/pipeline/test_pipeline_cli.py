@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from broker.cli.service_commands import postdate as main
+from command_line.extras import install
 from pipeline.logs.header_log import HeaderRange
 from pipeline.logs.open_logs import open_log
 from pipeline.logs.parquet_log import LEDGERS_FILE, ParquetLog, export_ledgers, folder_of
@@ -50,8 +51,8 @@ main(sys.argv[1:])
 """
     for arguments, exit_code, said in (
         (["pipeline", "rebuild", "--help"], 0, "Make the delayed index anew"),
-        (["pipeline", "rebuild", "data"], 2, "is not installed: pip install 'postdate[spark]'"),
-        (["ledger", "export", "data", "out"], 2, "is not installed: pip install 'postdate[spark]'"),
+        (["pipeline", "rebuild", "data"], 2, f"is not installed: {install('spark')}"),
+        (["ledger", "export", "data", "out"], 2, f"is not installed: {install('spark')}"),
     ):
         run = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
         assert run.returncode == exit_code, run.stderr

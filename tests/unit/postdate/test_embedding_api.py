@@ -13,7 +13,7 @@ import pytest
 
 import postdate
 from broker.configuration.config import BrokerConfig
-from command_line.extras import MODULES_OF_EXTRAS
+from command_line.extras import MODULES_OF_EXTRAS, install
 from postdate import testing
 from postdate.testing import FakeClock, run_inline, run_virtually, virtual_now_ms
 from tracker.config import FACTORY_CLASS_NAMES
@@ -93,7 +93,7 @@ def test_a_storage_that_is_used_says_which_extra_it_needs(name: str, missing: st
     result = run_without([missing], f"from postdate import {name}\n{name}('data')")
 
     assert result.stderr.splitlines()[-1] == (
-        f"ImportError: postdate.{name}: {missing} is not installed: pip install 'postdate[{extra}]'"
+        f"ImportError: postdate.{name}: {missing} is not installed: {install(extra)}"
     )
 
 
@@ -112,7 +112,7 @@ print(inspect.getdoc(dict(inspect.getmembers(postdate))["{name}"]))
     result = run_without([missing], program)
 
     assert (result.stdout, result.stderr) == (
-        f"Not usable here: {missing} is not installed: pip install 'postdate[{extra}]'.\n",
+        f"Not usable here: {missing} is not installed: {install(extra)}.\n",
         "",
     )
 

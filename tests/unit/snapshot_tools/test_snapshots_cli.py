@@ -19,6 +19,7 @@ from rocksdict import Options, Rdict
 from broker.cli.service_commands import postdate as main
 from broker.configuration.config import BrokerConfig, load_config
 from broker.service import snapshot_storages as snapshots
+from command_line.extras import install
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.ledger_store import LedgerStore
@@ -1063,4 +1064,4 @@ def test_export_without_pyarrow_is_one_line(data: Data, tmp_path: Path, monkeypa
     result = data.run("export", str(tmp_path / "index.parquet"))
 
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "postdate: pyarrow is not installed: pip install 'postdate[export]'\n"
+    assert result.stderr == f"postdate: pyarrow is not installed: {install('export')}\n"

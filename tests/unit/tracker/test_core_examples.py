@@ -189,6 +189,29 @@ def test_a_position_added_twice_is_handed_out_once_at_the_earlier_time(driver: D
     assert driver.pop() == []
 
 
+def test_messages_added_one_by_one_are_tracked_at_once(driver: Driver) -> None:
+    """Though their bits and rows are made together: what goes in between stays gone, and the others come."""
+    core = driver.core
+    for entry_id in (0, 1, 1, 2):
+        core.add_message(1, entry_id, 2_000, NOW_MS)
+    assert [core.contains_message(1, entry_id) for entry_id in range(4)] == [True, True, True, False]
+    assert core.tracked.count == 3
+
+    core.acknowledge(1, BitMap([1]))
+    core.add_message(1, 3, 2_000, NOW_MS)
+    core.add_message(2, 0, 2_000, NOW_MS)
+    assert core.tracked_in(1) == BitMap([0, 2, 3])
+    core.add_message(2, 1, 2_000, NOW_MS)
+    core.add_message(2, 0, NOW_MS, NOW_MS)
+
+    driver.now_ms = 2_000
+    assert driver.pop() == [(2_000, 1, 0), (2_000, 1, 2), (2_000, 1, 3), (2_000, 2, 1)]
+    core.add_message(3, 0, 9_000, 2_000)
+    core.add_message(3, 1, 9_000, 2_000)
+    core.clear()
+    assert core.tracked.count == 0
+
+
 def test_a_message_that_is_offered_when_due_is_forgotten(driver: Driver) -> None:
     """The dispatcher that offers it delivers it now, so it must not be handed out too."""
     driver.add((2_000, 1, 1))

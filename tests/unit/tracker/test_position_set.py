@@ -20,7 +20,7 @@ def test_taking_rows_gives_each_tracked_position_once(added: list[Position], row
     """Of the rows of a position, the first is tracked, and then none."""
     members = PositionSet()
     for position in added:
-        members.add_one(*position)
+        members.add(*np.array([position]).T)
     left = set(added)
     expected = []
     for row in rows:
@@ -64,7 +64,7 @@ def test_positions_are_split_into_the_bitmaps_of_their_ledgers(positions: list[P
 def test_positions_out_of_range_are_not_tracked(ledger_id: int, entry_id: int) -> None:
     """Asking for them is no error."""
     members = PositionSet()
-    members.add_one(1, ENTRY_ID_MAX)
+    members.unite(1, BitMap((ENTRY_ID_MAX,)))
 
     assert not members.contains(ledger_id, entry_id)
     assert members.contains(1, ENTRY_ID_MAX)

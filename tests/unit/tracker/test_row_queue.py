@@ -1,14 +1,19 @@
 """The due queue against sorting, with small limits and many runs, and the packed order of rows."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
 from tests.helpers.core_checks import check_queue
+from tracker.columns import row_queue
+from tracker.columns.position_set import PositionSet
 from tracker.columns.row_order import NEVER, RowKey, last_key_at, row_count_through
-from tracker.columns.row_queue import QueueSizes, RowQueue, SortedRun, pop_sorted, time_of_rows
+from tracker.columns.row_queue import QueueSizes, RowQueue, SortedRun, pop_sorted, pop_tracked, time_of_rows
 
 Row = tuple[int, int, int]
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), max_size=30)
@@ -137,3 +142,24 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
     through_ms = time_of_rows(runs, 1_024)
 
     assert 1_024 <= sum(row_count_through(run.rows, last_key_at(through_ms)) for run in runs) <= 4 * 1_024
+
+
+def test_a_small_poll_passes_over_many_stale_rows_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of messages of one time all but two were cancelled."""
+    row_count, pops = 50_000, 0
+
+    def counted(queues: Sequence[RowQueue], through: RowKey, limit: int) -> DelayedIndexes:
+        nonlocal pops
+        pops += 1
+        return pop_sorted(queues, through, limit)
+
+    queue, tracked = RowQueue(), PositionSet()
+    entry_ids = np.arange(row_count)
+    queue.push_rows(DelayedIndexes(np.full(row_count, 5), np.ones(row_count, np.int64), entry_ids))
+    tracked.unite(1, BitMap([0, row_count - 1]))
+    monkeypatch.setattr(row_queue, "pop_sorted", counted)
+
+    popped = pop_tracked([queue], tracked, last_key_at(5), 10)
+
+    assert popped.entry_ids.tolist() == [0, row_count - 1]
+    assert pops < 10

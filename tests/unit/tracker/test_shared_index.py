@@ -1,4 +1,4 @@
-"""Views on one shared index, step by step; the whole is in `tests/simulation/test_shared_index_simulation.py`."""
+"""Views on one shared index, step by step; the whole is in `tests/simulation/whole_service`."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

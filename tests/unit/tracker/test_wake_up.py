@@ -248,6 +248,23 @@ def test_a_message_comes_at_its_time_after_the_clock_was_put_back_by_a_moment(ki
     play(story, kind)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_comes_at_its_time_after_the_clock_was_put_forward_by_many_moments(kind: str) -> None:
+    """As that of a virtual machine that runs slow, and is set by its host; none of the steps is worth a look alone."""
+
+    async def story(world: WakeUpWorld) -> None:
+        world.tracker.add_message(1, 0, START_MS + 3_600_000)
+        world.program.flow(1)
+        for _ in range(60):
+            await asyncio.sleep(30)
+            world.set_back_ms -= 500
+        # On time to the second of the steps that were not looked at yet, and the five until the next look.
+        await asyncio.sleep(1_800 - 30 + 6)
+        assert world.program.taken == [(START_MS + 3_600_000, 1, 0)]
+
+    play(story, kind)
+
+
 def test_a_message_of_a_shared_index_comes_to_who_has_acknowledged_what_another_one_took() -> None:
     """The other subscription polls A, this one has acknowledged it; B comes to both."""
 

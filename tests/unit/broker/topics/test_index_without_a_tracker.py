@@ -383,6 +383,42 @@ def test_a_snapshot_that_its_tracker_does_not_name_goes_when_a_second_list_finds
     asyncio.run(world.serve(story))
 
 
+@pytest.mark.parametrize("why", ["another type", "a defect"])
+def test_what_a_tracker_stored_when_another_took_its_place_goes(
+    world: UntrackedWorld, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """The create of the first one takes effect when no caller waits for its answer; no call has failed before."""
+    monkeypatch.setattr(snapshot_sweep, "UNNAMED_S_MIN", 0.0)
+
+    async def story() -> None:
+        peer = await world.subscribe("a")
+        await world.publish()
+        topic = await world.topic()
+        # The list of the opening was made before.
+        await topic.swept()
+        subscription = topic.subscriptions["a"]
+        await until(lambda: len(subscription.cursor.properties) == 3)
+        before = subscription.bucket_tracker
+        assert before is not None
+        if why == "a defect":
+            before.stop_for_defect(AssertionError("a defect"))
+            await until(lambda: not subscription.consumers)
+            await world.subscribe("a")
+        else:
+            await world.close_consumer(peer)
+            await world.subscribe("a", KEY_SHARED)
+        after = subscription.bucket_tracker
+        assert after not in (None, before)
+        await until(lambda: buckets_recovered(topic) == 3)
+        name = topic.ledger.name
+        await world.stored.create_bucket_snapshot(b"", [], bucket_key="k", topic_name=name, cursor_name="a")
+        assert await world.owners() == ["a"] * 4
+        await world.until_owners(["a"] * 3)
+        assert subscription.bucket_tracker is after
+
+    asyncio.run(world.serve(story))
+
+
 def test_an_open_topic_loses_what_nobody_owns_and_nothing_else(world: UntrackedWorld) -> None:
     """Of a cursor that is gone, and of one that does not name it; and properties that name what is gone."""
 
