@@ -183,7 +183,7 @@ def test_abandoned_uploads_are_removed_at_start_when_they_are_old(kind: type[Rea
     backend = S3Backend(server)
     bucket_id = bucket_id_for("t", "c", serial=1)
 
-    class Killed(S3Client):
+    class UploadKilled(S3Client):
         """Its process ends before the last call, and so removes nothing."""
 
         def complete_upload(self, upload: Upload, tags: Sequence[str]) -> bool:
@@ -193,7 +193,7 @@ def test_abandoned_uploads_are_removed_at_start_when_they_are_old(kind: type[Rea
             raise StorageUnavailableError("killed")
 
     with pytest.raises(StorageUnavailableError, match="killed"):
-        _writing(server, backend.prefix, connect=Killed).write(b"", _LARGE)
+        _writing(server, backend.prefix, connect=UploadKilled).write(b"", _LARGE)
 
     async def start(age_s_min: int, *, is_read_only: bool = False) -> int:
         config = server.config(backend.prefix, abandoned_upload_age_s_min=age_s_min)
