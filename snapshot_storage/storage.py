@@ -9,7 +9,7 @@ Every backend promises, and the contract suite checks:
 - A snapshot is whole or absent, for readers, for a crash at any point and for other processes.
 - A snapshot never changes. Its id is never given to another one, also not after it was deleted and the
   process has started again.
-- Once `create_bucket_snapshot` or a writer's `commit` has returned, the snapshot survives the loss of power.
+- Once `create_bucket_snapshot` has returned, the snapshot survives the loss of power.
 - Methods may be called concurrently from one event loop. None of them blocks it.
 - Only `SnapshotStorageError` comes out, besides `ValueError` for arguments that no caller may pass. Callers
   branch on its `retriable`. A storage does not retry by itself: how often and how patiently is the caller's

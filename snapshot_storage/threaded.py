@@ -41,7 +41,7 @@ class BlockingSnapshots(Protocol):
         """Store a snapshot and return its id; after a failure leave as little of it as the storage allows."""
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """Return info, metadata and the segments that come for nothing."""
+        """Return info and metadata."""
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""
@@ -54,9 +54,6 @@ class BlockingSnapshots(Protocol):
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there."""
-
-    def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
-        """Return the snapshots of this topic and cursor, in order of id."""
 
 
 Snapshots = TypeVar("Snapshots", bound=BlockingSnapshots)
@@ -119,7 +116,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
             await _to_the_end(asyncio.to_thread(opened.close))
 
     async def _reopen(self, broken: Snapshots | None) -> None:
-        """Close what takes no more calls and start again; calls wait meanwhile. A writer that has begun is lost.
+        """Close what takes no more calls and start again; calls wait meanwhile.
 
         Args:
             broken: The opened one to replace; nothing is done where it is replaced already. None where an earlier try
@@ -198,11 +195,6 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
         await self._run("delete a snapshot", lambda snapshots: snapshots.delete(bucket_id))
-
-    async def list_bucket_snapshots(
-        self, topic_name: str | None = None, cursor_name: str | None = None
-    ) -> list[BucketSnapshotInfo]:
-        return await self._run("list snapshots", lambda snapshots: snapshots.list(topic_name, cursor_name))
 
     async def _run(self, operation: str, work: Callable[[Snapshots], _Result]) -> _Result:
         if self._reopening is not None:

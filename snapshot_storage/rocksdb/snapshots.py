@@ -21,6 +21,7 @@ from snapshot_storage.errors import (
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
 from snapshot_storage.rocksdb.opening import check_ours
+from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,11 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             return False
         self._pace.put_off()
         return True
+
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        return await self._run("list snapshots", lambda folder: folder.list(topic_name, cursor_name))
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """Check the headers; entries are checked when they are read."""
