@@ -5,6 +5,7 @@ A damaged entry costs its bucket alone, and no damage is ever data. That all mes
 """
 
 import asyncio
+import fcntl
 import logging
 import os
 import shutil
@@ -28,7 +29,8 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
-from snapshot_storage.rocksdb.put_aside import put_aside_folders, remove_put_aside
+from snapshot_storage.rocksdb.lock import WriterLock
+from snapshot_storage.rocksdb.put_aside import put_aside, put_aside_folders, remove_put_aside
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.damaged_logs import flip_type
 from tests.helpers.small_disk import fill_up, small_disk
@@ -445,6 +447,22 @@ def test_of_many_writers_that_find_damage_at_once_one_puts_the_folder_aside(tmp_
 
         assert opened >= 1
         assert len(_aside(path)) == 1
+
+
+def test_the_lock_of_a_folder_that_is_put_aside_meanwhile_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that opened the lock file before would rename the new folder, which another one has."""
+    (tmp_path / "snapshots").mkdir()
+    flock = fcntl.flock
+
+    def put_aside_and_lock(descriptor: int, how: int) -> None:
+        put_aside(tmp_path / "snapshots")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", put_aside_and_lock)
+    with pytest.raises(StorageLockedError):
+        WriterLock.take(tmp_path / "snapshots")
 
 
 def _make_database(path: Path) -> None:
