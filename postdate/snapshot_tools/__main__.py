@@ -3,6 +3,6 @@
 import sys
 from importlib.util import find_spec
 
-_program = find_spec("postdate.broker.cli.__main__")
+_program = find_spec("postdate.command_line.main")
 assert _program is not None
 sys.stdout.write(f"{_program.origin}\n")

@@ -28,9 +28,9 @@ from tests.simulation.known_mutants import DISPATCHER, FOUND, ITEMS, SCHEDULED, 
 from tests.simulation.whole_service.variants import variant_of
 
 PARTS: Final = (
-    "broker",
     "dispatcher",
     "managed_ledger",
+    "postdate",
     "snapshot_storage",
     "tracker",
     "tests/simulation",
