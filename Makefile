@@ -76,9 +76,9 @@ endif
 test-fast: setup ## Run what shows most mistakes within a minute: units, few examples of properties, contracts
 	$(PYTEST) -m "not slow and $(ALONE_IN_ALL)" --hypothesis-profile fast tests/contract tests/property tests/unit $(PACKAGES)
 
-test-all: setup s3-servers ## Run everything, also against real S3 servers, Spark and Pulsar; times go to build/test-all; COVERAGE=1 counts lines
+test-all: setup s3-servers ## Run everything, also S3 servers, Spark and Pulsar; ALL=1 also what sees no change; COVERAGE=1 counts lines
 	@mkdir -p $(RESULTS)
-	$(PYTEST) --hypothesis-profile ci --durations-file=$(RESULTS)/durations.txt $(COVERED)
+	$(PYTEST) --hypothesis-profile ci --durations-file=$(RESULTS)/durations.txt $(if $(ALL),--all-lanes) $(COVERED)
 
 simulate: setup ## Run the whole service by seed, for long: SEEDS=10000; SEED=7 repeats one (OPTIONS=--help)
 	$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(VARIANT),--variant $(VARIANT)) $(OPTIONS)
@@ -87,7 +87,7 @@ test-s3: setup s3-servers ## Run the storage suite against versitygw and MinIO, 
 	$(BIN)/pytest -m s3_server
 
 test-installation: setup ## Install the wheel with each extra, the image and the unit, each alone (needs a package index)
-	$(PYTEST) -m installation
+	$(PYTEST) -m installation --all-lanes
 
 s3-servers: $(S3_SERVERS)/versitygw $(S3_SERVERS)/minio ## Build the S3 servers of the tests (needs Go)
 
