@@ -1,4 +1,4 @@
-"""Print the program that `spark-submit` takes: `spark-submit "$(python -m snapshot_tools)" snapshots copy ...`."""
+"""Print the program that `spark-submit` takes: `spark-submit "$(python -m postdate.snapshot_tools)" snapshots ...`."""
 
 import sys
 from importlib.util import find_spec

@@ -153,7 +153,7 @@ def test_the_logger_of_a_module_has_one_name() -> None:
 
 @pytest.mark.slow
 def test_the_delivery_time_has_one_name() -> None:
-    """It is `deliver_at_ms` from the header to the consumer (ARCHITECTURE.md, section 1)."""
+    """It is `deliver_at_ms` from the header to the consumer (ARCHITECTURE.md)."""
     others = {"due_ms", "due_at_ms", "deliver_ms", "delivery_ms", "delivery_time_ms", "timestamp_ms", "next_ms"}
     others |= {"head_ms", "next_segment_ms"}
     found: dict[str, set[str]] = {}
