@@ -46,15 +46,15 @@ from managed_ledger.disk.keys import Family
 from managed_ledger.entries.headers import ROW
 from managed_ledger.ledgers import Ledger, LedgerTotals
 from managed_ledger.position import Position
-from pipeline.index.cursor_log import CursorLog
-from pipeline.index.place import open_index
-from pipeline.index.publishing import publish
-from pipeline.index.staging import StagingFolder, staging_root
-from pipeline.jobs.log_rebuild import _build, _count, _plan_counts, rebuild_log
-from pipeline.planning.log_plan import plan_tasks
-from pipeline.planning.rules import RebuildRules
-from pipeline.sources.session import any_session
-from pipeline.spark.tasks import attempt_name
+from postdate.pipeline.index.cursor_log import CursorLog
+from postdate.pipeline.index.place import open_index
+from postdate.pipeline.index.publishing import publish
+from postdate.pipeline.index.staging import StagingFolder, staging_root
+from postdate.pipeline.jobs.log_rebuild import _build, _count, _plan_counts, rebuild_log
+from postdate.pipeline.planning.log_plan import plan_tasks
+from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.sources.session import any_session
+from postdate.pipeline.spark.tasks import attempt_name
 
 NOW_MS = 1_700_000_000_000
 PER_LEDGER = 50_000

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index.acknowledged import Acknowledged
-from pipeline.index.staging import StagingFolder, StagingWriter
-from pipeline.logs.header_log import HeaderRange, LedgerExtent
-from pipeline.planning.log_plan import plan_counts, plan_tasks
-from pipeline.planning.rules import RebuildRules
-from pipeline.tasks.log_tasks import build_task, count_rows
+from postdate.pipeline.index.acknowledged import Acknowledged
+from postdate.pipeline.index.staging import StagingFolder, StagingWriter
+from postdate.pipeline.logs.header_log import HeaderRange, LedgerExtent
+from postdate.pipeline.planning.log_plan import plan_counts, plan_tasks
+from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.tasks.log_tasks import build_task, count_rows
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.live_index import NOW_MS, StoredEntries
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from broker.configuration.config import BrokerConfig
-from pipeline.index.index_copy import Copied
-from pipeline.jobs.copies import SparkCopies
-from snapshot_tools.copy import copy_snapshots
-from snapshot_tools.place import Filter, index_place, target_place, task_location
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.pipeline.index.index_copy import Copied
+from postdate.pipeline.jobs.copies import SparkCopies
+from postdate.snapshot_tools.copy import copy_snapshots
+from postdate.snapshot_tools.place import Filter, index_place, target_place, task_location
 
 
 def move(spark: SparkSession, data: str, source: str, target: str, *, deletes_source: bool = False) -> Copied:

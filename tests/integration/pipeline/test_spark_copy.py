@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from broker.configuration.config import BrokerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index.index_copy import Copied, CopyWorkers
-from pipeline.jobs.copies import SparkCopies
-from pipeline.jobs.log_rebuild import rebuild_log
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.pipeline.index.index_copy import Copied, CopyWorkers
+from postdate.pipeline.jobs.copies import SparkCopies
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.snapshot_tools.copy import LocalCopies, copy_snapshots
+from postdate.snapshot_tools.place import Filter, task_location
 from snapshot_storage.retrying import Retries
-from snapshot_tools.copy import LocalCopies, copy_snapshots
-from snapshot_tools.place import Filter, task_location
 from tests.helpers.snapshot_contents import contents_of
 from tests.helpers.spark.bulk_data import RULES, bucket_ids, some_times, write_log
 

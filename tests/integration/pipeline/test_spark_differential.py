@@ -19,22 +19,22 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from rocksdict import Options, Rdict
 
-from broker.topics.topic_index import INDEX_CURSOR_NAME
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.cli.common import cause_of
-from pipeline.index import publishing
-from pipeline.index.cursor_log import CursorLog
-from pipeline.index.place import open_index
-from pipeline.jobs.audit import audit, repair
-from pipeline.jobs.cancel import cancel
-from pipeline.jobs.find_messages import CSV_OPTIONS, read_positions
-from pipeline.jobs.ingest import STREAM_SCHEMA, IngestedBatch, ingest
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.jobs.merge import merge
-from pipeline.jobs.rebuild import rebuild
-from pipeline.planning.rules import RebuildRules
-from pipeline.sources.index_writer import write_index
-from pipeline.tasks.audit_rows import HARMLESS
+from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME
+from postdate.pipeline.cli.common import cause_of
+from postdate.pipeline.index import publishing
+from postdate.pipeline.index.cursor_log import CursorLog
+from postdate.pipeline.index.place import open_index
+from postdate.pipeline.jobs.audit import audit, repair
+from postdate.pipeline.jobs.cancel import cancel
+from postdate.pipeline.jobs.find_messages import CSV_OPTIONS, read_positions
+from postdate.pipeline.jobs.ingest import STREAM_SCHEMA, IngestedBatch, ingest
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.jobs.merge import merge
+from postdate.pipeline.jobs.rebuild import rebuild
+from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.sources.index_writer import write_index
+from postdate.pipeline.tasks.audit_rows import HARMLESS
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, parse_bucket_key
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.inspection import ProblemKind

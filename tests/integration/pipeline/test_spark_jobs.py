@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index.cursor_log import CursorLog
-from pipeline.jobs.audit import audit, repair, write_positions
-from pipeline.jobs.forecast import MINUTE_MS, forecast, write_forecast
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.tasks.audit_rows import IndexFinding
-from pipeline.tasks.bucket_rows import build_bucket
+from postdate.pipeline.index.cursor_log import CursorLog
+from postdate.pipeline.jobs.audit import audit, repair, write_positions
+from postdate.pipeline.jobs.forecast import MINUTE_MS, forecast, write_forecast
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.tasks.audit_rows import IndexFinding
+from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.inspection import ProblemKind

@@ -14,16 +14,16 @@ from click.testing import CliRunner
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from broker.cli.service_commands import postdate as main
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
-from pipeline.index.cursor_log import CursorLog
-from pipeline.index.index_copy import Copied
-from pipeline.index.place import open_index, own_index
-from pipeline.jobs.audit import audit, repair
-from pipeline.jobs.cancel import cancel
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.jobs.merge import merge
-from pipeline.tasks.audit_rows import IndexFinding
+from postdate.command_line.program import postdate as main
+from postdate.pipeline.index.cursor_log import CursorLog
+from postdate.pipeline.index.index_copy import Copied
+from postdate.pipeline.index.place import open_index, own_index
+from postdate.pipeline.jobs.audit import audit, repair
+from postdate.pipeline.jobs.cancel import cancel
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.jobs.merge import merge
+from postdate.pipeline.tasks.audit_rows import IndexFinding
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
 from snapshot_storage.objects.keys import object_key
@@ -214,7 +214,7 @@ def test_an_object_that_the_server_does_not_answer_for_is_named_and_nothing_is_r
     report = audit(spark, data, location, now_ms=NOW_MS)
     # In a process of its own, as a command ends its session.
     words = ["audit", data, "--index", location, "--now", str(NOW_MS), "--repair"]
-    line = [sys.executable, "-m", "broker.cli", "pipeline", *words]
+    line = [sys.executable, "-m", "postdate", "pipeline", *words]
     repaired = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
 
     assert {bucket_id: owner for bucket_id, (owner, _) in report.unavailable.items()} == {first: SUB, last: SUB}
@@ -296,7 +296,7 @@ def test_the_copy_of_a_service_moves_an_index_on_spark(
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         command = ["copy", "--data", str(tmp_path), "--update-cursors", "--delete-source", "--workers", "spark"]
         # A session of its own: the command ends the one that it has.
-        whole = [sys.executable, "-m", "broker.cli", "snapshots", *command, *words, *sets]
+        whole = [sys.executable, "-m", "postdate", "snapshots", *command, *words, *sets]
         result = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=120)
         assert result.returncode == 0, result.stderr
 

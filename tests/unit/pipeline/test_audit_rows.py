@@ -6,10 +6,10 @@ from pathlib import Path
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from pipeline.index.acknowledged import Acknowledged
-from pipeline.logs.header_log import HeaderRange
-from pipeline.logs.log_folder import LogFolder
-from pipeline.tasks.audit_rows import (
+from postdate.pipeline.index.acknowledged import Acknowledged
+from postdate.pipeline.logs.header_log import HeaderRange
+from postdate.pipeline.logs.log_folder import LogFolder
+from postdate.pipeline.tasks.audit_rows import (
     FIRST_POSITION,
     LAST_POSITION,
     Audited,
@@ -18,7 +18,7 @@ from pipeline.tasks.audit_rows import (
     audit_task,
     compare,
 )
-from pipeline.tasks.bucket_rows import build_bucket
+from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage

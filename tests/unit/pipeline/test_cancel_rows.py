@@ -7,8 +7,8 @@ import pytest
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from pipeline.index.acknowledged import Acknowledged
-from pipeline.tasks.cancel_rows import gather, holds_any, unacknowledged, without
+from postdate.pipeline.index.acknowledged import Acknowledged
+from postdate.pipeline.tasks.cancel_rows import gather, holds_any, unacknowledged, without
 from snapshot_storage.encoding.codec import decode_metadata, decode_segments, merged_bitmaps
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from pipeline.index.place import cursor_folder, open_index
+from postdate.pipeline.index.place import cursor_folder, open_index
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage

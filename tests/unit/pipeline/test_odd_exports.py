@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from managed_ledger.errors import StoreCorruptedError
-from pipeline.logs.header_log import MISSING, HeaderRange
-from pipeline.logs.log_folder import LogFolder
-from pipeline.logs.parquet_log import ParquetLog, export_ledgers
+from postdate.pipeline.logs.header_log import MISSING, HeaderRange
+from postdate.pipeline.logs.log_folder import LogFolder
+from postdate.pipeline.logs.parquet_log import ParquetLog, export_ledgers
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import write_log
 

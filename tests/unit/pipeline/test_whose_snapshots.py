@@ -6,24 +6,24 @@ from uuid import uuid4
 
 import pytest
 
-from broker.configuration.config import BrokerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
-from pipeline.index.cursor_log import CursorLog
-from pipeline.index.index_copy import is_named
-from pipeline.index.publishing import Published, each_of, publish
-from pipeline.index.selection import select
-from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
-from pipeline.jobs.audit import drop_useless
-from pipeline.tasks.bucket_rows import build_bucket
-from pipeline.tasks.merge_rows import NamedBucket, count_buckets
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.pipeline.index.cursor_log import CursorLog
+from postdate.pipeline.index.index_copy import is_named
+from postdate.pipeline.index.publishing import Published, each_of, publish
+from postdate.pipeline.index.selection import select
+from postdate.pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from postdate.pipeline.jobs.audit import drop_useless
+from postdate.pipeline.tasks.bucket_rows import build_bucket
+from postdate.pipeline.tasks.merge_rows import NamedBucket, count_buckets
+from postdate.snapshot_tools.copy import LocalCopies, copy_snapshots
+from postdate.snapshot_tools.place import Filter
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
-from snapshot_tools.copy import LocalCopies, copy_snapshots
-from snapshot_tools.place import Filter
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import bucket_ids, write_log
 

@@ -5,8 +5,8 @@ from unicodedata import combining, east_asian_width
 
 import pytest
 
-from command_line.output import output_width
-from scheduling.tables import count_lines, explanation_lines, message_lines, pause_lines, topic_lines
+from postdate.command_line.output import output_width
+from postdate.scheduling.tables import count_lines, explanation_lines, message_lines, pause_lines, topic_lines
 
 TEXTS = ["東京" * 20, "a" + "東京" * 20, "キー値" * 9, "x" * 90, "🎉" * 30, "wide 東 and narrow " * 8, "e\u0301" * 90]
 

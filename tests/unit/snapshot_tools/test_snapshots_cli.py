@@ -16,13 +16,16 @@ from pyarrow import parquet
 from rich.console import Console
 from rocksdict import Options, Rdict
 
-from broker.cli.service_commands import postdate as main
-from broker.configuration.config import BrokerConfig, load_config
-from broker.service import snapshot_storages as snapshots
-from command_line.extras import install
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.ledger_store import LedgerStore
+from postdate.broker.configuration.config import BrokerConfig, load_config
+from postdate.broker.service import snapshot_storages as snapshots
+from postdate.command_line.extras import install
+from postdate.command_line.program import postdate as main
+from postdate.snapshot_tools.export import Exported
+from postdate.snapshot_tools.place import Filter, open_place, target_place
+from postdate.snapshot_tools.report import PROBLEMS_SHOWN_MAX, print_exported
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
@@ -32,9 +35,6 @@ from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.location import s3_location
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from snapshot_tools.export import Exported
-from snapshot_tools.place import Filter, open_place, target_place
-from snapshot_tools.report import PROBLEMS_SHOWN_MAX, print_exported
 from tests.helpers.snapshot_contents import contents_of
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
