@@ -280,7 +280,6 @@ def _error_of(rows: Any) -> str | None:
 
 def _readable_behind(sought: Callable[[bytes], Any], start: bytes, error: str) -> bytes | None:
     """The smallest key behind `start` at which a seek does not end with this error; None if all do."""
-
     # The keys behind are hardly more than twice as long as the one before. Each byte takes 16 seeks.
     length = min(2 * len(start) or _KEY_BYTES_MAX, _KEY_BYTES_MAX)
 
@@ -288,7 +287,7 @@ def _readable_behind(sought: Callable[[bytes], Any], start: bytes, error: str) -
         rows = sought(number.to_bytes(length))
         return not rows.valid() and _error_of(rows) == error
 
-    low, step, end = int.from_bytes(start[:length].ljust(length, b"\0")), 1, 256**length - 1
+    low, step, end = int.from_bytes(start[:length].ljust(length, b"\0")), 1, (1 << 8 * length) - 1
     while low + step < end and fails(low + step):
         low, step = low + step, step * 2
     high = min(low + step, end)
