@@ -238,7 +238,8 @@ def test_new_objects_are_collected_while_as_many_old_ones_are_freed() -> None:
     program = """
         import asyncio
         import gc
-        from postdate.broker.event_loop import COLLECTED_OBJECTS_MIN, COUNTED_AFTER_S, ServiceEventLoop, spare_old_objects
+        from postdate.broker.event_loop import COLLECTED_OBJECTS_MIN, COUNTED_AFTER_S
+        from postdate.broker.event_loop import ServiceEventLoop, spare_old_objects
 
         old = [[] for _ in range(300_000)]
         spare_old_objects()
@@ -273,7 +274,8 @@ def test_cycles_of_work_under_way_are_found_when_it_has_ended() -> None:
     program = """
         import asyncio
         import weakref
-        from postdate.broker.event_loop import COLLECTED_OBJECTS_MIN, COUNTED_AFTER_S, ServiceEventLoop, spare_old_objects
+        from postdate.broker.event_loop import COLLECTED_OBJECTS_MIN, COUNTED_AFTER_S
+        from postdate.broker.event_loop import ServiceEventLoop, spare_old_objects
 
         class Node:
             pass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher.core.intake import Intake
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from postdate.broker.configuration.config import BrokerConfig, ConfigError, load_config, settings
 from postdate.broker.configuration.table import config_lines
 from postdate.broker.configuration.text import check_unknown_key, parse_config_text
@@ -550,7 +550,7 @@ def test_the_bound_of_the_wait_for_order_is_that_of_the_dispatchers_too(tmp_path
             dispatcher = topic.subscriptions["s"].dispatcher
 
             assert dispatcher is not None
-            assert isinstance(dispatcher.core, Intake)
+            assert isinstance(dispatcher.core, MultipleConsumersCore)
             assert dispatcher.core.config.order_wait_ms_max == int(text)
         finally:
             await service.close()
