@@ -119,6 +119,7 @@ def test_a_client_is_asked_for_a_new_token_before_its_own_ends(tmp_path: Path) -
         assert await kinds(peer) == [BaseCommand.CONNECTED]
         clock.now_ms += 1
         peer.connection.check_credentials()
+        await asyncio.sleep(0)
         challenge = peer.answers()[-1].authChallenge.challenge
         assert (challenge.auth_method_name, challenge.auth_data) == ("token", b"PulsarAuthRefresh")
         answer(peer, token(exp=NOW_S + 1_200))
@@ -154,6 +155,7 @@ def test_a_client_that_answers_with_its_old_token_is_asked_again_and_ends_with_i
         for clock.now_ms in range(NOW_S * 1000, (NOW_S + 600) * 1000, 1_000):
             before = len(peer.answers())
             peer.connection.check_credentials()
+            await asyncio.sleep(0)
             if len(peer.answers()) > before:
                 asked_at_s.append(clock.now_ms // 1000 - NOW_S)
                 answer(peer, token(exp=NOW_S + 600))
