@@ -320,7 +320,7 @@ def copy(
     those of the configuration count, as its credentials do.
 
     On Spark, each machine needs the data folder and credentials for S3 where AWS's own tools find them. With
-    spark-submit: spark-submit "$(python -m snapshot_tools)" snapshots copy --workers spark ...
+    spark-submit: spark-submit "$(python -m postdate.snapshot_tools)" snapshots copy --workers spark ...
     """
     if delete_source and not update_cursors:
         raise click.UsageError("--delete-source needs --update-cursors: the cursors would name what is gone")

@@ -24,8 +24,7 @@ from snapshot_storage.errors import (
     StorageAccessError,
     StorageCorruptedError,
 )
-from snapshot_storage.inspection import BucketProperty
-from snapshot_storage.readable_infos import ReadableInfos, readable_infos
+from snapshot_storage.inspection import BucketProperty, ReadableInfos, readable_infos
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.location import S3Location, is_s3, s3_location
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage

@@ -23,15 +23,13 @@ import numpy.ma  # noqa: F401 - np.unique imports it at its first call, which wo
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from postdate.broker.admin.permission_routes import permission_routes
-from postdate.broker.admin.policy_routes import policy_routes
-from postdate.broker.admin.scheduled_routes import scheduled_routes
-from postdate.broker.admin.stats_routes import stats_routes
+from postdate.broker.admin.endpoint import routes_of
+from postdate.broker.admin.endpoints import SERVICE_ENDPOINTS
 from postdate.broker.admin.web import start_web
 from postdate.broker.admin.web_access import access_middleware
+from postdate.broker.admin.web_service import Served
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.network.listening import WebAudience
-from postdate.broker.page.routes import page_routes
 from postdate.broker.server.ports import listen_for_clients, open_tls, web_ports
 from postdate.broker.server.service_manager import ServiceManager
 from postdate.broker.service.clock_steps import steady_ms
@@ -147,14 +145,8 @@ async def serve(
 
 
 def all_routes(service: Service) -> list[web.RouteDef]:
-    """Return every endpoint but health and metrics, which `start_web` adds; `openapi` describes all of them."""
-    return [
-        *policy_routes(service),
-        *permission_routes(service),
-        *stats_routes(service),
-        *scheduled_routes(service),
-        *page_routes(),
-    ]
+    """Return every endpoint but health and metrics, which `start_web` adds."""
+    return routes_of(SERVICE_ENDPOINTS, Served(service))
 
 
 def access_of(service: Service) -> Middleware | None:

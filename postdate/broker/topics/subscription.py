@@ -678,12 +678,12 @@ class Subscription:
             await self.dispatcher.close()
             if tracker is not None:
                 self.index_counters_before = summed(self.index_counters_before, tracker.stats())
-            core = self.dispatcher.core
+            totals = self.dispatcher.core.totals
             self.count(
                 SubscriptionCounters(
-                    entries_read=core.entries_read_total,
-                    delayed_reread=core.delayed_reread_at_recovery_total,
-                    index_mistimed=core.index_mistimed_total,
+                    entries_read=totals.entries_read,
+                    delayed_reread=totals.delayed_reread_at_recovery,
+                    index_mistimed=totals.index_mistimed,
                 )
             )
             self.dispatcher = None

@@ -23,8 +23,7 @@ from postdate.pipeline.index.cursor_snapshots import bucket_properties
 from postdate.pipeline.index.selection import Selection
 from snapshot_storage.copying import found_copy
 from snapshot_storage.errors import BucketNotFoundError, SnapshotUnreadableError
-from snapshot_storage.inspection import BucketProperty, matched
-from snapshot_storage.readable_infos import readable_infos
+from snapshot_storage.inspection import BucketProperty, matched, readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 OnCopied = Callable[[int, int], None]

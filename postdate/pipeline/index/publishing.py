@@ -20,8 +20,8 @@ from postdate.pipeline.index.cursor_snapshots import is_own
 from postdate.pipeline.index.staging import StagedSnapshot
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.inspection import readable_infos
 from snapshot_storage.objects.format import DecodedObject
-from snapshot_storage.readable_infos import readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.bucket_properties import read_properties
 

@@ -52,11 +52,12 @@ from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError,
 from snapshot_storage.inspection import (
     BucketProperty,
     ProblemKind,
+    ReadableInfos,
     SnapshotProblem,
     is_bucket_property,
     ownership_problems,
+    readable_infos,
 )
-from snapshot_storage.readable_infos import ReadableInfos, readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.bucket_properties import read_properties
 

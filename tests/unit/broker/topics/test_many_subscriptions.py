@@ -142,8 +142,10 @@ def test_no_turn_looks_for_the_topics_of_a_policy_among_many(
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
-def test_the_list_of_topics_is_sent_in_pieces(tmp_path: Path, coding: str) -> None:
-    """That of 10,000 topics, 4 MB, took a turn of 11 ms when it was sent as a whole."""
+def test_a_large_list_of_topics_is_compressed_for_callers_that_take_it(
+    tmp_path: Path, coding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.broker.admin.endpoint.COMPRESSED_BYTES_MIN", 1_000)
 
     async def story() -> None:
         service = await open_service(tmp_path)
@@ -161,7 +163,7 @@ def test_the_list_of_topics_is_sent_in_pieces(tmp_path: Path, coding: str) -> No
             assert nothing == {"topics": [], "next": None, "total": 0}
             assert [one["name"] for one in found["topics"]] == [f"public/default/t{number}" for number in range(5)]
             assert (found["next"], found["total"]) == (None, 5)
-            assert (reply.content_length, reply.headers.get("Content-Encoding", "identity")) == (None, coding)
+            assert reply.headers.get("Content-Encoding", "identity") == coding
         finally:
             await server.close()
             await service.close()

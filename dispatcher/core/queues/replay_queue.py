@@ -1,12 +1,14 @@
-"""Entries that were read and not yet given to a consumer, one queue per slot.
+"""The replay queue (PIP-195, PIP-379): due entries that were read and not given out yet, one queue per slot.
 
     slot ──► heap of items (the front of the queue) ──► parked rows (the rest, in columns)
                 ▲
     returning ──┘ in portions, from a consumer that gave back many; nothing of the slot is given meanwhile
 
-This is Pulsar's replay queue, arranged so that the next entry of a slot is found without a walk over entries of slots
-that may not send. The front is short: at most `slot_entries_max` items, and a single new one while `entries_max` items
-wait altogether, so neither a hot key nor a stuck consumer of many keys stops the other consumers.
+Scheduled messages enter it when their time comes, and entries that a consumer gives back. It is arranged so that the
+next entry of a slot is found without a walk over entries of slots that may not send.
+
+The front is short: at most `slot_entries_max` items, and a single new one while `entries_max` items wait altogether, so
+neither a hot key nor a stuck consumer of many keys stops the other consumers.
 
 The order of a slot is exact wherever its entries are: the head of a heap never comes after the slot's first parked row.
 An entry that is discarded while it waits (acknowledged, expired) leaves the index at once and its heap when it comes to
@@ -26,11 +28,12 @@ from dispatcher.core.queues.returning import ReturningEntries
 _PORTION_MIN: Final = 16
 
 
-class WaitingEntries:
+class ReplayQueue:
     """A heap of items per slot, an index of their positions, and the rows behind them.
 
     Args:
         return_entries_max: How many entries go back to their queues at once.
+        slot_entries_max: How many entries of a slot may wait as items.
     """
 
     __slots__ = (
@@ -44,13 +47,13 @@ class WaitingEntries:
         "slot_entries_max",
     )
 
-    def __init__(self, return_entries_max: int = UNLIMITED) -> None:
+    def __init__(self, return_entries_max: int = UNLIMITED, slot_entries_max: int = UNLIMITED) -> None:
         self.return_entries_max = return_entries_max
         self.heaps: dict[int, list[Item]] = {}
         """Never holds an empty heap. Read by the dispatch loop; changed here only."""
         self.parked = ParkedEntries()
         self.returning = ReturningEntries()
-        self.slot_entries_max = UNLIMITED
+        self.slot_entries_max = slot_entries_max
         self.entries_max = UNLIMITED
         self._slots: dict[Key, int] = {}
         self._dead = 0

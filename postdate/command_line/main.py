@@ -1,8 +1,8 @@
-"""The entry point of `postdate`, without imports that can be missing or slow.
+"""The entry point of `postdate`, without imports that can be missing or slow; also the file that `spark-submit` takes.
 
-The commands are in `postdate.broker.cli.service_commands` and in other rooms. They need extras of the package; where an
-extra is missing, one line names it. While the commands are being imported, Ctrl-C ends the process at once and in
-silence: a KeyboardInterrupt within an import would print the traceback of a library.
+The commands are in `program`. They need extras of the package; where an extra is missing, one line names it. While the
+commands are being imported, Ctrl-C ends the process at once and in silence: a KeyboardInterrupt within an import would
+print the traceback of a library.
 """
 
 import signal
@@ -21,8 +21,14 @@ def main() -> None:
     from postdate.command_line.extras import install_advice
 
     try:
-        from postdate.broker.cli.service_commands import postdate
+        from postdate.command_line.program import postdate
     except ModuleNotFoundError as error:
+        # A core install has no click, and a version.
+        if sys.argv[1:] == ["--version"]:
+            from postdate import __version__
+
+            sys.stdout.write(f"postdate, version {__version__}\n")
+            return
         advice = install_advice(error.name, sys.argv[1:])
         if advice is None:
             raise

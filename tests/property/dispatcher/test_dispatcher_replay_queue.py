@@ -5,17 +5,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dispatcher.core.items import ITEM_ROW, SLOT, Item, position_of
-from dispatcher.core.queues.waiting import WaitingEntries
+from dispatcher.core.queues.replay_queue import ReplayQueue
 
 _SLOTS = st.integers(1, 4)
 
 
-class WaitingEntriesMachine(RuleBasedStateMachine):
+class ReplayQueueMachine(RuleBasedStateMachine):
     """Adds, parks, takes and forgets."""
 
     @initialize(slot_max=st.integers(1, 3), entries_max=st.integers(0, 8))
     def start(self, slot_max: int, entries_max: int) -> None:
-        self.waiting = WaitingEntries()
+        self.waiting = ReplayQueue()
         self.waiting.slot_entries_max = slot_max
         self.waiting.entries_max = entries_max
         self.model: dict[int, list[Item]] = {}
@@ -92,4 +92,4 @@ class WaitingEntriesMachine(RuleBasedStateMachine):
         }
 
 
-TestWaitingEntries = WaitingEntriesMachine.TestCase
+TestReplayQueue = ReplayQueueMachine.TestCase
