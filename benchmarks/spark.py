@@ -39,6 +39,10 @@ from uuid import uuid4
 
 import numpy as np
 
+from index.cursor_log import CursorLog
+from index.location import location_at
+from index.publishing import publish
+from index.staging import StagingFolder, staging_root
 from managed_ledger.cursors.cursor_records import encode_position, encode_properties
 from managed_ledger.disk import keys
 from managed_ledger.disk.database import RocksDatabase
@@ -46,10 +50,6 @@ from managed_ledger.disk.keys import Family
 from managed_ledger.entries.headers import ROW
 from managed_ledger.ledgers import Ledger, LedgerTotals
 from managed_ledger.position import Position
-from pipeline.index.cursor_log import CursorLog
-from pipeline.index.place import open_index
-from pipeline.index.publishing import publish
-from pipeline.index.staging import StagingFolder, staging_root
 from pipeline.jobs.log_rebuild import _build, _count, _plan_counts, rebuild_log
 from pipeline.planning.log_plan import plan_tasks
 from pipeline.planning.rules import RebuildRules
@@ -124,7 +124,7 @@ def _rebuild_in(pool: Any, processes: int, data: Path, on_stage: Callable[[str, 
     location, job = str(data), uuid4().hex
     folder = staging_root(data / "snapshots")
     with CursorLog(data / "ledgers") as cursors, StagingFolder(folder, job) as staging, asyncio.Runner() as runner:
-        storage = open_index(location)
+        storage = location_at(location).patient_storage()
         runner.run(storage.start())
         acknowledged = {name: cursors.acknowledged(name) for name in cursors.names()}
         on_stage("count", 0)

@@ -20,11 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
 from dispatcher.slots import sticky_hash
+from index.log_folder import LogFolder, log_folder_of
 from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.names import find_topic
 from pipeline.logs.header_log import HeaderLog
-from pipeline.logs.log_folder import LogFolder
-from pipeline.logs.open_logs import log_folder_of, topics_of_log, with_log
+from pipeline.logs.open_logs import topics_of_log, with_log
 from pipeline.tasks.cancel_rows import POSITION_COLUMNS
 from tracker.columns.positions import ledger_groups
 

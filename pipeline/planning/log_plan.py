@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from index.acknowledged import Acknowledged
+from index.ledger_ranges import HeaderRange, LedgerExtent, split_ranges
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index.acknowledged import Acknowledged
-from pipeline.logs.header_log import HeaderRange, LedgerExtent, split_ranges
 from pipeline.planning.buckets import LedgerCount, LedgerPiece, PlannedBucket, plan_buckets
 from pipeline.planning.rules import RebuildRules
 from tracker.columns.segment_table import segment_row_count_max

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from pipeline.index.acknowledged import Acknowledged
-from pipeline.logs.header_log import MISSING
+from index.acknowledged import Acknowledged
+from index.ledger_ranges import MISSING
 from snapshot_storage.encoding.codec import (
     decode_metadata,
     decode_segment,

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from index.ledger_ranges import HeaderRange
 from managed_ledger.names import match_topic
-from pipeline.logs.header_log import HeaderLog, HeaderRange
+from pipeline.logs.header_log import HeaderLog
 from pipeline.logs.open_logs import with_log
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import ledger_groups

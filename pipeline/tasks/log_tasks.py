@@ -8,7 +8,7 @@ functions.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pipeline.index.staging import StagedSnapshot, StagingWriter
+from index.staging import StagedSnapshot, StagingWriter
 from pipeline.logs.header_log import HeaderLog
 from pipeline.planning.log_plan import BucketTask, CountTask, RangeCount
 from pipeline.planning.rules import RebuildRules

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from index.cursor_snapshots import own_metadata
+from index.staging import StagedSnapshot, StagingWriter
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index.cursor_snapshots import own_metadata
-from pipeline.index.staging import StagedSnapshot, StagingWriter
 from pipeline.planning.rules import RebuildRules
 from snapshot_storage.encoding.codec import decode_metadata, decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from index.acknowledged import Acknowledged
+from index.ledger_ranges import MISSING
 from managed_ledger.entries.headers import NOT_DELAYED
-from pipeline.index.acknowledged import Acknowledged
-from pipeline.logs.header_log import MISSING
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import ENTRY_ID_MAX
 

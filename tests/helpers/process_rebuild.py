@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from index.acknowledged import Acknowledged
+from index.ledger_ranges import HeaderRange, LedgerExtent
+from index.staging import StagingFolder, StagingWriter
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index.acknowledged import Acknowledged
-from pipeline.index.staging import StagingFolder, StagingWriter
-from pipeline.logs.header_log import HeaderRange, LedgerExtent
 from pipeline.planning.log_plan import plan_counts, plan_tasks
 from pipeline.planning.rules import RebuildRules
 from pipeline.tasks.log_tasks import build_task, count_rows

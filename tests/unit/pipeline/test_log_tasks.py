@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from index.acknowledged import Acknowledged, acknowledged_by_all
+from index.ledger_ranges import MISSING, LedgerExtent
+from index.staging import StagingWriter
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.position import Position
-from pipeline.index.acknowledged import Acknowledged, acknowledged_by_all
-from pipeline.index.staging import StagingWriter
-from pipeline.logs.header_log import MISSING, LedgerExtent
 from pipeline.planning.log_plan import READ_ENTRIES_MAX, RangeCount, plan_counts, plan_tasks
 from pipeline.planning.rules import RebuildRules
 from pipeline.tasks.log_tasks import LogChangedError, build_task, count_rows

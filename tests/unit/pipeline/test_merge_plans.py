@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from index.staging import StagingFolder, StagingWriter
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.index.staging import StagingFolder, StagingWriter
 from pipeline.jobs.merge import plan_merges
 from pipeline.planning.merge_groups import groups_down_to
 from pipeline.planning.rules import RebuildRules

@@ -1,8 +1,0 @@
-"""Print the program that `spark-submit` takes: `spark-submit "$(python -m snapshot_tools)" snapshots copy ...`."""
-
-import sys
-from importlib.util import find_spec
-
-_program = find_spec("broker.cli.__main__")
-assert _program is not None
-sys.stdout.write(f"{_program.origin}\n")
