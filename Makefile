@@ -134,7 +134,7 @@ proto-check: setup ## Check that generating again changes nothing
 	$(call protoc,build/proto)
 	diff -r -x __init__.py -x __pycache__ build/proto/snapshot_storage/pb snapshot_storage/pb
 	diff -r -x __init__.py -x __pycache__ build/proto/managed_ledger/pb managed_ledger/pb
-	diff -r -x __init__.py -x __pycache__ build/proto/broker/protocol/pb broker/protocol/pb
+	diff -r -x __init__.py -x __pycache__ build/proto/broker/protocol/pb postdate/broker/protocol/pb
 
 docs: setup ## Build the documentation into build/docs; a link that leads nowhere is an error
 	$(BIN)/mkdocs build

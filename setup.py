@@ -8,16 +8,16 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithCommentedConfig(build_py):
-    """Builds the packages, and puts the one `broker.conf` of the project into `broker.configuration`."""
+    """Builds the packages, and puts the one `broker.conf` of the project into `postdate.broker.configuration`."""
 
     def run(self) -> None:
         """Build the package with the configuration file in it; an editable install reads it where it is."""
         super().run()
         if not self.editable_mode:
-            copyfile("config/broker.conf", Path(self.build_lib, "broker/configuration/broker.conf"))
+            copyfile("config/broker.conf", Path(self.build_lib, "postdate/broker/configuration/broker.conf"))
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        copied = [] if self.editable_mode else [str(Path(self.build_lib, "broker/configuration/broker.conf"))]
+        copied = [] if self.editable_mode else [str(Path(self.build_lib, "postdate/broker/configuration/broker.conf"))]
         return [*super().get_outputs(include_bytecode), *copied]
 
 

@@ -31,12 +31,12 @@ import google_crc32c
 import pulsar
 
 from benchmarks.scheduled_redis import measure_redis
-from demo.process import PostdateProcess, wait_until
 from dispatcher.slots import sticky_hash
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.entries.message_metadata import header_flags
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from postdate.demo.process import PostdateProcess, wait_until
 
 TOPIC: Final = "persistent://public/default/orders"
 PATH: Final = "/postdate/v1/topics/public/default/orders"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from demo.process import free_ports, wait_until
+from postdate.demo.process import free_ports, wait_until
 
 PAYLOAD: Final = b"x" * 200
 HORIZON_MS: Final = 7 * 24 * 3_600_000

@@ -33,7 +33,7 @@ from benchmarks.service_report import (
     write_results,
 )
 from benchmarks.service_scenarios import DEPENDS_ON_TICK, NEEDS_OWN_SERVICE, SCENARIOS, Stage, warm_up
-from demo.process import PostdateProcess, ProcessStartError
+from postdate.demo.process import PostdateProcess, ProcessStartError
 from tests.helpers.services.real_pulsar import PULSAR_VERSION, RealPulsar, fetch_jars, missing_tools
 from tests.helpers.services.services import RunningService
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, WriteBatch
 
-from demo.process import free_ports, wait_until
+from postdate.demo.process import free_ports, wait_until
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.objects.format import checked_entries, decode_object_head, encode_object, object_extent

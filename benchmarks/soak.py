@@ -25,7 +25,7 @@ import click
 import pulsar
 
 from benchmarks import soak_service
-from demo.process import PostdateProcess, wait_until
+from postdate.demo.process import PostdateProcess, wait_until
 
 _MEBIBYTE: Final = 2**20
 _TIMEOUT_MS: Final = 60_000

@@ -17,13 +17,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from broker.cli.common import configure_logging
-from broker.configuration.config import load_config
-from broker.event_loop import run_on_service_loop
-from broker.server.server import serve
-from broker.tuning import tune_process
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.reading.block_cache import BlockCache
+from postdate.broker.cli.common import configure_logging
+from postdate.broker.configuration.config import load_config
+from postdate.broker.event_loop import run_on_service_loop
+from postdate.broker.server.server import serve
+from postdate.broker.tuning import tune_process
 
 CENSUS_FILE: Final = "POSTDATE_SOAK_CENSUS"
 

@@ -39,10 +39,6 @@ from uuid import uuid4
 
 import numpy as np
 
-from index.cursor_log import CursorLog
-from index.location import location_at
-from index.publishing import publish
-from index.staging import StagingFolder, staging_root
 from managed_ledger.cursors.cursor_records import encode_position, encode_properties
 from managed_ledger.disk import keys
 from managed_ledger.disk.database import RocksDatabase
@@ -50,11 +46,15 @@ from managed_ledger.disk.keys import Family
 from managed_ledger.entries.headers import ROW
 from managed_ledger.ledgers import Ledger, LedgerTotals
 from managed_ledger.position import Position
-from pipeline.jobs.log_rebuild import _build, _count, _plan_counts, rebuild_log
-from pipeline.planning.log_plan import plan_tasks
-from pipeline.planning.rules import RebuildRules
-from pipeline.sources.session import any_session
-from pipeline.spark.tasks import attempt_name
+from postdate.index.cursor_log import CursorLog
+from postdate.index.location import location_at
+from postdate.index.publishing import publish
+from postdate.index.staging import StagingFolder, staging_root
+from postdate.pipeline.jobs.log_rebuild import _build, _count, _plan_counts, rebuild_log
+from postdate.pipeline.planning.log_plan import plan_tasks
+from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.sources.session import any_session
+from postdate.pipeline.spark.tasks import attempt_name
 
 NOW_MS = 1_700_000_000_000
 PER_LEDGER = 50_000

@@ -28,8 +28,8 @@ from typing import Final
 import numpy as np
 
 from benchmarks.settling import settle
-from broker.tuning import trim_of_c_library, tune_process
 from managed_ledger.value_types import Int64Array
+from postdate.broker.tuning import trim_of_c_library, tune_process
 from postdate.testing import FakeClock, FakeCursor
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker

@@ -29,7 +29,7 @@ from benchmarks.tracker_workload import (
     SEGMENT_STEP_MS_MAX,
     Workload,
 )
-from broker.tuning import tune_process
+from postdate.broker.tuning import tune_process
 from postdate.testing import FakeClock, FakeCursor
 from snapshot_storage.encoding.codec import decode_metadata_columns
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage

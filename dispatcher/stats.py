@@ -1,7 +1,7 @@
 """The statistics of a dispatcher for operators: plain values, with PIP-379's names in snake case.
 
-`broker/` renders them with the JSON names of Pulsar's topic stats. Counts of messages count the messages of a batch;
-`msg_in_replay`, `pending_entries` and the references of draining hashes count entries, as they do there.
+`postdate/broker/` renders them with the JSON names of Pulsar's topic stats. Counts of messages count the messages of a
+batch; `msg_in_replay`, `pending_entries` and the references of draining hashes count entries, as they do there.
 """
 
 from dataclasses import dataclass, field

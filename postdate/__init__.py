@@ -22,20 +22,20 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from command_line.extras import install_advice, missing_class
 from managed_ledger.position import Position
 from postdate.clock import now_ms
+from postdate.command_line.extras import install_advice, missing_class
 from postdate.memory_cursor import MemoryCursor
-from scheduling.async_scheduler import AsyncScheduler
-from scheduling.errors import (
+from postdate.scheduling.async_scheduler import AsyncScheduler
+from postdate.scheduling.errors import (
     NoSubscriptionError,
     ScheduleArgumentError,
     ScheduleRequestError,
     SchedulingError,
     ServiceUnavailableError,
 )
-from scheduling.scheduler import Scheduler
-from scheduling.values import EVERYTHING, Matching, Outcome, ScheduledMessage
+from postdate.scheduling.scheduler import Scheduler
+from postdate.scheduling.values import EVERYTHING, Matching, Outcome, ScheduledMessage
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.errors import (
     BucketNotFoundError,

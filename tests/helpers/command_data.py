@@ -5,9 +5,9 @@ import shlex
 import shutil
 from pathlib import Path
 
-from index.cursor_log import CursorLog
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.tasks.bucket_rows import build_bucket
+from postdate.index.cursor_log import CursorLog
+from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import google_crc32c
 
-from index.entry_format import PulsarEntries
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
+from postdate.index.entry_format import PulsarEntries
 from tests.helpers.fakes.life_loop import LifeLoop, LoopExecutor
 from tests.helpers.fakes.virtual_time import SimulationLoop
 from tests.helpers.log_reading import read_entries

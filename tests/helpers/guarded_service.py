@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from broker.authorization.grants import Action
-from broker.configuration.access import AccessConfig
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, FeatureFlags
-from broker.service.service import Service
-from broker.topics.topic_name import TopicName
+from postdate.broker.authorization.grants import Action
+from postdate.broker.configuration.access import AccessConfig
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, FeatureFlags
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes import service_fakes
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER

@@ -4,14 +4,14 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from broker.configuration.config import BrokerConfig
-from index.checking import IndexCheck, IndexVerdict
-from index.comparing import IndexFinding
-from index.index_copy import Copied
-from index.location import location_at
-from index.opening import Filter, open_index
-from snapshot_tools.copy import copy_snapshots, target_named
-from snapshot_tools.options import index_named
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.index.checking import IndexCheck, IndexVerdict
+from postdate.index.comparing import IndexFinding
+from postdate.index.index_copy import Copied
+from postdate.index.location import location_at
+from postdate.index.opening import Filter, open_index
+from postdate.snapshot_tools.copy import copy_snapshots, target_named
+from postdate.snapshot_tools.options import index_named
 from tests.helpers.live_index import NOW_MS
 
 

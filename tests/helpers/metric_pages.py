@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.admin.figures import StoreSnapshot
-from broker.admin.metrics import MetricsPage
-from broker.event_loop import LoopTurns
-from broker.topics.figures import TopicSnapshot
+from postdate.broker.admin.figures import StoreSnapshot
+from postdate.broker.admin.metrics import MetricsPage
+from postdate.broker.event_loop import LoopTurns
+from postdate.broker.topics.figures import TopicSnapshot
 
 
 @dataclass(frozen=True, slots=True)

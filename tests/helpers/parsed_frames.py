@@ -1,6 +1,6 @@
 """Bytes to frames by the service's own splitter and parser, as its connections do it."""
 
-from broker.protocol.frames import Frame, FrameSplitter, parse_frame
+from postdate.broker.protocol.frames import Frame, FrameSplitter, parse_frame
 
 
 def frames_in(chunk: bytes, splitter: FrameSplitter | None = None) -> list[Frame]:

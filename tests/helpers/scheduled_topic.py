@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 
-from broker.admin.web import WebServer, start_web
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.server.server import all_routes
-from broker.service.service import Service
-from broker.topics.topic import Topic
-from broker.topics.topic_name import TopicName
+from postdate.broker.admin.web import WebServer, start_web
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from postdate.broker.server.server import all_routes
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic import Topic
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tests.helpers.send_frames import named_frames
 

@@ -12,18 +12,18 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from broker.configuration.config import BrokerConfig
-from broker.protocol.commands import frame
-from broker.protocol.entries import metadata_of
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.scheduled.operations import Operations, Progress, Selector
-from broker.scheduled.topic_schedule import TopicSchedule
-from broker.service.service import Service
-from broker.topics.topic import Topic
-from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.protocol.commands import frame
+from postdate.broker.protocol.entries import metadata_of
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from postdate.broker.scheduled.operations import Operations, Progress, Selector
+from postdate.broker.scheduled.topic_schedule import TopicSchedule
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic import Topic
+from postdate.broker.topics.topic_name import TopicName
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.life_loop import Clock, LifeLoop, LoopExecutor

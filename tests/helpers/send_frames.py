@@ -2,9 +2,9 @@
 
 import google_crc32c
 
-from broker.protocol.commands import frame
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
+from postdate.broker.protocol.commands import frame
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 
 
 def send_frame(

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.service.service import Service
-from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service
 

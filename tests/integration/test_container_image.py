@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 from dockerfile_parse import DockerfileParser
 
-from broker.configuration.config import BrokerConfig, load_config
-from demo.process import free_ports
+from postdate.broker.configuration.config import BrokerConfig, load_config
+from postdate.demo.process import free_ports
 from tests.helpers.debian import PYTHON_VERSION, debian_tar, need_tools, pip_configuration
 from tests.helpers.wheels import downloaded_wheels
 

@@ -19,8 +19,8 @@ from typing import Final
 
 import pytest
 
-from command_line.extras import MODULES_OF_EXTRAS
-from demo.process import free_ports
+from postdate.command_line.extras import MODULES_OF_EXTRAS
+from postdate.demo.process import free_ports
 from tests.helpers.pages import PAGES, example_of
 from tests.helpers.wheels import built_wheel, can_reach_an_index, downloaded_wheels
 
@@ -33,9 +33,9 @@ PROTOBUF_NEWEST: Final = "protobuf<8"
 
 NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "broker": ("service",),
-    "broker.protocol.pb": (),
+    "postdate.broker.protocol.pb": (),
     "command_line": ("service", "spark"),
-    "command_line.extras": (),
+    "postdate.command_line.extras": (),
     "demo": ("demo",),
     "dispatcher": ("dispatcher",),
     "managed_ledger": ("rocksdb",),
@@ -44,14 +44,14 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "managed_ledger.position": (),
     "managed_ledger.repair": ("service", "spark"),
     "pipeline": ("spark",),
-    "pipeline.jobs.forecast_charts": ("charts",),
-    "pipeline.spark.java": (),
+    "postdate.pipeline.jobs.forecast_charts": ("charts",),
+    "postdate.pipeline.spark.java": (),
     "postdate": (),
     "index": ("service", "spark"),
     "scheduling": (),
-    "scheduling.cli": ("service",),
-    "scheduling.command_options": ("service",),
-    "scheduling.tables": ("service", "spark"),
+    "postdate.scheduling.cli": ("service",),
+    "postdate.scheduling.command_options": ("service",),
+    "postdate.scheduling.tables": ("service", "spark"),
     "snapshot_storage": (),
     "snapshot_storage.objects": ("rocksdb", "s3"),
     "snapshot_storage.rocksdb": ("rocksdb",),
@@ -98,7 +98,7 @@ print(json.dumps(missing))
 
 SEAL_AND_RECOVER: Final = """
 import asyncio, sys
-import google.protobuf, postdate, broker.protocol.pb.pulsar_api_pb2
+import google.protobuf, postdate, postdate.broker.protocol.pb.pulsar_api_pb2
 
 async def main():
     config = postdate.TrackerConfig(index_count_at_close_min=1)
@@ -233,7 +233,7 @@ def check_imports(environment: Environment, extra: str | None) -> None:
 def test_the_wheel_holds_the_packages_their_types_and_the_commented_configuration(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        commented = archive.read("broker/configuration/broker.conf").decode()
+        commented = archive.read("postdate/broker/configuration/broker.conf").decode()
     rooms = {name.partition(".")[0] for name in NEEDED}
     modules = {str(path.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("*.py")}
 

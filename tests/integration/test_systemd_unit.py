@@ -20,7 +20,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from demo.process import free_ports
+from postdate.demo.process import free_ports
 from tests.helpers.debian import PYTHON_VERSION, debian_tar, need_tools, pip_configuration
 from tests.helpers.wheels import downloaded_wheels
 

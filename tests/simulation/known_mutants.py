@@ -277,7 +277,7 @@ DISPATCHER: Final = [
     ),
     Mutant(
         "rate-not-restored",
-        "broker/topics/subscription.py",
+        "postdate/broker/topics/subscription.py",
         "        self.dispatcher.use_gate(self._gate)\n        self._apply_pause()\n",
         "        self.dispatcher.use_gate(self._gate)\n        if self.pause.is_paused:\n            self._apply_pause()\n",
         "a resume at a rate ends with a restart",
@@ -367,7 +367,7 @@ TRACKER: Final = [
     ),
     Mutant(
         "failed-create-not-searched",
-        "broker/topics/snapshot_sweep.py",
+        "postdate/broker/topics/snapshot_sweep.py",
         "                self._failed_before = failed\n                self.note_left()\n",
         "                self._failed_before = failed\n",
         "a snapshot whose creation failed after its effect stays without an owner until the next start",
@@ -588,7 +588,7 @@ FOUND: Final = [
     ),
     Mutant(
         "expiry-told-at-its-end",
-        "broker/topics/topic.py",
+        "postdate/broker/topics/topic.py",
         "            await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)\n",
         "            late = []\n"
         "            hear = lambda *expired: late.append(expired)\n"
@@ -642,7 +642,7 @@ FOUND: Final = [
     ),
     Mutant(
         "steps-of-the-clock-unseen-by-jobs",
-        "broker/service/scheduler.py",
+        "postdate/broker/service/scheduler.py",
         "        if self._scheduler is not None:\n            for job, scheduled",
         "        if False:\n            for job, scheduled",
         "after a step of the wall clock jobs are not set anew: none has a turn until the time has come again, or all that "
@@ -655,7 +655,7 @@ FOUND: Final = [
 SCHEDULED: Final = [
     Mutant(
         "cancelled-in-hand",
-        "broker/scheduled/operations.py",
+        "postdate/broker/scheduled/operations.py",
         "            new = [at for at in left if at not in in_hand_here] if in_hand_here else left\n",
         "            new = left\n",
         "a cancel counts messages that a consumer has",
@@ -663,7 +663,7 @@ SCHEDULED: Final = [
     ),
     Mutant(
         "change-without-its-turn",
-        "broker/topics/change_order.py",
+        "postdate/broker/topics/change_order.py",
         "        before = [one for one in self._changes if change.must_wait_for(one)]\n",
         "        before: list[ScheduledChange] = []\n",
         "a cancel of everything does not wait for a move under way",
@@ -671,7 +671,7 @@ SCHEDULED: Final = [
     ),
     Mutant(
         "moved-and-not-seen",
-        "broker/scheduled/moment.py",
+        "postdate/broker/scheduled/moment.py",
         "subscription.cursor.durably_acknowledged_in(one.ledger_id)",
         "subscription.cursor.acknowledged_in(one.ledger_id)",
         "a look misses messages that are being moved",

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from command_line.extras import MODULES_OF_EXTRAS
+from postdate.command_line.extras import MODULES_OF_EXTRAS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = sorted(path.parent.name for path in ROOT.glob("*/py.typed"))

@@ -16,9 +16,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.cli.service_commands import postdate
-from command_line.extras import install
-from demo.process import free_ports
+from postdate.broker.cli.service_commands import postdate
+from postdate.command_line.extras import install
+from postdate.demo.process import free_ports
 from tests.helpers.command_cases import CASES, REFUSED, Case
 from tests.helpers.command_data import copied, make_folders, words_of
 
@@ -151,7 +151,7 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
     settings = {"dataDirectory": tmp_path / "data", "brokerServicePort": port, "webServicePort": web_port}
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     with subprocess.Popen(
-        [sys.executable, "-m", "broker.cli", "serve", "--json", *words],
+        [sys.executable, "-m", "postdate", "serve", "--json", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -191,7 +191,7 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
 )
 def test_a_command_says_which_extra_it_needs(missing: str, words: list[str], extra: str, names: dict[str, str]) -> None:
     """Each optional package may be missing, beginning with a core install, which has no click."""
-    program = f"import sys; sys.modules[{missing!r}] = None; from broker.cli.main import main; main()"
+    program = f"import sys; sys.modules[{missing!r}] = None; from postdate.broker.cli.main import main; main()"
 
     result = subprocess.run(
         [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
@@ -205,7 +205,7 @@ def test_the_extras_are_those_of_the_package() -> None:
     """Every module that is looked up is one that the extra installs."""
     import tomllib
 
-    from command_line.extras import MODULES_OF_EXTRAS
+    from postdate.command_line.extras import MODULES_OF_EXTRAS
 
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     modules_of = {
@@ -237,7 +237,7 @@ class Interrupting:
 sys.meta_path.insert(0, Interrupting())
 del sys.argv[1]
 sys.argv[0] = "postdate"
-from broker.cli.service_commands import postdate as main
+from postdate.broker.cli.service_commands import postdate as main
 main()
 """
 
@@ -250,7 +250,14 @@ def heed_interrupts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
-    ["click", "broker.configuration.config", "numpy", "pipeline.cli.main", "pipeline.jobs.log_rebuild", "pyspark"],
+    [
+        "click",
+        "postdate.broker.configuration.config",
+        "numpy",
+        "postdate.pipeline.cli.main",
+        "postdate.pipeline.jobs.log_rebuild",
+        "pyspark",
+    ],
 )
 def test_an_early_interrupt_leaves_no_traceback(module: str, names: dict[str, str]) -> None:
     """Modules are being imported then, of the project or of a library: neither may show a traceback."""
@@ -267,7 +274,7 @@ def test_an_early_interrupt_leaves_no_traceback(module: str, names: dict[str, st
 
 
 def test_each_command_and_each_extra_is_on_a_page() -> None:
-    from command_line.extras import MODULES_OF_EXTRAS
+    from postdate.command_line.extras import MODULES_OF_EXTRAS
 
     pages = "\n".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
     assert [name for name in COMMANDS if f"postdate {name}" not in pages] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.process import free_ports
+from postdate.demo.process import free_ports
 from snapshot_storage.errors import SnapshotStorageError, StorageAccessError, StorageBusyError, StorageUnavailableError
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.s3.config import S3Config

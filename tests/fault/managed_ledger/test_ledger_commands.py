@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.cli.service_commands import postdate
+from postdate.broker.cli.service_commands import postdate
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.damaged_logs import content_of, fill, fill_in_a_burst, flip, flip_type
 
@@ -189,9 +189,9 @@ def test_a_flipped_type_of_a_record_refuses_and_is_repaired(
         return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=60)
 
     refused = run("-c", _START, str(copy / "ledgers"))
-    verified = run("-m", "broker.cli", *_CHECK, str(copy))
+    verified = run("-m", "postdate", *_CHECK, str(copy))
     assert _files(copy) == before
-    repaired = run("-m", "broker.cli", "ledger", "repair", str(copy), "--yes")
+    repaired = run("-m", "postdate", "ledger", "repair", str(copy), "--yes")
 
     assert refused.returncode == 0, refused.stderr
     lines = refused.stdout.splitlines()

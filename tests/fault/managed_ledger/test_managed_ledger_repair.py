@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from index.entry_format import PulsarEntries
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.repair.repairing import LogVerdict, Repaired, repair, verify
+from postdate.index.entry_format import PulsarEntries
 from tests.helpers.damaged_logs import ACKNOWLEDGED, CONFIG, ENTRIES, NOW_MS, content_of, fill, flip
 from tests.helpers.log_reading import read_entries
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from broker.clients.connection import Connection
-from broker.clients.requests import HANDLERS
-from broker.configuration.config import BrokerConfig
-from broker.network.listener import Accepted
-from broker.protocol.commands import frame
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.service.service import Service
 from managed_ledger.value_types import Clock
+from postdate.broker.clients.connection import Connection
+from postdate.broker.clients.requests import HANDLERS
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.network.listener import Accepted
+from postdate.broker.protocol.commands import frame
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from postdate.broker.service.service import Service
 from tests.helpers.parsed_frames import frames_in
 
 

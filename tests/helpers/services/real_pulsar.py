@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from demo.process import ProcessStartError, free_ports, wait_until
+from postdate.demo.process import ProcessStartError, free_ports, wait_until
 
 PULSAR_VERSION = "4.2.4"
 

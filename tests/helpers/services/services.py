@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from demo.process import PostdateProcess
+from postdate.demo.process import PostdateProcess
 from tests.helpers.services.real_pulsar import RealPulsar
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 

@@ -2,7 +2,7 @@
 
 import json
 
-from demo.process import PostdateProcess
+from postdate.demo.process import PostdateProcess
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 
 

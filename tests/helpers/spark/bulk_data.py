@@ -6,11 +6,11 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from index.cursor_log import CursorLog
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.planning.rules import RebuildRules
+from postdate.index.cursor_log import CursorLog
+from postdate.pipeline.planning.rules import RebuildRules
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS, StoredEntries, live_index
 from tracker.bucket_properties import read_properties

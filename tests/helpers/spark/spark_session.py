@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.sources.session import any_session
-from pipeline.spark.java import JavaNotFoundError, find_java
+from postdate.pipeline.sources.session import any_session
+from postdate.pipeline.spark.java import JavaNotFoundError, find_java
 from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 
 S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}

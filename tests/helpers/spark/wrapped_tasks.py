@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spark.tasks import SparkTasks
+from postdate.pipeline.spark.tasks import SparkTasks
 
 Work = Callable[[Any], Any]
 

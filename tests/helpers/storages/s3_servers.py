@@ -22,7 +22,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from demo.process import free_ports, wait_until
+from postdate.demo.process import free_ports, wait_until
 from snapshot_storage.s3.config import S3Config
 
 BUCKET = "snapshots-of-tests"

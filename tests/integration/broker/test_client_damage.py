@@ -17,7 +17,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess, wait_until
+from postdate.demo.process import PostdateProcess, wait_until
 from tests.helpers.services.programs.clients import Clients, now_ms, subscribe
 
 MESSAGES = 8_000
@@ -93,7 +93,7 @@ def _answer(service: PostdateProcess, path: str, body: dict[str, Any] | None = N
 
 
 def _postdate(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "broker.cli", *words], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-m", "postdate", *words], capture_output=True, text=True, check=False)
 
 
 def _lost(folder: Path) -> set[int]:

@@ -7,7 +7,7 @@ from random import Random
 import pulsar
 import pytest
 
-from demo.process import PostdateProcess
+from postdate.demo.process import PostdateProcess
 from tests.helpers.services.programs.clients import Clients, now_ms
 
 MESSAGES = 1_000

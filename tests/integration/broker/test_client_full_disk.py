@@ -17,7 +17,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess, wait_until
+from postdate.demo.process import PostdateProcess, wait_until
 from tests.helpers.services.programs.clients import Clients, subscribe
 from tests.helpers.small_disk import fill_up, free_bytes, small_disk
 

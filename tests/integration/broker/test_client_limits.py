@@ -11,7 +11,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess
+from postdate.demo.process import PostdateProcess
 from tests.helpers.services.kinds import KINDS, require_tools
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import Clients, receive_and_ack, subscribe, texts

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from demo.process import PostdateProcess
-from pipeline.sources.index_writer import WRITTEN_COLUMNS, IndexWriter
+from postdate.demo.process import PostdateProcess
+from postdate.pipeline.sources.index_writer import WRITTEN_COLUMNS, IndexWriter
 from tests.helpers.services.programs.clients import Clients, nothing_comes, now_ms, receive_and_ack, subscribe
 from tests.helpers.services.services import TEST_SETTINGS
 

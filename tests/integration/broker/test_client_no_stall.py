@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess
+from postdate.demo.process import PostdateProcess
 from tests.helpers.services.programs.clients import (
     Clients,
     drain,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from demo.process import PostdateProcess
+from postdate.demo.process import PostdateProcess
 from tests.helpers.services.programs.clients import Clients, receive_and_ack, subscribe, texts
 
 POLICIES = "/admin/v2/namespaces/public/default/delayedDelivery"

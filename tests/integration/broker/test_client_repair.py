@@ -13,7 +13,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess, ProcessStartError
+from postdate.demo.process import PostdateProcess, ProcessStartError
 from tests.helpers.damaged_logs import flip, flip_type
 from tests.helpers.services.programs.clients import Clients, subscribe
 
@@ -33,7 +33,7 @@ def own_service(tmp_path: Path) -> Iterator[PostdateProcess]:
 
 def _postdate(*words: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "broker.cli", *words, "--json"],
+        [sys.executable, "-m", "postdate", *words, "--json"],
         capture_output=True,
         text=True,
         check=False,

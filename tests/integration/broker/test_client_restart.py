@@ -15,7 +15,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess, ProcessStartError
+from postdate.demo.process import PostdateProcess, ProcessStartError
 from tests.helpers.services.programs.clients import (
     Clients,
     nothing_comes,

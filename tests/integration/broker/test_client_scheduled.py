@@ -15,7 +15,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess, wait_until
+from postdate.demo.process import PostdateProcess, wait_until
 from tests.helpers.services.programs.clients import (
     Clients,
     drain,

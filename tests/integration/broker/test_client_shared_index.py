@@ -17,7 +17,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess
+from postdate.demo.process import PostdateProcess
 from tests.helpers.services.programs.clients import Clients, now_ms, subscribe, wait_for
 from tests.helpers.services.services import POSTDATE, make_service
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from demo.process import PostdateProcess
-from demo.screen import run_demo
-from demo.story import Story, StoryConfig
+from postdate.demo.process import PostdateProcess
+from postdate.demo.screen import run_demo
+from postdate.demo.story import Story, StoryConfig
 
 SMALL = StoryConfig(
     messages=3_000, keys=60, delay_ms_min=500, delay_ms_max=6_000, hold_ms_max=30, entries_per_ledger=250

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from demo.consumer import RecordingConsumer, new_client
-from demo.story import ACK_GRACE_MS, StoryConfig, publish
-from demo.verdict import Deliveries, Outage, Verdict, judge
+from postdate.demo.consumer import RecordingConsumer, new_client
+from postdate.demo.story import ACK_GRACE_MS, StoryConfig, publish
+from postdate.demo.verdict import Deliveries, Outage, Verdict, judge
 from tests.helpers.services.programs.clients import wait_for
 from tests.helpers.services.services import RunningService
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pulsar
 import pytest
 
-from demo.process import PostdateProcess, free_ports, wait_until
+from postdate.demo.process import PostdateProcess, free_ports, wait_until
 from tests.helpers.certificates import Authority, CertificateFiles
 from tests.helpers.services.foreign_clients import run
 from tests.helpers.services.kinds import KINDS, require_tools

@@ -18,7 +18,7 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from broker.cli.service_commands import postdate as main
+from postdate.broker.cli.service_commands import postdate as main
 from tests.helpers.services.grants import ask, ending_in, grant, path_of, revoke
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import (
@@ -417,7 +417,7 @@ def test_a_service_whose_key_cannot_be_read_says_where_and_ends_with_2(tmp_path:
     )
 
     ended = subprocess.run(
-        [sys.executable, "-m", "broker.cli", "serve", "--config", str(conf)],
+        [sys.executable, "-m", "postdate", "serve", "--config", str(conf)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from demo.process import free_ports
+from postdate.demo.process import free_ports
 from tests.helpers.pages import ROOT
 
 DELAY_S = 3
@@ -20,7 +20,7 @@ def test_the_first_message_of_the_readme_arrives_quietly_and_three_seconds_later
     settings = {"dataDirectory": tmp_path / "data", "brokerServicePort": port, "webServicePort": web_port}
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     with subprocess.Popen(
-        [sys.executable, "-m", "broker.cli", "serve", *words],
+        [sys.executable, "-m", "postdate", "serve", *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

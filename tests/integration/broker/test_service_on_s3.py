@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess, wait_until
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
+from postdate.demo.process import PostdateProcess, wait_until
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.folder_id import FOLDER_ID_FILE
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
@@ -124,7 +124,7 @@ def test_a_copy_that_was_killed_amid_an_upload_is_done_by_the_next_one(minio: Re
     segments = [os.urandom(3_000_000) for _ in range(30)]
     asyncio.run(_one_large_snapshot(data, segments))
     sets = [word for pair in settings_of(minio, "copied").items() for word in ("--set", "=".join(pair))]
-    command = [sys.executable, "-m", "broker.cli", "snapshots", "copy", "--to", f"s3://{BUCKET}/copied"]
+    command = [sys.executable, "-m", "postdate", "snapshots", "copy", "--to", f"s3://{BUCKET}/copied"]
     command += ["--data", str(data), *sets]
 
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

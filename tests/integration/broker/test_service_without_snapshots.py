@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from pulsar import Consumer, ConsumerType, MessageId, Producer
 
-from broker.topics.snapshot_sweep import UNNAMED_S_MIN
-from demo.process import PostdateProcess, wait_until
+from postdate.broker.topics.snapshot_sweep import UNNAMED_S_MIN
+from postdate.demo.process import PostdateProcess, wait_until
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.services.programs.clients import Clients, receive, subscribe, texts

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.process import free_ports
+from postdate.demo.process import free_ports
 
 ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "config/systemd/postdate.service"
@@ -30,7 +30,7 @@ def test_a_supervisor_hears_of_readiness_life_and_end(tmp_path: Path) -> None:
         supervisor.bind(str(tmp_path / "notify"))
         supervisor.settimeout(60)
         with subprocess.Popen(
-            [sys.executable, "-m", "broker.cli", "serve", *words],
+            [sys.executable, "-m", "postdate", "serve", *words],
             cwd=ROOT,
             env=os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"},
             stdout=subprocess.DEVNULL,

@@ -21,13 +21,13 @@ from typing import Any
 import pulsar
 import pytest
 
-from demo.process import free_ports, wait_until
+from postdate.demo.process import free_ports, wait_until
 from tests.helpers.monitoring_files import ALERTS, DASHBOARD, PANELS
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
 
 pytestmark = pytest.mark.slow
 
-RULES = files("broker.monitoring") / "prometheus_alerts.yml"
+RULES = files("postdate.broker.monitoring") / "prometheus_alerts.yml"
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
 VARIABLES = [one["name"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
 SCRAPE_S = 1

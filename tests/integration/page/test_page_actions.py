@@ -11,7 +11,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from demo.process import wait_until
+from postdate.demo.process import wait_until
 from tests.helpers.browser import Page
 from tests.helpers.services.services import RunningService
 

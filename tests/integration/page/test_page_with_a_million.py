@@ -9,7 +9,7 @@ import pytest
 from selenium import webdriver
 
 from benchmarks.scheduled import fill
-from demo.process import PostdateProcess
+from postdate.demo.process import PostdateProcess
 from tests.helpers.browser import Page
 
 pytestmark = pytest.mark.exhaustive

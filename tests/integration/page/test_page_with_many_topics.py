@@ -6,7 +6,7 @@ import pulsar
 import pytest
 from selenium import webdriver
 
-from demo.process import PostdateProcess
+from postdate.demo.process import PostdateProcess
 from tests.helpers.browser import Page
 from tests.helpers.services.quiet_client import QUIET
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from demo.process import wait_until
+from postdate.demo.process import wait_until
 from tests.helpers.command_cases import CASES, Case
 from tests.helpers.command_data import bucket_id_in, copied, make_folders, words_of
 from tests.helpers.spark.spark_session import require_java
@@ -94,7 +94,7 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
 def _started(data: Path) -> "subprocess.Popen[str]":
     words = ["pipeline", "rebuild", str(data), "--now-ms", "0"]
     return subprocess.Popen(
-        [sys.executable, "-m", "broker.cli", *words],
+        [sys.executable, "-m", "postdate", *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

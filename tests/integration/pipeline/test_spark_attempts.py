@@ -10,8 +10,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.sources.index_writer import WRITTEN_COLUMNS, IndexWriter
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.sources.index_writer import WRITTEN_COLUMNS, IndexWriter
 from snapshot_storage.encoding.codec import decode_segments
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log

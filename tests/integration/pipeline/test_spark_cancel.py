@@ -15,11 +15,11 @@ from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from pipeline.jobs.cancel import BadPosition, cancel
-from pipeline.jobs.find_messages import find_messages, read_positions
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.logs.open_logs import HeaderFolder
-from pipeline.logs.parquet_log import export_ledgers
+from postdate.pipeline.jobs.cancel import BadPosition, cancel
+from postdate.pipeline.jobs.find_messages import find_messages, read_positions
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.logs.open_logs import HeaderFolder
+from postdate.pipeline.logs.parquet_log import export_ledgers
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS, StoredEntries
@@ -191,7 +191,7 @@ def test_a_damaged_bucket_keeps_nobody_from_cancelling(spark: SparkSession, tmp_
 
 def _damage(data: Path, name: CursorName) -> None:
     """Let the first bucket of a subscription be one that was never stored."""
-    from index.cursor_log import CursorLog
+    from postdate.index.cursor_log import CursorLog
 
     with CursorLog(data / "ledgers") as cursors:
         properties = dict(cursors.properties(name))

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log
 from tests.helpers.spark.wrapped_tasks import wrap_tasks
 
@@ -25,8 +25,8 @@ SUB = CursorName("a", "sub")
 _DRIVER = """
 import os, signal, sys
 from dataclasses import replace
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.sources.session import any_session
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.sources.session import any_session
 from tests.helpers.spark.bulk_data import RULES
 
 stage = []

@@ -19,21 +19,21 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from rocksdict import Options, Rdict
 
-from broker.topics.topic_index import INDEX_CURSOR_NAME
-from index import publishing
-from index.comparing import HARMLESS
-from index.cursor_log import CursorLog
-from index.location import location_at
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.cli.common import cause_of
-from pipeline.jobs.cancel import cancel
-from pipeline.jobs.find_messages import CSV_OPTIONS, read_positions
-from pipeline.jobs.ingest import STREAM_SCHEMA, IngestedBatch, ingest
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.jobs.merge import merge
-from pipeline.jobs.rebuild import rebuild
-from pipeline.planning.rules import RebuildRules
-from pipeline.sources.index_writer import write_index
+from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME
+from postdate.index import publishing
+from postdate.index.comparing import HARMLESS
+from postdate.index.cursor_log import CursorLog
+from postdate.index.location import location_at
+from postdate.pipeline.cli.common import cause_of
+from postdate.pipeline.jobs.cancel import cancel
+from postdate.pipeline.jobs.find_messages import CSV_OPTIONS, read_positions
+from postdate.pipeline.jobs.ingest import STREAM_SCHEMA, IngestedBatch, ingest
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.jobs.merge import merge
+from postdate.pipeline.jobs.rebuild import rebuild
+from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.sources.index_writer import write_index
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, parse_bucket_key
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.inspection import ProblemKind

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log
 
 pytestmark = [
@@ -28,8 +28,8 @@ _DRIVER = """
 import os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-from pipeline.jobs import log_rebuild
-from pipeline.sources.session import any_session
+from postdate.pipeline.jobs import log_rebuild
+from postdate.pipeline.sources.session import any_session
 from tests.helpers.spark.bulk_data import RULES
 
 build = log_rebuild._build

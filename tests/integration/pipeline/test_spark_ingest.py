@@ -14,9 +14,9 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.jobs.ingest import IngestedBatch, ingest
-from pipeline.tasks.ingest_rows import IN_SECONDS, MISTIMED, NO_ENTRY, NO_LEDGER, NO_TOPIC
-from pipeline.tasks.row_checks import BadRow
+from postdate.pipeline.jobs.ingest import IngestedBatch, ingest
+from postdate.pipeline.tasks.ingest_rows import IN_SECONDS, MISTIMED, NO_ENTRY, NO_LEDGER, NO_TOPIC
+from postdate.pipeline.tasks.row_checks import BadRow
 from snapshot_storage.encoding.codec import decode_segments
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import Header, stored, write_log
@@ -33,10 +33,10 @@ SUB = CursorName("a", "sub")
 # or when it is and Spark does not know yet (`checkpoint`).
 _DRIVER = """
 import os, signal, sys
-from pipeline.sources.index_source import IndexDataSource
-from pipeline.sources.index_writer import IndexWriter
-from pipeline.jobs.ingest import ingest
-from pipeline.sources.session import any_session
+from postdate.pipeline.sources.index_source import IndexDataSource
+from postdate.pipeline.sources.index_writer import IndexWriter
+from postdate.pipeline.jobs.ingest import ingest
+from postdate.pipeline.sources.session import any_session
 from tests.helpers.live_index import NOW_MS
 
 data, moment = sys.argv[1:]

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.jobs.merge import merge
-from pipeline.spark.tasks import attempt_name
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.jobs.merge import merge
+from postdate.pipeline.spark.tasks import attempt_name
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.spark.bulk_data import RULES, bucket_ids, some_times, stored, write_log
@@ -31,8 +31,8 @@ Row = tuple[int, int, int]
 # Merges, and kills itself with SIGKILL when the first new bucket is stored.
 _DRIVER = """
 import os, signal, sys
-from pipeline.jobs.merge import merge
-from pipeline.sources.session import any_session
+from postdate.pipeline.jobs.merge import merge
+from postdate.pipeline.sources.session import any_session
 from tests.integration.pipeline.test_spark_merge import SMALL
 
 stage = []

@@ -10,17 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker.topics.topic_index import INDEX_CURSOR_NAME
-from index.comparing import IndexFinding
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.jobs.rebuild import rebuild, set_aside
-from pipeline.logs.open_logs import HeaderFolder
-from pipeline.logs.parquet_log import export_ledgers
-from pipeline.tasks.row_checks import REASONS
+from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME
+from postdate.index.comparing import IndexFinding
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.jobs.rebuild import rebuild, set_aside
+from postdate.pipeline.logs.open_logs import HeaderFolder
+from postdate.pipeline.logs.parquet_log import export_ledgers
+from postdate.pipeline.tasks.row_checks import REASONS
 from tests.helpers.index_tools import checked
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, without, write_log

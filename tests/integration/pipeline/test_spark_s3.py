@@ -14,15 +14,15 @@ from click.testing import CliRunner
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from broker.cli.service_commands import postdate as main
-from index.comparing import IndexFinding
-from index.cursor_log import CursorLog
-from index.index_copy import Copied
-from index.location import S3FolderLocation, location_at
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
-from pipeline.jobs.cancel import cancel
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.jobs.merge import merge
+from postdate.broker.cli.service_commands import postdate as main
+from postdate.index.comparing import IndexFinding
+from postdate.index.cursor_log import CursorLog
+from postdate.index.index_copy import Copied
+from postdate.index.location import S3FolderLocation, location_at
+from postdate.pipeline.jobs.cancel import cancel
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.jobs.merge import merge
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
 from snapshot_storage.objects.keys import object_key
@@ -297,7 +297,7 @@ def test_the_copy_of_a_service_moves_an_index_there_and_back(
     def copy(*words: str) -> None:
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         command = ["copy", "--data", str(tmp_path), "--update-cursors", "--delete-source"]
-        whole = [sys.executable, "-m", "broker.cli", "snapshots", *command, *words, *sets]
+        whole = [sys.executable, "-m", "postdate", "snapshots", *command, *words, *sets]
         result = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=120)
         assert result.returncode == 0, result.stderr
 

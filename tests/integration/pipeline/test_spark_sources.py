@@ -12,11 +12,11 @@ from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.jobs.rebuild import rebuild
-from pipeline.logs.open_logs import HeaderFolder
-from pipeline.logs.parquet_log import export_ledgers
-from pipeline.sources.index_writer import write_index
+from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.jobs.rebuild import rebuild
+from postdate.pipeline.logs.open_logs import HeaderFolder
+from postdate.pipeline.logs.parquet_log import export_ledgers
+from postdate.pipeline.sources.index_writer import write_index
 from snapshot_storage.encoding.codec import decode_segments
 from tests.helpers.index_tools import checked, move
 from tests.helpers.live_index import NOW_MS

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pulsar
 import pytest
 
-from scheduling.scheduler import Scheduler
+from postdate.scheduling.scheduler import Scheduler
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
 
 ScheduleMany = Callable[[Sequence[tuple[bytes, datetime]]], None]

@@ -10,9 +10,9 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from broker.cli.service_commands import postdate as main
-from scheduling.scheduler import Scheduler
-from scheduling.values import Matching
+from postdate.broker.cli.service_commands import postdate as main
+from postdate.scheduling.scheduler import Scheduler
+from postdate.scheduling.values import Matching
 from tests.helpers.services.services import RunningService
 
 HOUR = timedelta(hours=1)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pulsar
 import pytest
 
-from scheduling.scheduler import Scheduler
+from postdate.scheduling.scheduler import Scheduler
 from tests.helpers.services.services import RunningService
 
 PAYLOAD = b"x" * 12_000_000

@@ -9,9 +9,9 @@ import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.cli.service_commands import postdate
-from scheduling.scheduler import Scheduler
-from scheduling.values import EVERYTHING
+from postdate.broker.cli.service_commands import postdate
+from postdate.scheduling.scheduler import Scheduler
+from postdate.scheduling.values import EVERYTHING
 from tests.helpers.services.services import RunningService
 
 pytestmark = pytest.mark.usefixtures("restored_logging")

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pulsar
 import pytest
 
-from scheduling.api import PAGE_MESSAGES
-from scheduling.async_scheduler import AsyncScheduler
-from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
-from scheduling.scheduler import Scheduler
-from scheduling.values import EVERYTHING, Matching
+from postdate.scheduling.api import PAGE_MESSAGES
+from postdate.scheduling.async_scheduler import AsyncScheduler
+from postdate.scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
+from postdate.scheduling.scheduler import Scheduler
+from postdate.scheduling.values import EVERYTHING, Matching
 from tests.helpers.services.services import RunningService
 
 HOUR = timedelta(hours=1)

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from scheduling import async_scheduler as async_module
-from scheduling import scheduler as module
-from scheduling.async_scheduler import AsyncScheduler
-from scheduling.scheduler import Scheduler
-from scheduling.values import EVERYTHING, Matching
+from postdate.scheduling import async_scheduler as async_module
+from postdate.scheduling import scheduler as module
+from postdate.scheduling.async_scheduler import AsyncScheduler
+from postdate.scheduling.scheduler import Scheduler
+from postdate.scheduling.values import EVERYTHING, Matching
 from tests.helpers.services.services import RunningService
 
 

@@ -14,11 +14,11 @@ import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.cli.service_commands import postdate
-from broker.configuration.access import TLS_PROVIDER
-from demo.process import PostdateProcess, free_ports, wait_until
-from scheduling.async_scheduler import AsyncScheduler
-from scheduling.scheduler import Scheduler
+from postdate.broker.cli.service_commands import postdate
+from postdate.broker.configuration.access import TLS_PROVIDER
+from postdate.demo.process import PostdateProcess, free_ports, wait_until
+from postdate.scheduling.async_scheduler import AsyncScheduler
+from postdate.scheduling.scheduler import Scheduler
 from tests.helpers.certificates import Authority
 from tests.helpers.services.services import TEST_SETTINGS
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token

@@ -6,9 +6,9 @@ from urllib.request import urlopen
 import pulsar
 import pytest
 
-from demo.process import PostdateProcess
-from scheduling.errors import ScheduleRequestError
-from scheduling.scheduler import Scheduler
+from postdate.demo.process import PostdateProcess
+from postdate.scheduling.errors import ScheduleRequestError
+from postdate.scheduling.scheduler import Scheduler
 
 
 def in_an_hour_s() -> int:

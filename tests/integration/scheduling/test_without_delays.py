@@ -7,8 +7,8 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from broker.cli.service_commands import postdate as main
-from demo.process import PostdateProcess
+from postdate.broker.cli.service_commands import postdate as main
+from postdate.demo.process import PostdateProcess
 
 HOUR = timedelta(hours=1)
 TYPES = {"Exclusive": pulsar.ConsumerType.Exclusive, "Failover": pulsar.ConsumerType.Failover}

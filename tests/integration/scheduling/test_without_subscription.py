@@ -8,11 +8,11 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from broker.cli.service_commands import postdate as main
-from demo.process import PostdateProcess
-from scheduling.async_scheduler import AsyncScheduler
-from scheduling.errors import NoSubscriptionError, ScheduleRequestError
-from scheduling.scheduler import Scheduler
+from postdate.broker.cli.service_commands import postdate as main
+from postdate.demo.process import PostdateProcess
+from postdate.scheduling.async_scheduler import AsyncScheduler
+from postdate.scheduling.errors import NoSubscriptionError, ScheduleRequestError
+from postdate.scheduling.scheduler import Scheduler
 from tests.helpers.services.services import RunningService
 
 SOON = timedelta(milliseconds=500)

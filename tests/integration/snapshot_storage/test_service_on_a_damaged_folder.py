@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess, wait_until
+from postdate.demo.process import PostdateProcess, wait_until
 from tests.helpers.damaged_logs import flip_type
 from tests.helpers.services.programs.clients import Clients, receive, subscribe, texts
 from tests.helpers.services.services import POSTDATE, make_service

@@ -13,7 +13,7 @@ import pytest
 from pulsar import ConsumerType
 from pyarrow import parquet
 
-from demo.process import PostdateProcess, wait_until
+from postdate.demo.process import PostdateProcess, wait_until
 from tests.helpers.services.programs.clients import Clients
 from tests.helpers.services.services import POSTDATE, make_service
 from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MotoServer
@@ -33,7 +33,7 @@ def run(service: PostdateProcess, *words: str, settings: Mapping[str, str] = {})
     command = [
         sys.executable,
         "-m",
-        "broker.cli.main",
+        "postdate.broker.cli.main",
         *([] if words[0] == "check" else ["snapshots"]),
         *words,
         "--data",

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.configuration.config import ConfigError, load_config, settings
-from broker.configuration.text import parse_config_text
+from postdate.broker.configuration.config import ConfigError, load_config, settings
+from postdate.broker.configuration.text import parse_config_text
 
 _KEYS = st.text(st.characters(codec="ascii", categories=("Lu", "Ll", "Nd")), min_size=1, max_size=12)
 _VALUES = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), max_size=20)

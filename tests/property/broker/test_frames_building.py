@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.protocol import frames
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.protocol import frames
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from tests.helpers.wire_frames import framed
 
 # Where varints get longer, and beyond what the tables hold.

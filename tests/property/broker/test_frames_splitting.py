@@ -5,11 +5,11 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.protocol import commands
-from broker.protocol.errors import ProtocolError
-from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from postdate.broker.protocol import commands
+from postdate.broker.protocol.errors import ProtocolError
+from postdate.broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from tests.helpers.parsed_frames import frames_in
 from tests.helpers.wire_frames import entry_of, framed
 

@@ -16,15 +16,15 @@ import google_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.clients.publishing import Publisher
-from broker.protocol.frames import Send
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.service.publishing_buffer import PublishBuffer
 from dispatcher.slots import sticky_hash
-from index.entry_format import PulsarEntries
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, PACK_ROW
 from managed_ledger.entries.messages import MessageFilter, message_of
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from postdate.broker.clients.publishing import Publisher
+from postdate.broker.protocol.frames import Send
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.service.publishing_buffer import PublishBuffer
+from postdate.index.entry_format import PulsarEntries
 from tests.helpers.parsed_frames import frames_in
 
 INT64 = st.integers(0, 2**63 - 1)

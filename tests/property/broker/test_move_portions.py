@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.scheduled.portions import Portion, portions
-from broker.scheduled.selection import Rows
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries
+from postdate.broker.scheduled.portions import Portion, portions
+from postdate.broker.scheduled.selection import Rows
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, open_store
 
 BYTES_MAX = 2_000

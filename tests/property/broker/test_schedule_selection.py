@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from broker.scheduled.ledger_schedule import LedgerSchedule, extended, order_of_times
-from broker.scheduled.selection import (
+from managed_ledger.entries.headers import NOT_DELAYED, PACK_ROW, EntryHeaders, decode_rows
+from postdate.broker.scheduled.ledger_schedule import LedgerSchedule, extended, order_of_times
+from postdate.broker.scheduled.selection import (
     PageBuilder,
     Wanted,
     bucket_edges,
@@ -17,7 +18,6 @@ from broker.scheduled.selection import (
     rows_of,
     times_of,
 )
-from managed_ledger.entries.headers import NOT_DELAYED, PACK_ROW, EntryHeaders, decode_rows
 from tracker.columns.row_order import RowKey, key_of
 
 TIMES = st.one_of(st.just(NOT_DELAYED), st.integers(0, 30))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demo.verdict import NEVER, Deliveries, Outage, PublishedMessages, judge
+from postdate.demo.verdict import NEVER, Deliveries, Outage, PublishedMessages, judge
 
 KILLED, RESTARTED = 50, 60
 """In nanoseconds, as small numbers make overlaps likely."""

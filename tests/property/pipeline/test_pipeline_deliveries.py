@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.acknowledged import Acknowledged
-from pipeline.planning.rules import RebuildRules
+from postdate.index.acknowledged import Acknowledged
+from postdate.pipeline.planning.rules import RebuildRules
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS

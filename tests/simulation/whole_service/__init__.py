@@ -8,6 +8,6 @@
     events.py      what happens
     simulation.py  the story: events, then rest, over any number of lives
 
-Topics, subscriptions, dispatchers, trackers and the log are the real ones (`broker.service.service` is how they are
-wired). The wire protocol and the storages' own formats are left out: they have their tests.
+Topics, subscriptions, dispatchers, trackers and the log are the real ones (`postdate.broker.service.service` is how
+they are wired). The wire protocol and the storages' own formats are left out: they have their tests.
 """

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from broker.clients.writability import Writability
-from broker.topics.consumer import Consumer
 from dispatcher.consumer import Delivery, KeySharedPolicy
+from postdate.broker.clients.writability import Writability
+from postdate.broker.topics.consumer import Consumer
 
 
 class Link:
-    """A connection without a client at its other end (a `broker.topics.link.ClientLink`).
+    """A connection without a client at its other end (a `postdate.broker.topics.link.ClientLink`).
 
     Each consumer has a link of its own, which may take no bytes. All links of one life count their reads together.
 

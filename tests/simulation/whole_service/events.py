@@ -6,12 +6,12 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.errors import BrokerError
-from broker.topics.policies import DelayedDeliveryPolicies
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherError
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
 from managed_ledger.position import Position
+from postdate.broker.errors import BrokerError
+from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from snapshot_storage.faults import NO_FAULTS
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.life import TOPIC

@@ -13,13 +13,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from broker.clients.writability import Writability
-from broker.service.service import Service
-from broker.topics.topic import Topic
-from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.reading.log_reader import LogReader
+from postdate.broker.clients.writability import Writability
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic import Topic
+from postdate.broker.topics.topic_name import TopicName
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage

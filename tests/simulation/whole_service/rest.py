@@ -18,12 +18,12 @@ that are published then must be on their way all the same.
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from broker.topics.pause import NOT_PAUSED
-from broker.topics.snapshot_sweep import UNNAMED_S_MIN
 from dispatcher.core.intake import Intake
 from managed_ledger.disk.keys import Family
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.errors import StoreCorruptedError, StoreUnavailableError
+from postdate.broker.topics.pause import NOT_PAUSED
+from postdate.broker.topics.snapshot_sweep import UNNAMED_S_MIN
 from tests.simulation.whole_service import events
 from tests.simulation.whole_service.oracle import Key, PublishedEntry, SubscriptionModel
 from tests.simulation.whole_service.scheduled import hold, let_go

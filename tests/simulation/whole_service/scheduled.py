@@ -1,7 +1,7 @@
 """Requests about scheduled messages, as events: pause, resume, cancel by id, reschedule, deliver now.
 
-All but the HTTP requests is the broker's own (`broker.scheduled`). The oracle learns of a change where it takes
-effect: at the log, which is asked to replace entries, and at the subscription, which is asked to cancel some.
+All but the HTTP requests is the broker's own (`postdate.broker.scheduled`). The oracle learns of a change where it
+takes effect: at the log, which is asked to replace entries, and at the subscription, which is asked to cancel some.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from broker.errors import BrokerError
-from broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
-from broker.scheduled.selection import Wanted
-from broker.scheduled.topic_schedule import TopicSchedule
-from broker.topics.change_order import ChangeUnderWayError
-from broker.topics.pause import NOT_PAUSED, PauseState
-from broker.topics.subscription import Subscription
 from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
 from managed_ledger.position import Position
 from managed_ledger.value_types import Int64Array
+from postdate.broker.errors import BrokerError
+from postdate.broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
+from postdate.broker.scheduled.selection import Wanted
+from postdate.broker.scheduled.topic_schedule import TopicSchedule
+from postdate.broker.topics.change_order import ChangeUnderWayError
+from postdate.broker.topics.pause import NOT_PAUSED, PauseState
+from postdate.broker.topics.subscription import Subscription
 from tests.simulation.whole_service.events import ADMINISTRATION_S, Event, a_subscription, some
 from tests.simulation.whole_service.oracle import Key, SubscriptionModel
 from tests.simulation.whole_service.payloads import number_of

@@ -18,8 +18,6 @@ from typing import Any, Final
 from unittest.mock import patch
 from urllib.parse import quote
 
-from broker.errors import BrokerError
-from broker.topics.subscription import Subscription
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.core.intake import Intake
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
@@ -30,6 +28,8 @@ from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_
 from managed_ledger.errors import LedgerError
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
+from postdate.broker.errors import BrokerError
+from postdate.broker.topics.subscription import Subscription
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.core_checks import check_tracker
 from tests.helpers.fakes.apscheduler_clock import ListedTurns, apscheduler_clock

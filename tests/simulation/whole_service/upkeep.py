@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.service.clock_steps import LOOK_INTERVAL_S, STEP_MS_MIN
-from broker.service.scheduler import Housekeeping, Job
+from postdate.broker.service.clock_steps import LOOK_INTERVAL_S, STEP_MS_MIN
+from postdate.broker.service.scheduler import Housekeeping, Job
 from tests.helpers.fakes.apscheduler_clock import ListedTurns
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from broker.configuration.config import BrokerConfig
 from dispatcher.config import DRAINING_HASHES, LAST_SENT_POSITION, DispatcherConfig, SubscriptionType
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from managed_ledger.config import ManagedLedgerConfig
+from postdate.broker.configuration.config import BrokerConfig
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, TrackerConfig
 

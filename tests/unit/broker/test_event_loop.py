@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from broker.event_loop import TURN_S, ServiceEventLoop, call_at_end_of_turn, turns_of
-from broker.slices import BEGUN_A_TURN_MAX, SLICE_S, in_slices, side_by_side
+from postdate.broker.event_loop import TURN_S, ServiceEventLoop, call_at_end_of_turn, turns_of
+from postdate.broker.slices import BEGUN_A_TURN_MAX, SLICE_S, in_slices, side_by_side
 
 
 class _LoopClock:
@@ -215,7 +215,7 @@ def test_a_full_collection_looks_at_no_object_twice() -> None:
     """In a process of its own, as it is the whole process's."""
     program = """
         import gc
-        from broker.event_loop import spare_old_objects
+        from postdate.broker.event_loop import spare_old_objects
 
         spare_old_objects()
         # What was imported is spared from the start.
@@ -238,7 +238,7 @@ def test_new_objects_are_collected_while_as_many_old_ones_are_freed() -> None:
     program = """
         import asyncio
         import gc
-        from broker.event_loop import COLLECTED_OBJECTS_MIN, COUNTED_AFTER_S, ServiceEventLoop, spare_old_objects
+        from postdate.broker.event_loop import COLLECTED_OBJECTS_MIN, COUNTED_AFTER_S, ServiceEventLoop, spare_old_objects
 
         old = [[] for _ in range(300_000)]
         spare_old_objects()
@@ -273,7 +273,7 @@ def test_cycles_of_work_under_way_are_found_when_it_has_ended() -> None:
     program = """
         import asyncio
         import weakref
-        from broker.event_loop import COLLECTED_OBJECTS_MIN, COUNTED_AFTER_S, ServiceEventLoop, spare_old_objects
+        from postdate.broker.event_loop import COLLECTED_OBJECTS_MIN, COUNTED_AFTER_S, ServiceEventLoop, spare_old_objects
 
         class Node:
             pass
@@ -308,7 +308,7 @@ def test_an_ended_connection_leaves_no_transport() -> None:
         import gc
         import socket
         import weakref
-        from broker.event_loop import ServiceEventLoop, spare_old_objects
+        from postdate.broker.event_loop import ServiceEventLoop, spare_old_objects
 
         class Protocol(asyncio.Protocol):
             def connection_made(self, transport):
@@ -449,7 +449,7 @@ def test_all_pieces_of_work_end_with_the_one_that_waits_for_them() -> None:
 def test_nothing_is_left_for_numpy_to_import_on_the_event_loop() -> None:
     program = """
         import sys
-        import broker.server.server
+        import postdate.broker.server.server
         before = set(sys.modules)
         import numpy as np
         np.unique(np.array([2, 1]))

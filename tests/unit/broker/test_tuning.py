@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.tuning import trim_of_c_library
+from postdate.broker.tuning import trim_of_c_library
 
 
 def resident_bytes() -> int:

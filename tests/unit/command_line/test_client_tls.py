@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from broker.cli.service_commands import postdate
-from scheduling.errors import ScheduleArgumentError
-from scheduling.scheduler import Scheduler
+from postdate.broker.cli.service_commands import postdate
+from postdate.scheduling.errors import ScheduleArgumentError
+from postdate.scheduling.scheduler import Scheduler
 from tests.helpers.certificates import Authority, CertificateFiles, encrypted_key
 
 pytestmark = pytest.mark.usefixtures("restored_logging")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line.extras import install
+from postdate.command_line.extras import install
 
 
 def install_from(origin: dict[str, object] | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.cli.key_report import key_status
-from broker.errors import AdminRequestError
-from scheduling.api import ScheduleApi
-from scheduling.errors import ServiceUnavailableError
+from postdate.broker.cli.key_report import key_status
+from postdate.broker.errors import AdminRequestError
+from postdate.scheduling.api import ScheduleApi
+from postdate.scheduling.errors import ServiceUnavailableError
 
 ADVICE = r"this may be the broker's port \(brokerServicePort\): give the web port \(webServicePort\)"
 

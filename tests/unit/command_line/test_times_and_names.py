@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_line.output import iso
-from command_line.times import TIME, TIME_MS_MAX, parse_time_ms
 from managed_ledger.errors import NameNotFoundError
 from managed_ledger.names import cursor_name_of, find_cursor, find_topic, full_topic_name, subscription_of
+from postdate.command_line.output import iso
+from postdate.command_line.times import TIME, TIME_MS_MAX, parse_time_ms
 
 ORDERS = "persistent://public/default/orders"
 

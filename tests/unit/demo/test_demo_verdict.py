@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from demo.verdict import NEVER, Deliveries, Outage, PublishedMessages, Verdict, judge
 from managed_ledger.value_types import Int64Array
+from postdate.demo.verdict import NEVER, Deliveries, Outage, PublishedMessages, Verdict, judge
 
 KILLED_MS = 5_000
 RESTARTED_MS = 6_000

@@ -28,7 +28,7 @@ HOLDING = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
 
 class _SharedFactory(DelayedDeliveryTrackerFactory):
-    """Makes views on one index, as `broker.topics.topic_index` does."""
+    """Makes views on one index, as `postdate.broker.topics.topic_index` does."""
 
     def __init__(self, factory: BucketDelayedDeliveryTrackerFactory, cursors: list[FakeLogCursor]) -> None:
         self.cursor = SharedCursor(FakeCursor(), lambda: cursors)

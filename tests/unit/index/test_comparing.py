@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap
 
-from index import comparing
-from index.acknowledged import Acknowledged
-from index.comparing import (
+from managed_ledger.cursors.cursor_properties import CursorName
+from managed_ledger.position import Position
+from postdate.index import comparing
+from postdate.index.acknowledged import Acknowledged
+from postdate.index.comparing import (
     FIRST_POSITION,
     LAST_POSITION,
     Compared,
@@ -19,11 +21,9 @@ from index.comparing import (
     compare_stretch,
     stretches,
 )
-from index.ledger_ranges import LedgerExtent
-from index.log_folder import LogFolder
-from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.position import Position
-from pipeline.tasks.bucket_rows import build_bucket
+from postdate.index.ledger_ranges import LedgerExtent
+from postdate.index.log_folder import LogFolder
+from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotUnavailableError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

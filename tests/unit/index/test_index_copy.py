@@ -3,11 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from index.cursor_log import CursorLog
-from index.index_copy import COPIES_IN_FLIGHT_MAX, Copied, copy_index
-from index.opening import Filter
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
-from pipeline.tasks.bucket_rows import build_bucket
+from postdate.index.cursor_log import CursorLog
+from postdate.index.index_copy import COPIES_IN_FLIGHT_MAX, Copied, copy_index
+from postdate.index.opening import Filter
+from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

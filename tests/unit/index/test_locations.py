@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from index.location import FilesLocation, RocksDBLocation, S3FolderLocation, location_at
-from pipeline.spark.open_index import cursor_folder
+from postdate.index.location import FilesLocation, RocksDBLocation, S3FolderLocation, location_at
+from postdate.pipeline.spark.open_index import cursor_folder
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage

@@ -6,23 +6,23 @@ from uuid import uuid4
 
 import pytest
 
-from broker.configuration.config import BrokerConfig
-from index.cursor_log import CursorLog
-from index.index_copy import is_named
-from index.location import location_at
-from index.opening import Filter
-from index.publishing import Published, each_of, publish
-from index.selection import select
-from index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
-from pipeline.tasks.bucket_rows import build_bucket
-from pipeline.tasks.merge_rows import NamedBucket, count_buckets
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.index.cursor_log import CursorLog
+from postdate.index.index_copy import is_named
+from postdate.index.location import location_at
+from postdate.index.opening import Filter
+from postdate.index.publishing import Published, each_of, publish
+from postdate.index.selection import select
+from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from postdate.pipeline.tasks.bucket_rows import build_bucket
+from postdate.pipeline.tasks.merge_rows import NamedBucket, count_buckets
+from postdate.snapshot_tools.copy import copy_snapshots
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
-from snapshot_tools.copy import copy_snapshots
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import bucket_ids, write_log
 

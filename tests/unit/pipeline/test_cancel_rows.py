@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from index.acknowledged import Acknowledged
 from managed_ledger.position import Position
-from pipeline.tasks.cancel_rows import gather, holds_any, unacknowledged, without
+from postdate.index.acknowledged import Acknowledged
+from postdate.pipeline.tasks.cancel_rows import gather, holds_any, unacknowledged, without
 from snapshot_storage.encoding.codec import decode_metadata, decode_segments, merged_bitmaps
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot

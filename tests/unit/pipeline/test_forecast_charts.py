@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.jobs.forecast import MINUTE_MAX, MINUTE_MS, Forecast, forecast_of, write_forecast
+from postdate.pipeline.jobs.forecast import MINUTE_MAX, MINUTE_MS, Forecast, forecast_of, write_forecast
 
 NOW_MINUTE = 29_000_000
 NOW_MS = NOW_MINUTE * MINUTE_MS
@@ -67,7 +67,7 @@ def test_a_forecast_is_written_as_parquet(tmp_path: Path) -> None:
 
 def draw_forecast(forecast: Forecast, folder: Path) -> list[Path]:
     # Here, as importing Matplotlib takes a worker that draws nothing half a second.
-    from pipeline.jobs.forecast_charts import draw_forecast
+    from postdate.pipeline.jobs.forecast_charts import draw_forecast
 
     return draw_forecast(forecast, folder)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline.tasks.ingest_rows import IN_SECONDS, MISTIMED, NO_ENTRY, ledger_faults
+from postdate.pipeline.tasks.ingest_rows import IN_SECONDS, MISTIMED, NO_ENTRY, ledger_faults
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.live_index import NOW_MS
 

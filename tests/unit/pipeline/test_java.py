@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from pipeline.sources.session import any_session
-from pipeline.spark.java import JavaNotFoundError, find_java, use_java
+from postdate.pipeline.sources.session import any_session
+from postdate.pipeline.spark.java import JavaNotFoundError, find_java, use_java
 
 
 def _java(home: Path, version: str | None = None) -> Path:

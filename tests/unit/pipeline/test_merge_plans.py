@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.staging import StagingFolder, StagingWriter
 from managed_ledger.cursors.cursor_properties import CursorName
-from pipeline.jobs.merge import plan_merges
-from pipeline.planning.merge_groups import groups_down_to
-from pipeline.planning.rules import RebuildRules
-from pipeline.tasks.bucket_rows import build_bucket
-from pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
+from postdate.index.staging import StagingFolder, StagingWriter
+from postdate.pipeline.jobs.merge import plan_merges
+from postdate.pipeline.planning.merge_groups import groups_down_to
+from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.tasks.bucket_rows import build_bucket
+from postdate.pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes

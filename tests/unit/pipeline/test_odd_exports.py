@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from index.ledger_ranges import MISSING, HeaderRange
 from managed_ledger.errors import StoreCorruptedError
-from pipeline.logs.open_logs import HeaderFolder
-from pipeline.logs.parquet_log import ParquetLog, export_ledgers
+from postdate.index.ledger_ranges import MISSING, HeaderRange
+from postdate.pipeline.logs.open_logs import HeaderFolder
+from postdate.pipeline.logs.parquet_log import ParquetLog, export_ledgers
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import write_log
 

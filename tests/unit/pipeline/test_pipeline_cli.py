@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from broker.cli.service_commands import postdate as main
-from command_line.extras import install
-from index.ledger_ranges import HeaderRange
-from pipeline.logs.parquet_log import ParquetLog
-from pipeline.tasks.reject_file import write_rejects
-from pipeline.tasks.row_checks import REASONS, BadRow
+from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.extras import install
+from postdate.index.ledger_ranges import HeaderRange
+from postdate.pipeline.logs.parquet_log import ParquetLog
+from postdate.pipeline.tasks.reject_file import write_rejects
+from postdate.pipeline.tasks.row_checks import REASONS, BadRow
 from tests.helpers.spark.bulk_data import some_times, write_log
 
 
@@ -44,7 +44,7 @@ def test_help_needs_neither_spark_nor_arrow() -> None:
     program = """
 import sys
 sys.modules.update({"pyspark": None, "pyarrow": None})
-from broker.cli.service_commands import postdate as main
+from postdate.broker.cli.service_commands import postdate as main
 main(sys.argv[1:])
 """
     for arguments, exit_code, said in (

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning.buckets import LedgerCount, plan_buckets
-from pipeline.tasks.bucket_rows import without_duplicates
+from postdate.pipeline.planning.buckets import LedgerCount, plan_buckets
+from postdate.pipeline.tasks.bucket_rows import without_duplicates
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 LET_GO_OF = """
 import socket
-from pipeline.spark.worker_daemon import worker
+from postdate.pipeline.spark.worker_daemon import worker
 
 ours, javas = socket.socketpair()
 javas.close()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import postdate
-from broker.configuration.config import BrokerConfig
-from command_line.extras import MODULES_OF_EXTRAS, install
 from postdate import testing
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.command_line.extras import MODULES_OF_EXTRAS, install
 from postdate.testing import FakeClock, run_inline, run_virtually, virtual_now_ms
 from tracker.config import FACTORY_CLASS_NAMES
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from scheduling.cli import _progress
-from scheduling.errors import ScheduleRequestError
+from postdate.scheduling.cli import _progress
+from postdate.scheduling.errors import ScheduleRequestError
 
 SEARCHING = {"finished": False, "searching": True, "searched": 300, "matched": 7, "done": 0}
 CHANGING = {"finished": False, "searching": False, "searched": 1_000, "matched": 20, "done": 5}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.admin.web import WebServer
-from broker.cli.service_commands import postdate
+from postdate.broker.admin.web import WebServer
+from postdate.broker.cli.service_commands import postdate
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, play
 from tests.helpers.send_frames import named_frames
@@ -99,7 +99,7 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path, comman
         line = [*command.split(), "--url", f"http://127.0.0.1:{server.port}"]
         with full:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "broker.cli", *line, stdout=full, stderr=asyncio.subprocess.PIPE
+                sys.executable, "-m", "postdate", *line, stdout=full, stderr=asyncio.subprocess.PIPE
             )
             _, told = await process.communicate()
         assert (process.returncode, told) == (2, b"postdate: cannot write the output: No space left on device\n")

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from command_line.output import output_width
-from scheduling.tables import (
+from postdate.command_line.output import output_width
+from postdate.scheduling.tables import (
     count_lines,
     explanation_lines,
     message_notes,

@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from broker.admin import scheduled_requests
-from scheduling.errors import ScheduleRequestError, SchedulingError, ServiceUnavailableError
-from scheduling.scheduler import Scheduler
-from scheduling.values import EVERYTHING, TIME_MS_MAX, Matching, ScheduledMessage
+from postdate.broker.admin import scheduled_requests
+from postdate.scheduling.errors import ScheduleRequestError, SchedulingError, ServiceUnavailableError
+from postdate.scheduling.scheduler import Scheduler
+from postdate.scheduling.values import EVERYTHING, TIME_MS_MAX, Matching, ScheduledMessage
 
 
 def message_due(deliver_at_ms: int) -> ScheduledMessage:

@@ -18,15 +18,18 @@ from pyarrow import parquet
 from rich.console import Console
 from rocksdict import Options, Rdict
 
-from broker.cli.service_commands import postdate as main
-from broker.configuration.config import BrokerConfig, load_config
-from broker.service import snapshot_storages as snapshots
-from command_line.extras import install
-from index.location import RocksDBLocation
-from index.opening import Filter
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.ledger_store import LedgerStore
+from postdate.broker.cli.service_commands import postdate as main
+from postdate.broker.configuration.config import BrokerConfig, load_config
+from postdate.broker.service import snapshot_storages as snapshots
+from postdate.command_line.extras import install
+from postdate.index.location import RocksDBLocation
+from postdate.index.opening import Filter
+from postdate.snapshot_tools.export import Exported
+from postdate.snapshot_tools.options import opened
+from postdate.snapshot_tools.report import PROBLEMS_SHOWN_MAX, print_exported
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
@@ -34,9 +37,6 @@ from snapshot_storage.faults import Fault, FaultPlan
 from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from snapshot_tools.export import Exported
-from snapshot_tools.options import opened
-from snapshot_tools.report import PROBLEMS_SHOWN_MAX, print_exported
 from tests.helpers.snapshot_contents import contents_of
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
@@ -381,7 +381,7 @@ def test_a_check_beside_a_service_looks_at_the_index_alone(data: Data) -> None:
     """The service has the files of its log to itself; this is said, and is no fault."""
 
     def checked(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "broker.cli", "check", "--data", str(data.path), *words]
+        command = [sys.executable, "-m", "postdate", "check", "--data", str(data.path), *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     async def beside() -> "list[subprocess.CompletedProcess[str]]":

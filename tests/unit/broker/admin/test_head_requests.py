@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from broker.admin.web import WebServer
+from postdate.broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import play
 

@@ -6,15 +6,15 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from broker.configuration.config import BrokerConfig
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.service.service import Service
-from broker.topics.topic_name import TopicName
 from dispatcher.core.read_plan import ReadRequest
 from managed_ledger.ledger_store import LedgerStore, OpenDatabase, open_rocksdb
 from managed_ledger.position import Position
 from managed_ledger.rocksdb_store.disk_room import Room
 from managed_ledger.value_types import Clock
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic_name import TopicName
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase

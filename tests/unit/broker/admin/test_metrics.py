@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.admin.metrics import stream_metrics
-from broker.event_loop import TURN_SECONDS, LoopTurns
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.topics.figures import ScheduledCounts, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
-from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.durations import DurationHistogram
 from managed_ledger.writing.append_stats import AppendStats
+from postdate.broker.admin.metrics import stream_metrics
+from postdate.broker.event_loop import TURN_SECONDS, LoopTurns
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.topics.figures import ScheduledCounts, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
+from postdate.broker.topics.rates import ConsumerCounters
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tracker.stats import BucketOperation, TrackerStats

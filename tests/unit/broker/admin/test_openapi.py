@@ -10,9 +10,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from broker.admin.openapi import document
-from broker.admin.web import WebServer
-from broker.page.routes import PAGE_PATHS
+from postdate.broker.admin.openapi import document
+from postdate.broker.admin.web import WebServer
+from postdate.broker.page.routes import PAGE_PATHS
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import TOPIC, play
 

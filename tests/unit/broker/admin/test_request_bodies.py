@@ -8,9 +8,9 @@ from typing import Final
 
 from aiohttp import web
 
-from broker.admin.request_bodies import BODY_BYTES_MIN, read_body
-from broker.admin.scheduled_routes import PREFIX
-from broker.admin.web import start_web
+from postdate.broker.admin.request_bodies import BODY_BYTES_MIN, read_body
+from postdate.broker.admin.scheduled_routes import PREFIX
+from postdate.broker.admin.web import start_web
 
 ROOT: Final = Path(__file__).parents[4]
 PATH: Final = f"{PREFIX}/upload"
@@ -131,7 +131,9 @@ def test_announced_lengths_refuse_no_other_body() -> None:
 def test_every_handler_reads_its_body_within_the_limits() -> None:
     unlimited = re.compile(r"\brequest\.(read|json|text|post|multipart|content\.read\w*)\(")
     readers = [
-        str(path.relative_to(ROOT)) for path in (ROOT / "broker").rglob("*.py") if unlimited.search(path.read_text())
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "postdate" / "broker").rglob("*.py")
+        if unlimited.search(path.read_text())
     ]
 
-    assert readers == ["broker/admin/request_bodies.py"]
+    assert readers == ["postdate/broker/admin/request_bodies.py"]

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from aiohttp import web
 
-from broker.admin.web import start_web
+from postdate.broker.admin.web import start_web
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 SLOW = b"GET /slow HTTP/1.1\r\nHost: 127.0.0.1\r\n"

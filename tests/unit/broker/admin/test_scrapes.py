@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import aiohttp
 import pytest
 
-from broker.admin.web import WebServer, start_web
+from postdate.broker.admin.web import WebServer, start_web
 from tests.helpers.fakes.service_fakes import until
 
 GZIP, TEXT = {"Accept-Encoding": "gzip"}, {"Accept-Encoding": "identity"}
@@ -129,7 +129,7 @@ def test_a_failed_collection_fails_its_callers_and_not_the_next() -> None:
 
 def test_a_stop_waits_for_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     # The time for other answers.
-    monkeypatch.setattr("broker.admin.web.SHUTDOWN_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr("postdate.broker.admin.web.SHUTDOWN_TIMEOUT_S", 3600.0)
 
     async def story(scraped: Scraped) -> None:
         together = [await scraped.caller(), await scraped.caller()]
@@ -144,7 +144,7 @@ def test_a_stop_waits_for_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_caller_beyond_the_limit_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.admin.scrapes.CALLERS_MAX", 2)
+    monkeypatch.setattr("postdate.broker.admin.scrapes.CALLERS_MAX", 2)
 
     async def story(scraped: Scraped) -> None:
         together = [await scraped.caller(), await scraped.caller()]

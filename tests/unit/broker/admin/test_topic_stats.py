@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import broker.slices
-from broker.admin.streaming import json_text
-from broker.admin.topic_stats import topic_stats
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.topics.topic_name import TopicName
+import postdate.broker.slices
 from managed_ledger.value_types import Json
+from postdate.broker.admin.streaming import json_text
+from postdate.broker.admin.topic_stats import topic_stats
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service
 
@@ -46,7 +46,7 @@ def test_no_piece_of_the_stats_has_two_consumers() -> None:
 def test_other_tasks_have_their_turns_while_many_consumers_are_described(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker.slices, "SLICE_S", 0)
+    monkeypatch.setattr(postdate.broker.slices, "SLICE_S", 0)
 
     async def run() -> tuple[int, Json]:
         service = await open_service(tmp_path, FakeClock(1_800_000_000_000))

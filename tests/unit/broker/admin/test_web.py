@@ -16,11 +16,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from broker.admin.streaming import parts_of
-from broker.admin.web import WebServer, start_web
-from broker.configuration.config import BrokerConfig
-from broker.network.listening import WebAudience
-from broker.topics.limits import ConnectionController
+from postdate.broker.admin.streaming import parts_of
+from postdate.broker.admin.web import WebServer, start_web
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.network.listening import WebAudience
+from postdate.broker.topics.limits import ConnectionController
 from tests.helpers.fakes.service_fakes import until
 
 AUDIENCE = WebAudience.of(BrokerConfig(advertised_address="post.example"), public_host="post.example")
@@ -284,7 +284,7 @@ def noted_answers(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
         made.append(weakref.ref(parts := parts_of(page, is_packed=is_packed)))
         return parts
 
-    monkeypatch.setattr("broker.admin.scrapes.parts_of", noted)
+    monkeypatch.setattr("postdate.broker.admin.scrapes.parts_of", noted)
     return made
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.admin.permission_routes import permission_routes
-from broker.admin.policy_routes import policy_routes
-from broker.admin.scheduled_routes import scheduled_routes
-from broker.admin.stats_routes import stats_routes
-from broker.admin.web import start_web
-from broker.page.routes import page_routes
-from broker.server.server import access_of
-from broker.service.service import Service
+from postdate.broker.admin.permission_routes import permission_routes
+from postdate.broker.admin.policy_routes import policy_routes
+from postdate.broker.admin.scheduled_routes import scheduled_routes
+from postdate.broker.admin.stats_routes import stats_routes
+from postdate.broker.admin.web import start_web
+from postdate.broker.page.routes import page_routes
+from postdate.broker.server.server import access_of
+from postdate.broker.service.service import Service
 from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, play, produce_request
 from tests.helpers.tokens import token
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker.configuration.access import AccessConfig
-from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, ServerError
-from broker.service.refusal_log import RefusalLog
-from broker.service.service import Service
+from postdate.broker.configuration.access import AccessConfig
+from postdate.broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, ServerError
+from postdate.broker.service.refusal_log import RefusalLog
+from postdate.broker.service.service import Service
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.guarded_service import connect

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.authentication.authenticator import Authenticator
-from broker.authentication.provider import AuthenticationError
-from broker.authentication.tls import TlsProvider, role_of
-from broker.configuration.access import TLS_PROVIDER, TOKEN_PROVIDER
-from broker.configuration.config import ConfigError, load_config
+from postdate.broker.authentication.authenticator import Authenticator
+from postdate.broker.authentication.provider import AuthenticationError
+from postdate.broker.authentication.tls import TlsProvider, role_of
+from postdate.broker.configuration.access import TLS_PROVIDER, TOKEN_PROVIDER
+from postdate.broker.configuration.config import ConfigError, load_config
 
 BILLING = {"subject": ((("organizationName", "shop"),), (("commonName", "billing"),))}
 NAMELESS = {"subject": ((("organizationName", "shop"),),)}

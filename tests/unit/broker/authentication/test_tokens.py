@@ -13,10 +13,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from broker.authentication.authenticator import Authenticator
-from broker.authentication.provider import AuthenticatedRole, AuthenticationError
-from broker.configuration.access import AccessConfig
-from broker.configuration.config import BrokerConfig, ConfigError, load_config
+from postdate.broker.authentication.authenticator import Authenticator
+from postdate.broker.authentication.provider import AuthenticatedRole, AuthenticationError
+from postdate.broker.configuration.access import AccessConfig
+from postdate.broker.configuration.config import BrokerConfig, ConfigError, load_config
 from tests.helpers.tokens import SECRET, SECRET_KEY, TOKEN_PROVIDER, token
 
 NOW_S = 1_800_000_000

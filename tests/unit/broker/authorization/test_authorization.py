@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.authorization.grants import Action, GrantBook
-from broker.authorization.permissions import Authorizer
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, Schema, ServerError
-from broker.service.service import Service
-from broker.topics.topic_name import TopicName
+from postdate.broker.authorization.grants import Action, GrantBook
+from postdate.broker.authorization.permissions import Authorizer
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, Schema, ServerError
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.memory_records import MemoryRecords
 from tests.helpers.fakes.service_fakes import Peer, until
 from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, play, produce_request

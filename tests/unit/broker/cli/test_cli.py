@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.cli.common import MalformedRequests, OneLineFormatter
-from broker.cli.service_commands import announcement
-from broker.cli.service_commands import postdate as main
-from broker.configuration.config import BrokerConfig
-from broker.configuration.pulsar_keys import pulsar_keys
-from demo.process import PostdateProcess, free_ports
+from postdate.broker.cli.common import MalformedRequests, OneLineFormatter
+from postdate.broker.cli.service_commands import announcement
+from postdate.broker.cli.service_commands import postdate as main
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.configuration.pulsar_keys import pulsar_keys
+from postdate.demo.process import PostdateProcess, free_ports
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
@@ -127,7 +127,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 
 def start_refusal(*words: str) -> str:
     """Start a service that must refuse, as a process that can be ended if it does not."""
-    command = [sys.executable, "-m", "broker.cli", "serve", "--log-level", "error", *words]
+    command = [sys.executable, "-m", "postdate", "serve", "--log-level", "error", *words]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
     assert (result.returncode, result.stdout) == (2, "")
@@ -260,7 +260,7 @@ def test_the_service_announces_itself_refuses_a_second_and_stops_in_order(tmp_pa
 def test_the_service_takes_as_many_files_as_it_may_have(tmp_path: Path) -> None:
     """Each connection is one; a shell's first limit is often 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    command = [sys.executable, "-m", "broker.cli", "serve", *settings(tmp_path, *free_ports(2))]
+    command = [sys.executable, "-m", "postdate", "serve", *settings(tmp_path, *free_ports(2))]
 
     with subprocess.Popen(
         ["sh", "-c", 'ulimit -S -n 256 && exec "$@"', "sh", *command], stdout=subprocess.PIPE, text=True
@@ -278,7 +278,7 @@ def test_the_service_takes_as_many_files_as_it_may_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_a_service_that_cannot_print_its_addresses_serves(tmp_path: Path, words: tuple[str, ...]) -> None:
     """/dev/full is as a file on a full disk; the exit code is that of the service."""
-    command = [sys.executable, "-m", "broker.cli", "serve", *words, *settings(tmp_path, *free_ports(2))]
+    command = [sys.executable, "-m", "postdate", "serve", *words, *settings(tmp_path, *free_ports(2))]
 
     with (
         Path("/dev/full").open("w") as full,
@@ -297,7 +297,7 @@ def test_a_service_that_cannot_print_its_addresses_serves(tmp_path: Path, words:
 def test_a_start_in_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    command = [sys.executable, "-m", "broker.cli", "serve", *settings(tmp_path / "data", *free_ports(2))]
+    command = [sys.executable, "-m", "postdate", "serve", *settings(tmp_path / "data", *free_ports(2))]
 
     result = subprocess.run(
         ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *command],
@@ -347,9 +347,7 @@ def test_the_commands_to_try_can_be_pasted_into_a_shell() -> None:
 
 def test_help_is_quick() -> None:
     """The service's libraries are loaded by `serve` alone."""
-    program = (
-        "import sys, broker.cli.service_commands; print('aiohttp' in sys.modules, 'prometheus_client' in sys.modules)"
-    )
+    program = "import sys, postdate.broker.cli.service_commands; print('aiohttp' in sys.modules, 'prometheus_client' in sys.modules)"
 
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
 
@@ -380,7 +378,7 @@ def test_a_request_that_is_no_http_is_told_in_one_line_and_a_defect_with_its_tra
 @pytest.mark.parametrize("words", ["--help", "topics --help", "config", "snapshots --help"])
 def test_output_that_cannot_be_written_is_told_in_one_line(words: str) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "broker.cli", *words.split()]
+        command = [sys.executable, "-m", "postdate", *words.split()]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, check=False)
 
     assert (ended.returncode, ended.stderr) == (

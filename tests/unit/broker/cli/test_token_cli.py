@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.serialization import load_der_private_key, load_der_public_key
 
-from broker.cli.service_commands import postdate as main
-from command_line.times import relative_seconds
+from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.times import relative_seconds
 
 SECRETS = {"HS256": 32, "HS384": 48, "HS512": 64}
 PAIRS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from broker.admin.topic_stats import subscription_stats
-from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX, Connection
-from broker.clients.requests import HANDLERS
-from broker.clients.writability import READ_BYTES_MAX
-from broker.event_loop import ServiceEventLoop
-from broker.network.listener import Accepted
-from broker.protocol.commands import frame
-from broker.protocol.pb.pulsar_api_pb2 import (
+from dispatcher import DispatcherConfig
+from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
+from postdate.broker.admin.topic_stats import subscription_stats
+from postdate.broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX, Connection
+from postdate.broker.clients.requests import HANDLERS
+from postdate.broker.clients.writability import READ_BYTES_MAX
+from postdate.broker.event_loop import ServiceEventLoop
+from postdate.broker.network.listener import Accepted
+from postdate.broker.protocol.commands import frame
+from postdate.broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
     CommandProducerSuccess,
     CommandSubscribe,
@@ -25,12 +27,10 @@ from broker.protocol.pb.pulsar_api_pb2 import (
     ProducerAccessMode,
     ServerError,
 )
-from broker.service.service import Service
-from broker.slices import SLICE_S
-from broker.topics.limits import ConnectionController
-from broker.topics.topic_name import TopicName
-from dispatcher import DispatcherConfig
-from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
+from postdate.broker.service.service import Service
+from postdate.broker.slices import SLICE_S
+from postdate.broker.topics.limits import ConnectionController
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, open_service, play, subscribe, until
 from tests.helpers.send_frames import send_frame
 from tracker.config import TrackerConfig

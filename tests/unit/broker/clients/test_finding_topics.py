@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.protocol.pb.pulsar_api_pb2 import (
+from postdate.broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
     CommandGetTopicsOfNamespace,
     CommandPartitionedTopicMetadataResponse,
     ServerError,
 )
-from broker.service.service import Service
-from broker.topics.topic_name import TopicName
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, play, subscribe
 
 TOPIC = TopicName.parse("t")

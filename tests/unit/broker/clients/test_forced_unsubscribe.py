@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ServerError
-from broker.topics.topic_name import TopicName
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ServerError
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
 
 

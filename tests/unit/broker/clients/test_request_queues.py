@@ -4,9 +4,9 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 
-from broker.clients.request_queues import RequestQueues
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.topics.topic_name import TopicName
+from postdate.broker.clients.request_queues import RequestQueues
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.topics.topic_name import TopicName
 
 
 def _on_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:

@@ -1,6 +1,6 @@
 """A connection takes messages while it has room for what was written and for what is being read."""
 
-from broker.clients.writability import Writability
+from postdate.broker.clients.writability import Writability
 
 
 def test_no_read_begins_while_as_many_bytes_as_may_be_are_being_read() -> None:

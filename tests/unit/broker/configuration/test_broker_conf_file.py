@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from broker.configuration.config import BrokerConfig, load_config, settings
-from broker.configuration.table import comments_of, config_lines, config_table
-from broker.configuration.text import OWN_PREFIXES, parse_config_text
+from postdate.broker.configuration.config import BrokerConfig, load_config, settings
+from postdate.broker.configuration.table import comments_of, config_lines, config_table
+from postdate.broker.configuration.text import OWN_PREFIXES, parse_config_text
 
 REPOSITORY = Path(__file__).parents[4]
 FILE = REPOSITORY / "config/broker.conf"

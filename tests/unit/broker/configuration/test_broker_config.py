@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from broker.configuration.config import BrokerConfig, ConfigError, load_config, settings
-from broker.configuration.table import config_lines
-from broker.configuration.text import check_unknown_key, parse_config_text
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from dispatcher.core.intake import Intake
+from postdate.broker.configuration.config import BrokerConfig, ConfigError, load_config, settings
+from postdate.broker.configuration.table import config_lines
+from postdate.broker.configuration.text import check_unknown_key, parse_config_text
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY
 

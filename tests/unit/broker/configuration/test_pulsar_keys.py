@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.configuration.config import settings
-from broker.configuration.pulsar_keys import KeyClass, pulsar_key, pulsar_keys, read_keys
-from broker.configuration.text import parse_config_text
+from postdate.broker.configuration.config import settings
+from postdate.broker.configuration.pulsar_keys import KeyClass, pulsar_key, pulsar_keys, read_keys
+from postdate.broker.configuration.text import parse_config_text
 
 PULSAR_FILE = Path(__file__).parents[4] / "tests/golden/pulsar_config/broker-4.2.4.conf"
 OF_PULSAR = {key: value for key, (value, _) in parse_config_text(PULSAR_FILE.read_text(), name="Pulsar's").items()}

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from broker.configuration.config import ConfigError, load_config, settings
-from broker.configuration.pulsar_keys import pulsar_keys
-from broker.configuration.text import Given
-from broker.configuration.unread_keys import Finding, UnreadKey, check_promises, unread_keys
+from postdate.broker.configuration.config import ConfigError, load_config, settings
+from postdate.broker.configuration.pulsar_keys import pulsar_keys
+from postdate.broker.configuration.text import Given
+from postdate.broker.configuration.unread_keys import Finding, UnreadKey, check_promises, unread_keys
 
 
 def found(**values: str) -> list[UnreadKey]:

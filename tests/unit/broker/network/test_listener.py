@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.configuration.tls_config import TlsConfig
-from broker.network.listener import Accepted, Listener, Port, listen
-from broker.network.tls import ServerTls
-from broker.topics.limits import ConnectionController
+from postdate.broker.configuration.tls_config import TlsConfig
+from postdate.broker.network.listener import Accepted, Listener, Port, listen
+from postdate.broker.network.tls import ServerTls
+from postdate.broker.topics.limits import ConnectionController
 from tests.helpers.certificates import Authority
 from tests.helpers.fakes.service_fakes import until
 

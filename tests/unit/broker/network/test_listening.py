@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from broker.configuration.config import BrokerConfig, ConfigError, load_config
-from broker.network.listening import WebAudience, check_bind_address, describe_listening
+from postdate.broker.configuration.config import BrokerConfig, ConfigError, load_config
+from postdate.broker.network.listening import WebAudience, check_bind_address, describe_listening
 
 NAMES = {
     "localhost": ["127.0.0.1", "::1"],

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.configuration.config import ConfigError, load_config
-from broker.configuration.tls_config import TlsConfig
-from broker.network.tls import ServerTls
-from broker.server.ports import open_tls
+from postdate.broker.configuration.config import ConfigError, load_config
+from postdate.broker.configuration.tls_config import TlsConfig
+from postdate.broker.network.tls import ServerTls
+from postdate.broker.server.ports import open_tls
 from tests.helpers.certificates import Authority, CertificateFiles, encrypted_key
 
 

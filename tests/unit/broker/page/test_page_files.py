@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from broker.page.routes import PAGE_PATHS, page_routes
+from postdate.broker.page.routes import PAGE_PATHS, page_routes
 
-STATIC = Path(str(files("broker.page") / "static"))
+STATIC = Path(str(files("postdate.broker.page") / "static"))
 OWN_SCRIPTS = sorted(STATIC.glob("*.js"))
 
 

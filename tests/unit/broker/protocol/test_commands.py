@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.protocol import commands
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ServerError
+from postdate.broker.protocol import commands
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ServerError
 from tests.helpers.parsed_frames import frames_in
 
 NO_ENTRY = 2**64 - 1

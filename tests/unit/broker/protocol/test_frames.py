@@ -6,11 +6,11 @@ import zlib
 import google_crc32c
 import pytest
 
-from broker.protocol import commands
-from broker.protocol.errors import FrameTooLargeError, ProtocolError
-from broker.protocol.frames import FRAME_PADDING, CorruptSend, FrameSplitter, Send
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandPartitionedTopicMetadata
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from postdate.broker.protocol import commands
+from postdate.broker.protocol.errors import FrameTooLargeError, ProtocolError
+from postdate.broker.protocol.frames import FRAME_PADDING, CorruptSend, FrameSplitter, Send
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandPartitionedTopicMetadata
 from tests.helpers.parsed_frames import frames_in
 from tests.helpers.wire_frames import entry_of, framed
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.scheduled.operations import Selector
 from managed_ledger.position import Position
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.scheduled.operations import Selector
 from tests.helpers.scheduled_world import KINDS, World, play
 
 

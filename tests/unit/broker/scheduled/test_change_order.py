@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from broker.scheduled.operations import Selector
-from broker.scheduled.selection import Wanted
-from broker.scheduled.topic_schedule import TopicSchedule
-from broker.topics.change_order import CANCEL, WAIT_S, ChangeUnderWayError, ScheduledChange
 from managed_ledger.position import Position
+from postdate.broker.scheduled.operations import Selector
+from postdate.broker.scheduled.selection import Wanted
+from postdate.broker.scheduled.topic_schedule import TopicSchedule
+from postdate.broker.topics.change_order import CANCEL, WAIT_S, ChangeUnderWayError, ScheduledChange
 from tests.helpers.scheduled_world import ALL, FIRST_DUE_MS, KINDS, MESSAGES, World, play
 
 HOUR_MS = 3_600_000

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.scheduled.explanation import explain_key, explain_message
-from broker.scheduled.listing import list_messages, topic_summary
-from broker.scheduled.operations import Selector
-from broker.scheduled.topic_schedule import TopicSchedule
 from managed_ledger.disk.keys import Family, block_key, pair
 from managed_ledger.entries.blocks import encode_payloads, payload_at, payload_count, row_count
 from managed_ledger.entries.headers import ROW_BYTES
 from managed_ledger.position import Position
+from postdate.broker.scheduled.explanation import explain_key, explain_message
+from postdate.broker.scheduled.listing import list_messages, topic_summary
+from postdate.broker.scheduled.operations import Selector
+from postdate.broker.scheduled.topic_schedule import TopicSchedule
 from tests.helpers.scheduled_world import ALL, FIRST_DUE_MS, MESSAGES, World, play
 
 DAMAGED = 3

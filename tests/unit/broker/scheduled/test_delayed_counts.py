@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from broker.admin.topic_stats import topic_stats
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.delayed_counts import COUNTING_SHARE, delayed_counts, note_delayed
-from broker.service.service import Service
-from broker.topics.figures import ScheduledCounts
-from broker.topics.inactive import REST_AFTER_MS
-from broker.topics.policies import DelayedDeliveryPolicies
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from managed_ledger.reading.selection import HeadersRead, RowsRead
+from postdate.broker.admin.topic_stats import topic_stats
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.scheduled.catalog import ScheduleCatalog
+from postdate.broker.scheduled.delayed_counts import COUNTING_SHARE, delayed_counts, note_delayed
+from postdate.broker.service.service import Service
+from postdate.broker.topics.figures import ScheduledCounts
+from postdate.broker.topics.inactive import REST_AFTER_MS
+from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import until
 from tests.helpers.service_lives import EXCLUSIVE, HOUR_MS, NAME, play, subscribe

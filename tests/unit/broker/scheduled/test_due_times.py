@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, note_delayed
-from broker.scheduled.due_times import note_due_times
-from broker.service.service import Service
-from broker.topics.figures import ScheduledCounts
-from broker.topics.inactive import REST_AFTER_MS
-from broker.topics.pause import PauseState
-from broker.topics.topic import Topic
 from dispatcher.dispatcher import Dispatcher
 from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.reading.selection import RowsRead
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.scheduled.catalog import ScheduleCatalog
+from postdate.broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, note_delayed
+from postdate.broker.scheduled.due_times import note_due_times
+from postdate.broker.service.service import Service
+from postdate.broker.topics.figures import ScheduledCounts
+from postdate.broker.topics.inactive import REST_AFTER_MS
+from postdate.broker.topics.pause import PauseState
+from postdate.broker.topics.topic import Topic
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import until
 from tests.helpers.service_lives import HOUR_MS, NAME, START_MS, play, subscribe

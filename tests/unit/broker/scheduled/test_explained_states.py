@@ -8,16 +8,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.admin.web import start_web
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.scheduled import explanation
-from broker.server.server import all_routes
-from broker.service.service import Service
-from broker.topics.topic_name import TopicName
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
+from postdate.broker.admin.web import start_web
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.scheduled import explanation
+from postdate.broker.server.server import all_routes
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 

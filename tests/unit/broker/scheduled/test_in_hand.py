@@ -6,8 +6,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.admin.web import WebServer
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from postdate.broker.admin.web import WebServer
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from tests.helpers.fakes.service_fakes import Peer, until
 from tests.helpers.scheduled_topic import NOW_MS, ScheduledApi, play
 from tests.helpers.send_frames import named_frames

@@ -5,7 +5,7 @@ from typing import Any
 
 import aiohttp
 
-from broker.admin.web import WebServer
+from postdate.broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, play
 

@@ -5,12 +5,12 @@ from typing import cast
 
 import pytest
 
-from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.ledger_schedule import LedgerSchedule
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.reading.selection import RowsRead, Skip
+from postdate.broker.scheduled.catalog import ScheduleCatalog
+from postdate.broker.scheduled.ledger_schedule import LedgerSchedule
 
 QUESTIONS_MAX = 100
 

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 import yarl
 
-from broker.admin.web import WebServer
+from postdate.broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, play
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.admin.web import WebServer
-from broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
-from broker.scheduled.topic_schedule import TopicSchedule
-from broker.topics.policies import DelayedDeliveryPolicies
 from managed_ledger.entries.messages import message_of
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
+from postdate.broker.admin.web import WebServer
+from postdate.broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
+from postdate.broker.scheduled.topic_schedule import TopicSchedule
+from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.scheduled_topic import NOW_MS, ScheduledApi, play, subscribed
 from tests.helpers.send_frames import batch_frame

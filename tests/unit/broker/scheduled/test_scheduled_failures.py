@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from broker.scheduled.operations import Selector
 from managed_ledger.errors import LedgerWriteError
+from postdate.broker.scheduled.operations import Selector
 from tests.helpers.scheduled_world import FIRST_DUE_MS, KINDS, MESSAGES, World, play
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.admin.web import WebServer
+from postdate.broker.admin.web import WebServer
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, play
 from tests.helpers.send_frames import named_frames

@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker.admin import scheduled_requests as requests
-from broker.admin.openapi import document
-from broker.admin.scheduled_requests import RequestError
+from postdate.broker.admin import scheduled_requests as requests
+from postdate.broker.admin.openapi import document
+from postdate.broker.admin.scheduled_requests import RequestError
 
 NOW_MS = 1_800_000_000_000
 

@@ -7,12 +7,12 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from broker.admin.web import WebServer
-from broker.protocol.commands import frame
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.replacing import NewEntry, Replacement
+from postdate.broker.admin.web import WebServer
+from postdate.broker.protocol.commands import frame
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, ScheduledApi, play
 from tests.helpers.send_frames import named_frames
@@ -115,7 +115,7 @@ def test_an_id_of_a_chunk_means_all_chunks_of_its_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: int, *, is_old: bool
 ) -> None:
     if is_old:
-        monkeypatch.setattr("broker.clients.publishing.header_flags", lambda _: 0)
+        monkeypatch.setattr("postdate.broker.clients.publishing.header_flags", lambda _: 0)
 
     async def story(server: WebServer, peer: Peer) -> None:
         api = ScheduledApi(server, peer)

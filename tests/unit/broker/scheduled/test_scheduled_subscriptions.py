@@ -11,15 +11,15 @@ import aiohttp
 import pytest
 from pyroaring import BitMap
 
-from broker.admin.web import start_web
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.server.server import all_routes
-from broker.service.service import Service
-from broker.topics.expired_entries import EXPIRED_BYTES_MAX, EXPIRED_PROPERTY, has_expired, with_expired
-from broker.topics.inactive import REST_AFTER_MS
-from broker.topics.subscription import TYPE_PROPERTY, Subscription
-from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerWriteError
+from postdate.broker.admin.web import start_web
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.server.server import all_routes
+from postdate.broker.service.service import Service
+from postdate.broker.topics.expired_entries import EXPIRED_BYTES_MAX, EXPIRED_PROPERTY, has_expired, with_expired
+from postdate.broker.topics.inactive import REST_AFTER_MS
+from postdate.broker.topics.subscription import TYPE_PROPERTY, Subscription
+from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from broker.admin.web import WebServer
-from broker.cli.service_commands import postdate as main
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.service.service import Service
+from postdate.broker.admin.web import WebServer
+from postdate.broker.cli.service_commands import postdate as main
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from postdate.broker.service.service import Service
 from tests.helpers.fakes.service_fakes import Peer, until
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, play
 from tests.helpers.send_frames import named_frames, send_frame

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.server.service_manager import ServiceManager
+from postdate.broker.server.service_manager import ServiceManager
 
 
 @pytest.fixture(params=["path", "abstract"])

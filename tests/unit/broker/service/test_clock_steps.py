@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.service.clock_steps import ClockSteps
+from postdate.broker.service.clock_steps import ClockSteps
 from postdate.testing import FakeClock
 
 DAY_MS = 86_400_000

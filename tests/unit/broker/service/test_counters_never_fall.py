@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.scheduled.operations import Operations, Progress, Selector
-from broker.scheduled.topic_schedule import TopicSchedule
-from broker.service.service import Service
-from broker.topics.figures import TopicSnapshot
-from broker.topics.inactive import DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, REST_AFTER_MS, InactiveTopicsConfig
-from broker.topics.subscription import Subscription
-from broker.topics.topic import Topic
-from broker.topics.topic_name import TopicName
 from dispatcher.stats import SubscriptionStats
 from managed_ledger.config import ManagedLedgerConfig
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from postdate.broker.scheduled.operations import Operations, Progress, Selector
+from postdate.broker.scheduled.topic_schedule import TopicSchedule
+from postdate.broker.service.service import Service
+from postdate.broker.topics.figures import TopicSnapshot
+from postdate.broker.topics.inactive import DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, REST_AFTER_MS, InactiveTopicsConfig
+from postdate.broker.topics.subscription import Subscription
+from postdate.broker.topics.topic import Topic
+from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text

@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.authorization.grants import Action, GrantBook
-from broker.errors import NotAllowedError, TopicClosedError
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.service.service import Service
-from broker.topics.figures import SubscriptionCounters, TopicSnapshot
-from broker.topics.inactive import (
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.errors import LedgerWriteError
+from managed_ledger.ledger_store import LedgerStore
+from postdate.broker.authorization.grants import Action, GrantBook
+from postdate.broker.errors import NotAllowedError, TopicClosedError
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.service.service import Service
+from postdate.broker.topics.figures import SubscriptionCounters, TopicSnapshot
+from postdate.broker.topics.inactive import (
     DELETE_WHEN_NO_SUBSCRIPTIONS,
     DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP,
     REST_AFTER_MS,
     InactiveTopicsConfig,
 )
-from broker.topics.limits import LimitsConfig
-from broker.topics.policies import DelayedDeliveryPolicies
-from broker.topics.topic import Topic
-from broker.topics.topic_name import TopicName
-from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.errors import LedgerWriteError
-from managed_ledger.ledger_store import LedgerStore
+from postdate.broker.topics.limits import LimitsConfig
+from postdate.broker.topics.policies import DelayedDeliveryPolicies
+from postdate.broker.topics.topic import Topic
+from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
 from tests.helpers.fakes.memory_records import MemoryRecords
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
@@ -729,7 +729,13 @@ def test_a_closed_topic_gives_its_memory_back_without_a_search_for_cycles(tmp_pa
 
 def _of_a_topic() -> Counter[str]:
     """Count the objects of the modules that a topic with a delayed message is made of."""
-    rooms = ("broker.topics.", "dispatcher.reader", "dispatcher.dispatcher", "dispatcher.core.intake", "tracker.core.")
+    rooms = (
+        "postdate.broker.topics.",
+        "dispatcher.reader",
+        "dispatcher.dispatcher",
+        "dispatcher.core.intake",
+        "tracker.core.",
+    )
     # A class of another library may have anything there.
     modules = (str(type(one).__module__) for one in gc.get_objects())
     return Counter(module for module in modules if module.startswith(rooms))

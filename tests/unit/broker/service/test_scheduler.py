@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.configuration.config import load_config
-from broker.service.clock_steps import ClockWatch, steady_ms
-from broker.service.scheduler import Housekeeping, Job
+from postdate.broker.configuration.config import load_config
+from postdate.broker.service.clock_steps import ClockWatch, steady_ms
+from postdate.broker.service.scheduler import Housekeeping, Job
 from tests.helpers.fakes.apscheduler_clock import apscheduler_clock
 from tests.helpers.fakes.life_loop import Clock, LifeLoop, LoopExecutor
 

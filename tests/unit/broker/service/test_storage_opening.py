@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.service.storage_opening import ANSWER_WAIT_S, PATIENCE_S, PAUSE_S_MAX, StorageOpening
+from postdate.broker.service.storage_opening import ANSWER_WAIT_S, PATIENCE_S, PAUSE_S_MAX, StorageOpening
 from postdate.testing import run_virtually
 from snapshot_storage.errors import (
     SnapshotStorageError,

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.admin.topic_stats import topic_stats
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.scheduled.delayed_counts import delayed_counts
-from broker.service.service import Service
-from broker.topics.delayed_range import delays_through, settle_notes
-from broker.topics.policies import DelayedDeliveryPolicies
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from postdate.broker.admin.topic_stats import topic_stats
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.scheduled.delayed_counts import delayed_counts
+from postdate.broker.service.service import Service
+from postdate.broker.topics.delayed_range import delays_through, settle_notes
+from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import open_service, until
 from tests.helpers.service_lives import HOUR_MS, NAME, START_MS, subscribe

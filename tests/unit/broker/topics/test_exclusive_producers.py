@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
-from broker.service.service import Service
-from broker.topics.topic_epochs import TopicEpochs
-from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerWriteError
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
+from postdate.broker.service.service import Service
+from postdate.broker.topics.topic_epochs import TopicEpochs
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, play, until
 
 EXCLUSIVE_MODES = ("Exclusive", "WaitForExclusive", "ExclusiveWithFencing")

@@ -15,17 +15,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyroaring import BitMap
 
-from broker.configuration.config import BrokerConfig
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
-from broker.service.service import Service
-from broker.topics import snapshot_sweep
-from broker.topics.subscription import TYPE_PROPERTY, Subscription
-from broker.topics.topic import Topic
-from broker.topics.topic_index import INDEX_CURSOR_NAME
-from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
+from postdate.broker.service.service import Service
+from postdate.broker.topics import snapshot_sweep
+from postdate.broker.topics.subscription import TYPE_PROPERTY, Subscription
+from postdate.broker.topics.topic import Topic
+from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME
+from postdate.broker.topics.topic_name import TopicName
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

@@ -10,22 +10,22 @@ from typing import Any
 import aiohttp
 import pytest
 
-import broker.scheduled.delayed_counts
-import broker.scheduled.topic_schedule
-import broker.slices
-from broker.admin.metrics import stream_metrics
-from broker.admin.topic_stats import topic_delayed_index, topic_internal_stats, topic_stats
-from broker.admin.web import start_web
-from broker.clients.connection import Connection
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.scheduled.delayed_counts import delayed_counts
-from broker.server.server import all_routes
-from broker.service.service import Service
-from broker.topics.figures import TopicSnapshot
-from broker.topics.policies import DelayedDeliveryPolicies, PolicyOwner
-from broker.topics.subscription import Subscription
-from broker.topics.topic import Topic
-from broker.topics.topic_name import TopicName
+import postdate.broker.scheduled.delayed_counts
+import postdate.broker.scheduled.topic_schedule
+import postdate.broker.slices
+from postdate.broker.admin.metrics import stream_metrics
+from postdate.broker.admin.topic_stats import topic_delayed_index, topic_internal_stats, topic_stats
+from postdate.broker.admin.web import start_web
+from postdate.broker.clients.connection import Connection
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from postdate.broker.scheduled.delayed_counts import delayed_counts
+from postdate.broker.server.server import all_routes
+from postdate.broker.service.service import Service
+from postdate.broker.topics.figures import TopicSnapshot
+from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyOwner
+from postdate.broker.topics.subscription import Subscription
+from postdate.broker.topics.topic import Topic
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
 from tests.helpers.guarded_service import NOTHING, ORDERS, connect, play
 from tests.helpers.tokens import token
@@ -61,7 +61,7 @@ async def calls_by_turn(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, 
         calls[turn] += 1
         return called(*args, **options)
 
-    monkeypatch.setattr(broker.slices, "SLICE_S", 0)
+    monkeypatch.setattr(postdate.broker.slices, "SLICE_S", 0)
     monkeypatch.setattr(owner, name, counted)
     doing = asyncio.ensure_future(work)
     while not doing.done():
@@ -76,8 +76,12 @@ async def calls_by_turn(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, 
     [
         pytest.param(Subscription, "metrics", scrape, id="metrics"),
         pytest.param(Subscription, "problems", scrape, id="problems in metrics"),
-        pytest.param(broker.scheduled.delayed_counts, "may_have_delayed", scrape, id="delayed messages in metrics"),
-        pytest.param(broker.scheduled.topic_schedule, "TopicSchedule", count_delayed, id="delayed messages in stats"),
+        pytest.param(
+            postdate.broker.scheduled.delayed_counts, "may_have_delayed", scrape, id="delayed messages in metrics"
+        ),
+        pytest.param(
+            postdate.broker.scheduled.topic_schedule, "TopicSchedule", count_delayed, id="delayed messages in stats"
+        ),
         pytest.param(Subscription, "metrics", lambda _, topic: topic_stats(topic, {}), id="stats"),
         pytest.param(Subscription, "stats", lambda _, topic: topic_internal_stats(topic), id="internalStats"),
         pytest.param(Subscription, "index_stats", lambda _, topic: topic_delayed_index(topic), id="delayedIndex"),

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from broker.topics.policies import (
+from postdate.broker.topics.policies import (
     MILLISECONDS_MAX,
     DelayedDeliveryPolicies,
     PolicyBook,
     PolicyError,
     parse_policies,
 )
-from broker.topics.topic_name import TopicName
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.memory_records import MemoryRecords
 
 DEFAULT = DelayedDeliveryPolicies(is_active=True, tick_time_ms=1_000, delay_ms_max=0)

@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.service.service import Service
 from dispatcher import DispatcherConfig
 from dispatcher.core.intake import Intake
 from managed_ledger.config import ManagedLedgerConfig
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.service.service import Service
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tests.helpers.send_frames import send_frame

@@ -1,1 +1,0 @@
-"""Pulsar's binary protocol: frames, commands, and entries as messages. Connections are in `broker.clients`."""

@@ -1,0 +1,137 @@
+"""Shared parts of the service's own commands: the options of a configuration, logging, and errors of an operator.
+
+Parts shared by the commands of every room are in `command_line`.
+"""
+
+import errno
+import logging
+import re
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from managed_ledger.errors import LedgerError
+from postdate.broker.configuration.config import ConfigError
+from postdate.broker.errors import AdminRequestError, BrokerError, ServiceStartError
+from postdate.command_line.endings import refusing_of
+from postdate.command_line.options import in_order
+from snapshot_storage.errors import SnapshotStorageError
+
+_TOKEN = re.compile(r"[A-Za-z0-9_.=-]+")
+
+
+class OneLineFormatter(logging.Formatter):
+    """Keeps each message on one line: a text from a client must not look like a record of its own."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 (logging's)
+        """Return the time in ISO 8601 and UTC, as all times of `postdate`."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """Write line breaks as escapes."""
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+class MalformedRequests(logging.Filter):
+    """Logs a request that is no HTTP in one line: any caller can send one, and a traceback helps no operator."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        # A type is named by a string: the commands that need no web server do not import one.
+        if error is not None and type(error).__module__ == "aiohttp.http_exceptions":
+            record.exc_info = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.args = "A request on the web port is no HTTP: %s", (type(error).__name__,)
+        return True
+
+
+def configure_logging(level: str) -> None:
+    """Send every record from `level` on to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # APScheduler reports every run of every job at INFO; failures are logged by the jobs' own supervisor.
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(MalformedRequests())
+
+
+def _explain(error: BaseException) -> str | None:
+    if not isinstance(error, OSError):
+        return None
+    if error.errno == errno.EADDRINUSE:
+        return f"{error}; choose free ports with --set brokerServicePort=... and --set webServicePort=..."
+    # An error of a port names no file.
+    is_of_port = error.filename is None and error.errno in (errno.EADDRNOTAVAIL, errno.EACCES)
+    if isinstance(error, socket.gaierror) or is_of_port:
+        return f"{error}; see bindAddress, brokerServicePort and webServicePort"
+    return str(error)
+
+
+refusing = refusing_of(
+    ConfigError,
+    AdminRequestError,
+    BrokerError,
+    ServiceStartError,
+    LedgerError,
+    SnapshotStorageError,
+    explain=_explain,
+)
+"""Turns the errors that an operator can do something about into one line and exit code 2."""
+
+
+config_options = in_order(
+    click.option(
+        "--config",
+        "config_path",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="A broker.conf. Default: the built-in defaults, which are those of config/broker.conf.",
+    ),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set one key; repeatable. Wins over the environment, which wins over the file.",
+    ),
+)
+
+
+def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Read a token in Pulsar's notation; the errors do not repeat it."""
+    del parameter
+    if value is None:
+        return None
+    kind, separator, rest = value.partition(":")
+    if not separator or kind not in ("token", "file"):
+        raise click.BadParameter("must be token:TOKEN or file:///PATH")
+    try:
+        token = rest if kind == "token" else Path(rest.removeprefix("//")).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no token"
+        raise click.BadParameter(f"{value} cannot be read: {reason}") from None
+    if not _TOKEN.fullmatch(token.strip()):
+        raise click.BadParameter("it is no token")
+    return token.strip()
+
+
+service_options = in_order(
+    click.option(
+        "--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the running service."
+    ),
+    click.option(
+        "--auth-params",
+        "token",
+        metavar="PARAMS",
+        callback=_token_of_params,
+        help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
+    ),
+    click.option("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),
+    click.option("--client-cert", metavar="FILE", help="The caller's certificate, if the service asks for one."),
+    click.option("--client-key", metavar="FILE", help="The private key of the certificate, without a password."),
+)
+"""The connection to a running service: `url`, `token`, `trust_certs`, `client_cert` and `client_key`."""

@@ -1,0 +1,270 @@
+"""The commands of `postdate` that are the service's own: start it, see it work, show its configuration."""
+
+import logging
+import os
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from postdate.broker.cli.command_groups import InstalledCommands
+from postdate.broker.cli.common import config_options, configure_logging, refusing, service_options
+from postdate.broker.cli.token_commands import token as token_group
+from postdate.broker.configuration.config import BrokerConfig, load_config
+from postdate.broker.configuration.table import (
+    commented_config,
+    commented_lines,
+    config_lines,
+    config_table,
+    config_values,
+)
+from postdate.broker.configuration.unread_keys import check_promises, unread_keys
+from postdate.broker.hosts import is_wildcard
+from postdate.broker.network.listening import check_bind_address, describe_listening
+from postdate.command_line.endings import give_up_output, help_end, refuse
+from postdate.command_line.output import json_option, print_json
+
+logger = logging.getLogger(__name__)
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.group(
+    cls=InstalledCommands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=help_end("postdate demo", "postdate serve --config config/broker.conf", "postdate serve --help"),
+)
+@click.version_option(package_name="postdate", prog_name="postdate")
+def postdate() -> None:
+    """Delayed delivery: published now, delivered at its time, in key order, to one consumer per key."""
+
+
+postdate.add_command(token_group)
+
+
+@postdate.command(
+    epilog=help_end(
+        "postdate serve",
+        "postdate serve --config config/broker.conf",
+        "postdate serve --set brokerServicePort=6651 --set dataDirectory=/var/lib/postdate",
+        "delayedDeliveryTickTimeMillis=100 postdate serve --log-level debug",
+        wrong="the log took no more writes, or not the last ones of a stop",
+        interrupted="stopped by Ctrl-C during the start; later, that is 0",
+    )
+)
+@config_options
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS, case_sensitive=False),
+    default="info",
+    show_default=True,
+    help="Lowest level that is logged, one line per record, on stderr.",
+)
+@json_option("one line when the service is ready: its addresses")
+@refusing
+def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, is_json: bool) -> None:
+    """Run the service until SIGTERM, Ctrl-C or the end of its terminal, which end it in order, with exit code 0."""
+    configure_logging(log_level)
+    config = load_config(config_path, environment=os.environ, overrides=overrides)
+    refuse_in_a_deleted_folder()
+    for warning in warnings_at_start(config):
+        logger.warning("%s", warning)
+    # Imported late: the other commands need none of it, and it takes most of a second.
+    from postdate.broker.event_loop import run_on_service_loop
+    from postdate.broker.network.listener import allow_open_files
+    from postdate.broker.server.server import serve as run_service
+    from postdate.broker.server.service_manager import ServiceManager
+    from postdate.broker.tuning import tune_process
+
+    tune_process()
+    allow_open_files()
+
+    def announce() -> None:
+        try:
+            if is_json:
+                print_json(addresses(config), is_line=True)
+            else:
+                click.echo(announcement(config))
+        except OSError as error:
+            # Such as a full disk below the file of the output, where clients can be served all the same.
+            logger.warning("the addresses cannot be printed, and clients can connect: %s", error.strerror or error)
+            give_up_output()
+
+    sys.exit(run_on_service_loop(run_service(config, announce=announce, manager=ServiceManager.of(os.environ))))
+
+
+def refuse_in_a_deleted_folder() -> None:
+    """End with one line if the folder that the process was started in is gone: a shell in it does not notice."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        refuse("the folder that this was started in does not exist any more: change to another one")
+
+
+def warnings_at_start(config: BrokerConfig) -> list[str]:
+    """Refuse an unsafe bind address and keys for missing features; return the warnings about the others.
+
+    Raises:
+        ConfigError: The configuration is refused.
+    """
+    promises = check_promises(unread_keys(config.unread), is_unsupported_ignored=config.is_unsupported_ignored)
+    bound = check_bind_address(config)
+    return [*([] if bound is None else [bound]), *promises]
+
+
+def addresses(config: BrokerConfig) -> dict[str, str | None]:
+    """Return the addresses of the ports, for programs; null where a port is not served."""
+    host = config.advertised_address or config.bind_address
+    return {
+        "serviceUrl": _url("pulsar", host, config.service_port),
+        "serviceUrlTls": _url("pulsar+ssl", host, config.service_port_tls),
+        "webServiceUrl": _url("http", host, config.web_port),
+        "webServiceUrlTls": _url("https", host, config.web_port_tls),
+        "dataDirectory": str(config.data_directory.resolve()),
+    }
+
+
+def announcement(config: BrokerConfig) -> str:
+    """Return the text of the start: the addresses, and the first commands to try."""
+    plain, tls, web, web_tls, data = addresses(config).values()
+    client_urls = [url for url in (plain, tls) if url is not None]
+    web_urls = [url for url in (web, web_tls) if url is not None]
+    client_url = client_urls[0]
+    return f"""\
+Postdate is ready.
+  The page        {" ".join(f"{url}/" for url in web_urls)}
+  Pulsar clients  {" ".join(client_urls)}
+  Health, metrics {" ".join(f"{url}/health {url}/metrics" for url in web_urls)}
+  Listens on      {describe_listening(config)}
+  Data            {data}
+{_first_steps(client_url, has_tokens=config.access.is_authentication_enabled)}"""
+
+
+def _first_steps(client_url: str, *, has_tokens: bool) -> str:
+    """Return commands that work: Pulsar's client is an extra, which an image or a server need not have."""
+    program = _first_program(client_url, has_tokens=has_tokens)
+    if find_spec("pulsar") is None:
+        return f"""\
+Try, where pulsar-client is installed: a message that arrives 3 seconds after it was sent
+  python -c "{program}\""""
+    return f"""\
+Try: a message that arrives 3 seconds after it was sent
+  {_installed("python")} -c "{program}"
+or, for the main job with a crash in the middle: {_installed("postdate")} demo"""
+
+
+def _installed(name: str) -> str:
+    """Write a program of this installation as a shell in this folder finds it."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        return name
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def _first_program(client_url: str, *, has_tokens: bool) -> str:
+    options = "authentication=pulsar.AuthenticationToken('TOKEN'), " if has_tokens else ""
+    if client_url.startswith("pulsar+ssl:"):
+        options += "tls_trust_certs_file_path='ca.pem', "
+    return (
+        "import pulsar; from datetime import timedelta; "
+        f"client = pulsar.Client('{client_url}', {options}logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)); "
+        "consumer = client.subscribe('hello', 'me', consumer_type=pulsar.ConsumerType.Shared); "
+        "client.create_producer('hello').send(b'from the past', deliver_after=timedelta(seconds=3)); "
+        "message = consumer.receive(); consumer.acknowledge(message); print(message.data().decode()); client.close()"
+    )
+
+
+def _url(scheme: str, host: str, port: int | None) -> str | None:
+    return None if port is None else f"{scheme}://{_in_url(host)}:{port}"
+
+
+def _in_url(host: str) -> str:
+    """Write an address as URLs have it: an IPv6 address in brackets, and one to connect to for a wildcard."""
+    if is_wildcard(host):
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+@postdate.command(
+    epilog=help_end(
+        "postdate config",
+        "postdate config --config config/broker.conf --changed",
+        "postdate config --config /etc/pulsar/standalone.conf --ignored",
+        "postdate config --commented --set maxMessageSize=1048576 > my-broker.conf",
+    )
+)
+@config_options
+@click.option("--changed", is_flag=True, help="Only keys that differ from their defaults.")
+@click.option("--commented", is_flag=True, help="Every key with its meaning, as in config/broker.conf.")
+@click.option(
+    "--ignored", is_flag=True, help="Keys that are not read, set to another value than Pulsar's, and the reasons."
+)
+@click.option("--table", is_flag=True, help="A Markdown table of keys, defaults and meanings, as in the documentation.")
+@json_option("one object, values by key")
+@refusing
+def config(
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    changed: bool,
+    commented: bool,
+    ignored: bool,
+    table: bool,
+    is_json: bool,
+) -> None:
+    """Print the configuration in force, as a broker.conf."""
+    if sum((changed, commented, ignored, table)) > 1:
+        raise click.UsageError("--changed, --commented, --ignored and --table exclude each other")
+    if is_json and (commented or table):
+        raise click.UsageError("--commented and --table are no JSON")
+    configure_logging("warning")
+    effective = load_config(config_path, environment=os.environ, overrides=overrides)
+    unread = [str(one) for one in unread_keys(effective.unread)]
+    if ignored:
+        if is_json:
+            print_json(unread)
+        for line in [] if is_json else unread:
+            click.echo(line)
+        return
+    if unread:
+        click.echo(
+            f"postdate: given keys that are not read, and left out: {len(unread)}; --ignored names them", err=True
+        )
+    if is_json:
+        print_json(config_values(effective, changed_only=changed))
+        return
+    if commented:
+        click.echo(commented_lines(effective), nl=False)
+    elif table:
+        click.echo(config_table(commented_config()), nl=False)
+    else:
+        click.echo(config_lines(effective, changed_only=changed), nl=False)
+
+
+@postdate.command(
+    epilog=help_end(
+        "postdate keys orders billing customer-17",
+        "postdate keys shop/eu/orders billing customer-17 --url http://127.0.0.1:8081",
+        "postdate keys orders billing AAECAw== --base64",
+    )
+)
+@click.argument("topic")
+@click.argument("subscription")
+@click.argument("key")
+@click.option("--base64", "is_base64", is_flag=True, help="KEY is bytes, written as base64.")
+@service_options
+@json_option("the answer of the service's keyStatus")
+@refusing
+def keys(topic: str, subscription: str, key: str, is_base64: bool, is_json: bool, **connection: Any) -> None:
+    """Show the hash and the owner of KEY in a Key_Shared subscription, and the messages that block it."""
+    # Imported late: the other commands need no HTTP client.
+    from postdate.broker.cli.key_report import key_lines, key_status
+
+    status = key_status(topic, subscription, key, is_base64=is_base64, **connection)
+    if is_json:
+        print_json(status)
+    else:
+        click.echo(key_lines(status), nl=False)

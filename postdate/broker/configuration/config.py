@@ -1,0 +1,415 @@
+"""The service's configuration: the broker's own keys, and those of the packages it wires together.
+
+    broker.conf ──► environment ──► --set           (later ones win)
+          └──────────────┴─────────────┴──► BrokerConfig(managed_ledger=…, tracker=…, dispatcher=…)
+
+Every field that can be set names its key in `metadata["key"]`; where the file's unit is another than the field's,
+`metadata["factor"]` (or `"scale"`) is what one of the file's is in ours. Everything here is built from that, so a
+package adds a key by adding a field. Names and units are Pulsar's, defaults too unless the field says otherwise.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
+
+from dispatcher.config import DispatcherConfig
+from managed_ledger.config import ManagedLedgerConfig
+from postdate.broker.configuration.access import AccessConfig
+from postdate.broker.configuration.sources import collect
+from postdate.broker.configuration.text import ConfigError, Given, may_hold_password
+from postdate.broker.configuration.tls_config import TlsConfig
+from postdate.broker.hosts import is_host, is_wildcard
+from postdate.broker.topics.inactive import InactiveTopicsConfig
+from postdate.broker.topics.limits import LimitsConfig
+from snapshot_storage.rocksdb.config import RocksDBMemory
+from snapshot_storage.s3.config import S3Config
+from tracker.config import FACTORY_CLASS_NAMES, TrackerConfig
+
+__all__ = ["BrokerConfig", "ConfigError", "Setting", "load_config", "settings"]
+
+_INT64_MAX: Final = 2**63 - 1
+_INT32: Final = (-(2**31), 2**31 - 1)
+"""Pulsar's range of intervals. The next turn of a job with a much longer one is beyond the last date there is."""
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?0*([0-9]+)")
+_DIGITS_MAX: Final = 19
+_WORD: Final = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """The configuration of the service."""
+
+    bind_address: str = field(default="127.0.0.1", metadata={"key": "bindAddress", "is_host": True})
+    """The address that both ports listen on; without authentication one of this machine alone.
+
+    Default 127.0.0.1, in Pulsar 0.0.0.0.
+    """
+
+    is_insecure_bind_allowed: bool = field(default=False, metadata={"key": "insecureBindAllowed"})
+    """Whether other machines may connect without authentication (ours). Default off."""
+
+    service_port: int | None = field(default=6650, metadata={"key": "brokerServicePort", "range": (1, 65535)})
+    """The port for Pulsar clients without TLS, None for none. Default 6650."""
+
+    service_port_tls: int | None = field(default=None, metadata={"key": "brokerServicePortTls", "range": (1, 65535)})
+    """The port for Pulsar clients with TLS, None for none. Default none."""
+
+    web_port: int | None = field(default=8080, metadata={"key": "webServicePort", "range": (1, 65535)})
+    """The port for health and metrics over HTTP, None for none. Default 8080."""
+
+    web_port_tls: int | None = field(default=None, metadata={"key": "webServicePortTls", "range": (1, 65535)})
+    """The port for health and metrics over HTTPS, None for none. Default none."""
+
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    """The certificates of the ports with TLS."""
+
+    advertised_address: str | None = field(
+        default=None, metadata={"key": "advertisedAddress", "is_host": True, "is_named": True}
+    )
+    """The host name that look-ups answer, where clients reach the service by another than `bindAddress`.
+
+    Default empty: the bind address.
+    """
+
+    access: AccessConfig = field(default_factory=AccessConfig)
+    """Authentication and authorization."""
+
+    cluster_name: str = field(default="standalone", metadata={"key": "clusterName"})
+    """The name in the metrics' `cluster` label and before the names of unnamed producers. Default standalone."""
+
+    data_directory: Path = field(default=Path("data"), metadata={"key": "dataDirectory"})
+    """The folder of the log and of the snapshots, made when missing (ours). Default ./data."""
+
+    bucket_snapshot_storage: str = field(
+        default="rocksdb", metadata={"key": "bucketSnapshotStorage", "choices": ("rocksdb", "s3", "memory")}
+    )
+    """Where snapshots of the delayed index are kept: `rocksdb` in the data folder, `s3`, or `memory` (ours).
+
+    `memory` loses them at every stop, and the index is read again from the log. Default rocksdb.
+    """
+
+    s3: S3Config = field(default_factory=S3Config)
+    """The place on S3, for `bucket_snapshot_storage` s3."""
+
+    rocksdb: RocksDBMemory = field(default_factory=RocksDBMemory)
+    """How much memory the folder takes, for `bucket_snapshot_storage` rocksdb."""
+
+    message_size_max: int = field(
+        default=5 * 2**20, metadata={"key": "maxMessageSize", "range": (1, 2**31 - 1 - 10 * 1024)}
+    )
+    """The largest message in bytes, metadata included; a larger one closes its connection. Default 5,242,880."""
+
+    publish_buffer_bytes_max: int = field(
+        default=256 * 2**20,
+        metadata={
+            "key": "maxMessagePublishBufferSizeInMB",
+            "factor": 2**20,
+            "range": (2**20 * _INT32[0], 2**20 * _INT32[1]),
+        },
+    )
+    """Bytes of messages that may wait for the disk, of all connections; above it, nothing is read from senders.
+
+    Larger takes more memory while the disk stalls; 0 or less is no bound. Default 268,435,456, Pulsar's half of the
+    direct memory.
+    """
+
+    keep_alive_interval_s: int = field(default=30, metadata={"key": "keepAliveIntervalSeconds", "range": _INT32})
+    """A client silent for this long is asked for a sign of life, and disconnected after as long again.
+
+    Smaller finds dead clients sooner; 0 or less never asks. Default 30.
+    """
+
+    liveness_timeout_ms: int = field(
+        default=5_000, metadata={"key": "connectionLivenessCheckTimeoutMillis", "range": (0, 3_600_000)}
+    )
+    """How long a client may take to give a sign of life when another wants the key ranges that it has for itself.
+
+    Smaller frees the ranges of a dead client sooner, but may end one that is only slow; 0 never asks. Default 5,000.
+    """
+
+    ttl_ms: int = field(
+        default=0, metadata={"key": "ttlDurationDefaultInSeconds", "factor": 1_000, "range": (0, _INT64_MAX)}
+    )
+    """A message is acknowledged by itself this long after it was published; 0 is never. Default 0."""
+
+    expiry_check_interval_s: int = field(
+        default=5 * 60,
+        metadata={
+            "key": "messageExpiryCheckIntervalInMinutes",
+            "factor": 60,
+            "range": (60 * _INT32[0], 60 * _INT32[1]),
+        },
+    )
+    """How often messages beyond their time to live are looked for; 0 or less switches it off. Default 5 minutes."""
+
+    retention_check_interval_s: int = field(
+        default=120, metadata={"key": "retentionCheckIntervalInSeconds", "range": _INT32}
+    )
+    """How often ledgers are closed by age, and those that every subscription has finished are deleted.
+
+    Larger keeps finished ledgers on the disk for longer; 0 or less switches both off. Default 120.
+    """
+
+    stats_interval_s: int = field(default=60, metadata={"key": "statsUpdateFrequencyInSecs", "range": _INT32})
+    """How often rates are computed and a line of statistics is logged; 0 or less is never. Default 60."""
+
+    is_unsupported_ignored: bool = field(default=False, metadata={"key": "unsupportedConfigIgnored"})
+    """Whether keys of Pulsar for features that are missing here warn instead of refusing the start (ours).
+
+    Never those of security. Default off.
+    """
+    has_topic_metrics: bool = field(default=True, metadata={"key": "exposeTopicLevelMetricsInPrometheus"})
+    """Whether `/metrics` has series for each topic and subscription; else for each namespace. Default on."""
+
+    has_consumer_metrics: bool = field(default=False, metadata={"key": "exposeConsumerLevelMetricsInPrometheus"})
+    """Whether it has series for each consumer, too. Default off."""
+
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    """How many connections, topics, subscriptions, producers and consumers there may be."""
+
+    inactive_topics: InactiveTopicsConfig = field(default_factory=InactiveTopicsConfig)
+    """Whether unused topics are deleted, and after which time."""
+
+    managed_ledger: ManagedLedgerConfig = field(default_factory=ManagedLedgerConfig)
+    """How the log is cut into ledgers, cached and flushed."""
+
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    """How delayed messages are tracked."""
+
+    dispatcher: DispatcherConfig = field(default_factory=DispatcherConfig)
+    """How messages are given to consumers."""
+
+    places: Mapping[str, Given] = field(default_factory=dict, compare=False, repr=False)
+    """Where each key was given that was, for what turns out to be wrong only when it is used."""
+
+    unread: Mapping[str, Given] = field(default_factory=dict, compare=False, repr=False)
+    """The given keys that are not read; see `postdate.broker.configuration.unread_keys`."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            _check_limits(one, getattr(self, one.name))
+        self._check_ports()
+        if self.bucket_snapshot_storage == "s3" and not self.s3.bucket:
+            raise ValueError("bucket_snapshot_storage must be rocksdb or memory where bucketSnapshotS3Bucket is empty")
+
+    def refusal(self, key: str, reason: str) -> ConfigError:
+        """Return the error that a key's value cannot be used: a file that it names cannot be read, for example."""
+        setting = next(setting for setting in settings() if setting.key == key)
+        return _error(setting, self.places.get(key) or Given(setting.value_in(self), "configuration"), reason)
+
+    def _check_ports(self) -> None:
+        for plain, with_tls in (("service_port", "service_port_tls"), ("web_port", "web_port_tls")):
+            if getattr(self, plain) is None and getattr(self, with_tls) is None:
+                raise ValueError(f"{plain} must be a port where {with_tls} is empty")
+            if getattr(self, with_tls) is not None and self.tls.certificate_path is None:
+                raise ValueError(f"{with_tls} must be empty where tlsCertificateFilePath and tlsKeyFilePath are")
+        taken: dict[int, str] = {}
+        for name in ("service_port", "service_port_tls", "web_port", "web_port_tls"):
+            port = getattr(self, name)
+            if port in taken:
+                raise ValueError(f"{name} must be another port than {taken[port]}, but is {port}")
+            if port is not None:
+                taken[port] = name
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether a port is for TLS."""
+        return self.service_port_tls is not None or self.web_port_tls is not None
+
+
+class Setting(NamedTuple):
+    """One key: which field it sets, and how its text is read."""
+
+    key: str
+    section: str | None
+    """The field of `BrokerConfig` that holds the package's dataclass, None for the broker's own."""
+    field: Field[Any]
+    hint: Any
+
+    @property
+    def type(self) -> Any:
+        """The type that its text is converted to, where it has one."""
+        return next(one for one in get_args(self.hint) if one is not NoneType) if self.is_optional else self.hint
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether an empty text means none; for others it means the default."""
+        return NoneType in get_args(self.hint)
+
+    @property
+    def factor(self) -> int:
+        """The value of one unit of the file in the field's unit."""
+        factor: int = self.field.metadata.get("factor", self.field.metadata.get("scale", 1))
+        return factor
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether its value must not be shown."""
+        return bool(self.field.metadata.get("is_secret", False))
+
+    def value_in(self, config: BrokerConfig) -> str:
+        """Return the field's value as the file has it."""
+        holder = config if self.section is None else getattr(config, self.section)
+        value = getattr(holder, self.field.name)
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, tuple):
+            return ",".join(value)
+        return str(value // self.factor) if isinstance(value, int) else str(value)
+
+
+def settings() -> list[Setting]:
+    """List every key, in the order of the fields."""
+    found: list[Setting] = []
+    own_hints = get_type_hints(BrokerConfig)
+    for own in fields(BrokerConfig):
+        section_class = own_hints[own.name]
+        if not is_dataclass(section_class):
+            # Fields about the keys are no keys themselves.
+            if "key" not in own.metadata:
+                continue
+            found.append(Setting(own.metadata["key"], None, own, section_class))
+            continue
+        hints = get_type_hints(section_class)
+        found.extend(
+            Setting(one.metadata["key"], own.name, one, hints[one.name])
+            for one in fields(section_class)
+            if "key" in one.metadata
+        )
+    return found
+
+
+def load_config(path: Path | None, *, environment: Mapping[str, str], overrides: Sequence[str]) -> BrokerConfig:
+    """Return the configuration: a file, over it the environment, over it the overrides.
+
+    An empty value means the default, or none where there may be none. Keys that are not read here are kept in
+    `unread`.
+
+    Args:
+        path: The file, or None for the built-in defaults.
+        environment: `key=value` as in the file, also with `PULSAR_PREFIX_` before the key, which then wins.
+        overrides: Texts `key=value`; the last of a key wins.
+
+    Raises:
+        ConfigError: A line or value cannot be accepted; the text names the place, the key and the allowed values.
+    """
+    known = {setting.key: setting for setting in settings()}
+    everything = collect(path, environment=environment, overrides=overrides, read=known)
+    given = {key: one for key, one in everything.items() if key in known}
+
+    values: dict[str | None, dict[str, Any]] = {}
+    for key, one in given.items():
+        setting = known[key]
+        if one.text or setting.is_optional:
+            values.setdefault(setting.section, {})[setting.field.name] = _parse(setting, one) if one.text else None
+
+    default = BrokerConfig()
+    own = values.pop(None, {})
+    own |= {"places": given, "unread": {key: one for key, one in everything.items() if key not in known}}
+    for section, changes in values.items():
+        assert section is not None
+        own[section] = _build(getattr(default, section), changes, section, given)
+    built: BrokerConfig = _build(default, own, None, given)
+    return built
+
+
+def _parse(setting: Setting, given: Given) -> Any:
+    """Convert a text to the field's value, in the field's unit."""
+    text = given.text
+    if setting.key == "delayedDeliveryTrackerFactoryClassName":
+        if text not in FACTORY_CLASS_NAMES:
+            raise _error(setting, given, f"must be one of {', '.join(FACTORY_CLASS_NAMES)}")
+        return FACTORY_CLASS_NAMES[text]
+    if setting.type is bool:
+        if text.lower() not in ("true", "false"):
+            raise _error(setting, given, "must be true or false")
+        return text.lower() == "true"
+    if setting.type is int:
+        number = _WHOLE_NUMBER.fullmatch(text)
+        if number is None:
+            raise _error(setting, given, "must be a whole number")
+        # Longer numbers are not converted: Python refuses thousands of digits.
+        if len(number[1]) > _DIGITS_MAX or abs(int(text)) > _INT64_MAX // setting.factor:
+            most = _INT64_MAX // setting.factor
+            raise _error(setting, given, f"must be from {-most} to {most}")
+        return int(text) * setting.factor
+    if any(character in text for character in "\0\r\n"):
+        raise _error(setting, given, "must be text without NUL characters and line ends")
+    if setting.type is Path:
+        return _expanded(setting, given)
+    if setting.type == tuple[str, ...]:
+        return tuple(part for part in (part.strip() for part in text.split(",")) if part)
+    return text
+
+
+def _expanded(setting: Setting, given: Given) -> Path:
+    try:
+        return Path(given.text).expanduser()
+    except RuntimeError as error:
+        raise _error(setting, given, f"must be a path, but has no meaning: {error}") from error
+
+
+def _build(default: Any, changes: dict[str, Any], section: str | None, given: Mapping[str, Given]) -> Any:
+    """Apply changes to a dataclass; when it refuses them, name the key at fault.
+
+    The dataclasses know fields, not keys: their `ValueError` starts with the field's name and says what it must be.
+    """
+    try:
+        return replace(default, **changes)
+    except ValueError as error:
+        by_field = {setting.field.name: setting for setting in settings() if setting.section == section}
+        blamed = by_field[_field_at_fault(default, changes, str(error), by_field)]
+        raise _error(blamed, given[blamed.key], _in_keys(str(error), blamed, by_field)) from error
+
+
+def _field_at_fault(default: Any, changes: Mapping[str, Any], complaint: str, by_field: Mapping[str, Setting]) -> str:
+    """Return the first changed field that the error names, otherwise the one without which the rest is accepted."""
+    words: list[str] = _WORD.findall(complaint)
+    for word in words:
+        if word in by_field and word in changes:
+            return word
+    for name in changes:
+        try:
+            replace(default, **{other: value for other, value in changes.items() if other != name})
+        except ValueError:
+            continue
+        if name in by_field:
+            return name
+    return next(name for name in changes if name in by_field)
+
+
+def _in_keys(complaint: str, blamed: Setting, by_field: Mapping[str, Setting]) -> str:
+    """Return the text of a dataclass's error with keys for fields, and its bound in the file's unit."""
+    text = _WORD.sub(lambda word: by_field[word[0]].key if word[0] in by_field else word[0], complaint)
+    limit = re.search(r"must be .*", text)
+    if limit is None or not complaint.startswith(f"{blamed.field.name} "):
+        return text
+    # The error names the value elsewhere. Bounds are in the field's unit; in the file's unit they round up.
+    text = re.sub(r", but is .*", "", limit[0])
+    return re.sub(r"-?\d+", lambda number: str(-(-int(number[0]) // blamed.factor)), text)
+
+
+def _error(setting: Setting, given: Given, reason: str) -> ConfigError:
+    is_hidden = setting.is_secret or may_hold_password(given.text)
+    # An option of the command line is part of the place.
+    where = "--set" if is_hidden and given.where.startswith("--set") else given.where
+    value = "(secret)" if is_hidden else given.text
+    return ConfigError(reason, where=where, key=setting.key, value=value, line=given.line)
+
+
+def _check_limits(one: Field[Any], value: Any) -> None:
+    least, most = one.metadata.get("range", (None, None))
+    if least is not None and value is not None and not least <= value <= most:
+        raise ValueError(f"{one.name} must be from {least} to {most}, but is {value}")
+    if one.metadata.get("is_host", False) and value is not None and not is_host(value):
+        raise ValueError(f"{one.name} must be a host name or an address, without scheme and port, but is {value}")
+    if one.metadata.get("is_named", False) and value is not None and is_wildcard(value):
+        raise ValueError(f"{one.name} must be one host that clients can connect to, but is {value}")
+    choices = one.metadata.get("choices")
+    if choices is not None and value not in choices:
+        raise ValueError(f"{one.name} must be {' or '.join(choices)}, but is {value}")

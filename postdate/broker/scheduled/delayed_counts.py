@@ -1,0 +1,147 @@
+"""How many messages are delayed, overdue and in hand, counted in the log instead of in the delayed index.
+
+The index does not know it while it recovers, and a subscription that has had no consumer since the start has no index:
+it costs memory, and most of ten thousand topics are quiet. The headers in the log and the cursor say it exactly. A
+request for the stats of one topic counts all its subscriptions. `/metrics` asks for all topics, again and again, so it
+counts those whose dispatcher does not know all or has other entries than delayed ones, and in a long log those whose
+index does not say when the next message comes due (`postdate.broker.scheduled.due_times`). Of a long log only a few
+times are kept, and it is counted again only so often that counting takes a small share of the time.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from managed_ledger.errors import LedgerError
+from managed_ledger.value_types import Clock
+from postdate.broker.scheduled.catalog import ScheduleCatalog
+from postdate.broker.scheduled.due_times import EXACT_ENTRIES_MAX, may_have_delayed, next_in_index
+from postdate.broker.scheduled.topic_schedule import schedules_of_each, totals_of_each
+from postdate.broker.slices import Turns
+from postdate.broker.topics.delayed_range import delays_through
+from postdate.broker.topics.figures import NOTHING_SCHEDULED, ScheduledCounts
+from postdate.broker.topics.subscription import DelayedInLog, Subscription
+from postdate.broker.topics.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+COUNTED_ENTRIES_MAX: Final = 5_000_000
+"""The longest log whose messages are counted for its stats: 80 MB of columns, 0.3 s where they are not in memory."""
+
+COUNTING_SHARE: Final = 0.05
+"""The largest share of the time that counting a long log for metrics takes."""
+
+COUNTING_SHARE_WHILE_SENT: Final = 0.01
+"""The same where the dispatchers know how many messages are delayed, and only the next time is looked for."""
+
+
+async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> dict[str, int]:
+    """Return by subscription how many messages wait for their time, for a log of up to `COUNTED_ENTRIES_MAX`.
+
+    The result is empty for a longer log, and for one that cannot be read.
+    """
+    if topic.ledger.entries_total > COUNTED_ENTRIES_MAX:
+        await note_delayed(topic, catalog, now_ms)
+        return {}
+    delaying = [one for one in topic.subscriptions.values() if one.has_delays]
+    try:
+        totals = await totals_of_each(catalog, await schedules_of_each(topic, catalog, delaying, now_ms))
+        return {one.name: counted.delayed for one, counted in zip(delaying, totals, strict=True)}
+    except LedgerError as error:
+        logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
+        return {}
+
+
+async def note_delayed(
+    topic: Topic,
+    catalog: ScheduleCatalog,
+    now_ms: Clock,
+    *,
+    kept_entries_max: int = EXACT_ENTRIES_MAX,
+    monotonic_s: Callable[[], float] = time.monotonic,
+) -> list[Subscription]:
+    """Note at each subscription how many messages are delayed, overdue and in hand; log what fails.
+
+    The log is counted where a dispatcher does not know it: other entries than delayed ones wait as well, or consumers
+    have some. Where nothing has changed since the last count, that one holds.
+
+    The result is the subscriptions that may have delayed messages.
+
+    Args:
+        topic: An open topic.
+        catalog: Keeps the columns of short logs.
+        now_ms: The clock.
+        kept_entries_max: The most entries of a log whose columns are kept.
+        monotonic_s: A clock that never goes back.
+    """
+    is_long = topic.ledger.entries_total > kept_entries_max
+    now = now_ms()
+    delaying: list[Subscription] = []
+    counted: list[Subscription] = []
+    turns = Turns()
+    for subscription in list(topic.subscriptions.values()):
+        may_delay = may_have_delayed(topic, subscription, now)
+        known = _known(subscription)
+        if may_delay:
+            delaying.append(subscription)
+        if known is not None:
+            subscription.scheduled = known
+            if not may_delay:
+                subscription.delayed_in_log = DelayedInLog()
+        is_next_unknown = may_delay and is_long and next_in_index(subscription, now) is None
+        if (known is None or is_next_unknown) and not _is_as_counted(topic, subscription, now):
+            counted.append(subscription)
+        await turns.give_way()
+    begin_s = monotonic_s()
+    backlogs = [one.cursor.backlog for one in counted]
+    is_costly = is_long or topic.ledger.entries_total * len(counted) > COUNTED_ENTRIES_MAX
+    if not counted or (is_costly and all(begin_s < one.delayed_in_log.valid_until_s for one in counted)):
+        return delaying
+    # A catalog without room keeps nothing.
+    columns = ScheduleCatalog(bytes_max=0) if is_long else catalog
+    share = COUNTING_SHARE_WHILE_SENT if all(one.knows_all_delayed for one in counted) else COUNTING_SHARE
+    through = topic.ledger.last_confirmed_position
+    try:
+        totals = await totals_of_each(columns, await schedules_of_each(topic, columns, counted, now_ms))
+    except LedgerError as error:
+        logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
+        for subscription in counted:
+            subscription.scheduled = None
+        return delaying
+    end_s = monotonic_s()
+    for subscription, of_one, backlog in zip(counted, totals, backlogs, strict=True):
+        subscription.scheduled = ScheduledCounts(of_one.delayed, of_one.overdue, of_one.in_hand)
+        subscription.delayed_in_log = DelayedInLog(
+            of_one.delayed,
+            end_s + (end_s - begin_s) / share,
+            through,
+            backlog,
+            of_one.some_deliver_at_ms,
+            delays_through(subscription.cursor, topic.delayed_delivery),
+        )
+    return delaying
+
+
+def _known(subscription: Subscription) -> ScheduledCounts | None:
+    """Return the counts where the log need not be read for them."""
+    if not subscription.has_delays or not subscription.cursor.backlog:
+        return NOTHING_SCHEDULED
+    if subscription.dispatcher is None or not subscription.knows_all_delayed:
+        return None
+    delayed = subscription.dispatcher.delayed_if_quiet()
+    return None if delayed is None else ScheduledCounts(delayed)
+
+
+def _is_as_counted(topic: Topic, subscription: Subscription, now_ms: int) -> bool:
+    """Whether the last count still holds: the log and the backlog are the same, and nothing came due or to a hand."""
+    counts, counted = subscription.scheduled, subscription.delayed_in_log
+    return (
+        counts is not None
+        and not counts.in_hand
+        and not subscription.entries_in_hand()
+        and counted.through == topic.ledger.last_confirmed_position
+        and counted.backlog == subscription.cursor.backlog
+        and counted.delays_through == delays_through(subscription.cursor, topic.delayed_delivery)
+        and all(one > now_ms for one in counted.some_deliver_at_ms[:1])
+    )

@@ -1,0 +1,553 @@
+"""The service: the state that all connections share, and the wiring of the rooms.
+
+    connections ─► topics ─► log (one RocksDB folder for all topics)
+                     └─────► subscriptions ─► dispatchers ─► trackers ─► snapshot storage (another folder)
+
+This module opens and closes the folders and lists the periodic jobs; sockets and signals are in
+`postdate.broker.server.server`. A topic is opened on its first use, or by `survey_topics` after a start, and closed
+when it is unused (`resting`).
+"""
+
+import asyncio
+import logging
+import shutil
+import socket
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from managed_ledger.completion import completed
+from managed_ledger.errors import LedgerError, LedgerWriteError
+from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.value_types import Clock
+from postdate.broker.admin.figures import StoreSnapshot
+from postdate.broker.admin.metrics import stream_metrics
+from postdate.broker.authentication.authenticator import Authenticator
+from postdate.broker.authorization.grants import Actions, GrantBook
+from postdate.broker.authorization.permissions import Authorizer
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.errors import NotAllowedError, ServiceStartError
+from postdate.broker.event_loop import turns_of
+from postdate.broker.hosts import is_wildcard
+from postdate.broker.scheduled.catalog import ScheduleCatalog
+from postdate.broker.scheduled.delayed_counts import note_delayed
+from postdate.broker.scheduled.due_times import note_due_times
+from postdate.broker.service.clock_steps import ClockWatch, steady_ms
+from postdate.broker.service.jobs import PeriodicJobs
+from postdate.broker.service.publishing_buffer import PublishBuffer
+from postdate.broker.service.refusal_log import RefusalLog
+from postdate.broker.service.resting import RestingTopics
+from postdate.broker.service.scheduler import Job
+from postdate.broker.service.snapshot_storages import snapshot_storage_of
+from postdate.broker.service.storage_opening import StorageOpening
+from postdate.broker.service.topic_opening import TopicOpener
+from postdate.broker.slices import Turns, in_slices, side_by_side
+from postdate.broker.topics.delayed_range import note_delays, settle_notes
+from postdate.broker.topics.limits import ConnectionController
+from postdate.broker.topics.link import ClientLink
+from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
+from postdate.broker.topics.topic import Topic
+from postdate.broker.topics.topic_epochs import TopicEpochs
+from postdate.broker.topics.topic_name import DOMAIN_PREFIX, TopicName
+from postdate.broker.tuning import trim_of_c_library
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.factories import tracker_factory
+from tracker.residual_snapshots import ResidualSnapshots
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_BYTES_MAX: Final = 32 * 1024
+"""Bytes read from a socket at once: some 300 messages without a batch, or 1,000 acknowledgements. They are parsed at
+once, 1 ms of work, and handled in slices."""
+
+SEALING_SHARE: Final = 0.6
+"""The share of the time for a stop in which trackers may wait for snapshots."""
+TASKS_SHARE: Final = 0.9
+"""The share after which background tasks are cancelled; the rest is for the snapshot storage, which may hang."""
+
+
+class Service:
+    """The state between the sockets and the folders; belongs to one event loop.
+
+    Args:
+        config: The configuration.
+        store: The opened log.
+        storage: The snapshot storage.
+        now_ms: The wall clock in milliseconds.
+        steady_ms: A clock that is never set, in milliseconds.
+        authenticator: Finds the roles of clients; None lets every client in.
+        opening: Starts the storage, where it is not started yet.
+        rng: Chooses how long retries wait; the same seed makes the same choices.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: LedgerStore,
+        storage: BucketSnapshotStorage,
+        *,
+        now_ms: Clock,
+        steady_ms: Clock = steady_ms,
+        authenticator: Authenticator | None = None,
+        opening: StorageOpening | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        self.config = config
+        self.authenticator = authenticator
+        self.now_ms = now_ms
+        self.steady_ms = steady_ms
+        self.clock_watch = ClockWatch(now_ms, steady_ms)
+        """Tells of steps of the wall clock, once `Housekeeping` has started it."""
+        self.server_version = f"Postdate {version('postdate')}"
+        self.connections: set[ClientLink] = set()
+        self.refusal_log = RefusalLog()
+        """The lines about clients that are refused again and again."""
+        self.publish_buffer = PublishBuffer(config.publish_buffer_bytes_max)
+        self.connection_controller = ConnectionController(
+            config.limits.connections_max, config.limits.connections_per_ip_max
+        )
+        self.topics: dict[TopicName, Topic] = {}
+        self.public_host = _public_host(config)
+        """The host name or address in answers to look-ups."""
+        self.service_url = _service_url(self.public_host, "pulsar", config.service_port)
+        self.service_url_tls = _service_url(self.public_host, "pulsar+ssl", config.service_port_tls)
+        self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
+        """The receive buffer of all connections: it is emptied in the same turn of the loop."""
+        self._store = store
+        self._close_failure: LedgerError | None = None
+        self._storage = storage
+        self.is_storage_hanging = False
+        """Whether `close` has left threads that wait for the snapshot storage, as Python would at its end."""
+        self._opening_storage = opening
+        self.close_timeout_s = config.tracker.close_timeout_ms / 1_000
+        """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
+        sealing_ms = round(SEALING_SHARE * config.tracker.close_timeout_ms)
+        # An index for all subscriptions of a topic is the opener's to make: its tracker is one like others.
+        of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms, is_index_shared=False)
+        self._tracker_factory = tracker_factory(of_trackers, self._storage, now_ms=now_ms, rng=rng)
+        residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
+        self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
+        self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
+        self.catalog = ScheduleCatalog()
+        """The scheduled messages of all topics, as columns."""
+        self.policies = PolicyBook(store, _default_policies(config))
+        self._epochs = TopicEpochs(store)
+        self._opener = TopicOpener(
+            config, store, self._tracker_factory, self.policies, self._epochs, residual, self.spawn, now_ms, steady_ms
+        )
+        self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
+        self._closing: dict[TopicName, asyncio.Task[None]] = {}
+        self._deleting: set[TopicName] = set()
+        """Those of them that are gone in the end."""
+        self._topic_counts = Counter(map(TopicName.namespace_in, store.managed_ledger_names()))
+        """Topics by namespace, with those that are being made."""
+        self.resting = RestingTopics(self, config.inactive_topics, now_ms, steady_ms)
+        """Topics that were closed because they are unused."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # Generated names must not repeat after a restart: clients reconnect with their old ones.
+        self._producer_name_prefix = f"{config.cluster_name}-{uuid.uuid4().hex[:8]}"
+        self._producers_named = 0
+
+    @classmethod
+    async def open(cls, config: BrokerConfig, *, now_ms: Clock, steady_ms: Clock = steady_ms) -> "Service":
+        """Open the data folder, and the snapshots unless they are away: see `storage_opening`.
+
+        Raises:
+            ServiceStartError: The folder is in use, damaged or cannot be written, or something is wrong for good with
+                the snapshots; the text says what to do.
+            ConfigError: A key of authentication cannot be used.
+        """
+        authenticator = Authenticator.from_config(config)
+        folder = config.data_directory
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            async with _starting(config) as (storage, opening):
+                store = await LedgerStore.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
+                # RocksDB has replayed its write-ahead log, and the C library would keep what that took: up to 20 MB.
+                await asyncio.to_thread(trim_of_c_library())
+                try:
+                    await opening.settled()
+                except BaseException:
+                    await store.close()
+                    raise
+        except (LedgerError, OSError) as error:
+            advice = " Name a folder that can be written as dataDirectory." if isinstance(error, OSError) else ""
+            raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}.{advice}") from error
+        except SnapshotStorageError as error:
+            raise ServiceStartError(f"The snapshots cannot be opened: {error}") from error
+        return cls(
+            config, store, storage, now_ms=now_ms, steady_ms=steady_ms, authenticator=authenticator, opening=opening
+        )
+
+    # ---- topics ----
+
+    async def topic(self, name: TopicName) -> Topic:
+        """Return a topic, opened; a missing one is created.
+
+        Raises:
+            NotAllowedError: It is missing, and its namespace has as many topics as are allowed.
+        """
+        await self._closed(name)
+        topic = await self._opened(name)
+        topic.note_use()
+        return topic
+
+    async def existing_topic(self, name: TopicName) -> Topic | None:
+        """Return a topic, opened, None if it is missing: a question about a topic must not make it."""
+        topic = await self.visited_topic(name)
+        if topic is not None:
+            topic.note_use()
+        return topic
+
+    async def visited_topic(self, name: TopicName) -> Topic | None:
+        """Return a topic as `existing_topic` does, without counting that as use."""
+        await self._closed(name)
+        return await self._opened(name) if self.has_topic(name) else None
+
+    def looked_at(self, name: TopicName) -> AbstractAsyncContextManager[Topic | None]:
+        """Open a topic for as long as the context lasts, None if it is missing; that is no use of it."""
+        return self.resting.looked_at(name)
+
+    def take_away(self, topic: Topic) -> "asyncio.Task[None]":
+        """Close a topic; a request for it meanwhile gets it opened anew."""
+        return self._end(topic, topic.close())
+
+    def take_away_for_good(self, topic: Topic) -> "asyncio.Task[None]":
+        """Delete a topic with its policies and the grants on it; a request for it meanwhile gets a new one."""
+        self._deleting.add(topic.name)
+        task = self._end(topic, self._delete(topic))
+        task.add_done_callback(lambda _: self._deleting.discard(topic.name))
+        return task
+
+    def _end(self, topic: Topic, ending: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        assert self.topics[topic.name] is topic
+        # At once: a producer that has this topic in hand must get no receipt for what is deleted.
+        topic.fence()
+        del self.topics[topic.name]
+        self.catalog.forget(topic.ledger.name)
+        task = self._closing[topic.name] = self.spawn(ending)
+        task.add_done_callback(lambda _: self._closing.pop(topic.name))
+        return task
+
+    async def _delete(self, topic: Topic) -> None:
+        await topic.delete_snapshots()
+        # The log goes last: after a crash before that, the topic is inactive as it was, and is deleted again.
+        if self.grants is not None:
+            await self.grants.forget_topic(topic.name)
+        if self.policies.of(topic.name) is not None:
+            await self.policies.put(topic.name, None)
+        await self._epochs.forget(topic.name)
+        await self._store.delete_managed_ledger(str(topic.name))
+        self._topic_counts[topic.name.namespace_name] -= 1
+        if not self._topic_counts[topic.name.namespace_name]:
+            del self._topic_counts[topic.name.namespace_name]
+            self.resting.forget_deleted(topic.name.namespace_name)
+
+    async def survey_topics(self) -> None:
+        """Visit every topic of the data folder once, so that periodic work reaches them all."""
+        await self.resting.survey(self._store.managed_ledger_names(), ttl_ms=self.config.ttl_ms)
+
+    def topic_names(self, namespace: str | None = None) -> list[str]:
+        """List the topics of a namespace (`tenant/namespace`), or all, by full name and in order; open or not."""
+        beginning = DOMAIN_PREFIX if namespace is None else f"{DOMAIN_PREFIX}{namespace}/"
+        going = set(map(str, self._deleting))
+        return [name for name in self._store.managed_ledger_names() if name.startswith(beginning) and name not in going]
+
+    def has_topic(self, name: TopicName) -> bool:
+        """Whether a topic exists, open or not; one that is being deleted does not."""
+        return name in self.topics or (name not in self._deleting and self._store.has_managed_ledger(str(name)))
+
+    async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
+        """Store the policies of a topic or a namespace, None to have none, and put them in force at once.
+
+        When delays are switched off, messages that are in the log keep their times, and later ones are not delayed. A
+        topic that is closed now finds out when it is opened.
+
+        Raises:
+            LedgerWriteError: They could not be stored; nothing has changed, or all is in force and not noted durably.
+        """
+        topics = [topic async for topic in self._open_topics_of(owner)]
+        delaying = dict.fromkeys(topic for topic in topics if topic.delayed_delivery.is_active)
+        if policies is None or not policies.is_active:
+            await side_by_side(note_delays(topic.ledger) for topic in delaying)
+        else:
+            # Before the change: after a crash in between, too much is delayed, and nothing is early.
+            await side_by_side(settle_notes(topic.ledger, policies) for topic in topics)
+        await self.policies.put(owner, policies)
+        topics = [topic async for topic in self._open_topics_of(owner)]
+        async for topic in in_slices(topics):
+            topic.apply_delayed_delivery(self.policies.applied(topic.name))
+        # Meanwhile messages may have been delayed, and subscriptions made.
+        await side_by_side(
+            note_delays(topic.ledger)
+            if topic in delaying and not topic.delayed_delivery.is_active
+            else settle_notes(topic.ledger, topic.delayed_delivery)
+            for topic in topics
+        )
+
+    async def _open_topics_of(self, owner: PolicyOwner) -> AsyncIterator[Topic]:
+        """Yield the open topics for which the policies of an owner are in force, where it has some."""
+        if isinstance(owner, TopicName):
+            if owner in self.topics:
+                yield self.topics[owner]
+            return
+        async for topic in in_slices(list(self.topics.values())):
+            if topic.name.namespace_name == owner and self.policies.of(topic.name) is None:
+                yield topic
+
+    @completed
+    async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
+        """Store a role's actions on a topic or a namespace, and close producers and consumers without permission.
+
+        Raises:
+            LedgerWriteError: The grant could not be stored; nothing has changed.
+        """
+        assert self.grants is not None
+        await self.grants.grant(owner, role, actions)
+        logger.info("%s: role %r may now: %s", owner, role, ", ".join(sorted(actions or ())) or "nothing")
+        async for connection in in_slices(list(self.connections)):
+            await connection.check_permissions()
+
+    def new_producer_name(self) -> str:
+        """Return a producer name that was never given before."""
+        self._producers_named += 1
+        return f"{self._producer_name_prefix}-{self._producers_named}"
+
+    async def note_last_due_times(self, topic: Topic) -> None:
+        """Leave the counts and times of delayed messages with a topic that is about to be closed."""
+        # A catalog of its own, which goes with this call: a closed topic is to cost a few numbers.
+        await self._note_due_times(topic, ScheduleCatalog())
+
+    async def _note_due_times(self, topic: Topic, catalog: ScheduleCatalog) -> None:
+        delaying = await note_delayed(topic, catalog, self.now_ms)
+        try:
+            await note_due_times(topic, delaying, catalog, self.now_ms)
+        except LedgerError as error:
+            logger.warning("%s: cannot tell when messages are due: %s", topic.name, error)
+
+    async def metrics(self) -> AsyncGenerator[bytes, None]:
+        """Give the text for `/metrics`, a slice at a time."""
+        async for topic in in_slices(list(self.topics.values())):
+            await self._note_due_times(topic, self.catalog)
+            if self.topics.get(topic.name) is not topic:
+                # It was closed meanwhile.
+                self.catalog.forget(topic.ledger.name)
+        disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
+        chunks = stream_metrics(
+            self.config.cluster_name,
+            chain(
+                chain.from_iterable(topic.metrics_in_parts() for topic in list(self.topics.values())),
+                self.resting.figures(),
+            ),
+            self.resting.deleted(),
+            connection_count=len(self.connections),
+            topic_counts=dict(self._topic_counts),
+            is_by_topic=self.config.has_topic_metrics,
+            is_by_consumer=self.config.has_consumer_metrics,
+            turns=turns_of(asyncio.get_running_loop()),
+            store=StoreSnapshot(
+                commits=self._store.committer.write_seconds,
+                problem_count=len(await self.problems()),
+                is_refusing=self.refusal is not None,
+                disk_size_bytes=disk_size_bytes,
+                disk_free_bytes=disk_free_bytes,
+                clock_steps=self.clock_watch.steps,
+            ),
+        )
+        async for chunk in chunks:
+            yield chunk
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be stored any more though there is room, or was not at the stop; None while all is well."""
+        failed = self._close_failure or self._store.failed
+        return None if failed is None else str(failed)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why new messages are refused, until there is room again; None while they are taken."""
+        return self._store.refusal
+
+    async def problems(self) -> list[str]:
+        """Return the present failures of the service, for `/health`; empty when all is well."""
+        await self._store.look_again()
+        problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
+        if self._store.damage is not None:
+            problems.append(f"nothing of the log is compacted until it is repaired: {self._store.damage}")
+        if self._opening_storage is not None and self._opening_storage.problem is not None:
+            problems.append(self._opening_storage.problem)
+        turns = Turns()
+        for topic in list(self.topics.values()):
+            for of_one in topic.problems():
+                problems += [f"{topic.name}: {problem}" for problem in of_one]
+                await turns.give_way()
+        return problems
+
+    # ---- lifecycle ----
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run work in the background and keep hold of it until it ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def housekeeping(self) -> list[Job]:
+        """List the periodic jobs; a job without an interval in the configuration is left out."""
+        jobs = PeriodicJobs(
+            self.config,
+            self._store,
+            self.topics,
+            self.connections,
+            self.resting,
+            self.refusal_log,
+            self.now_ms,
+            self.steady_ms,
+        )
+        return jobs.listed(checks_credentials=self.authenticator is not None)
+
+    async def close(self, begun_at_s: float | None = None) -> None:
+        """Accept nothing more, seal large buckets, close the folders.
+
+        Args:
+            begun_at_s: When the stop began, on the clock of the event loop; now, if not given.
+        """
+        begun_at_s = asyncio.get_running_loop().time() if begun_at_s is None else begun_at_s
+        for connection in list(self.connections):
+            connection.pause_reading("the service stops")
+        try:
+            for error in await side_by_side((topic.close() for topic in list(self.topics.values())), has_errors=True):
+                if isinstance(error, LedgerWriteError):
+                    self._close_failure = error
+                logger.error("a topic could not be closed in order: %s", error)
+            for connection in list(self.connections):
+                connection.close()
+            await self._finish_tasks(begun_at_s + TASKS_SHARE * self.close_timeout_s)
+        finally:
+            await self._close_snapshots(begun_at_s + self.close_timeout_s)
+            await self._close_store()
+
+    async def _close_snapshots(self, ends_at_s: float) -> None:
+        """Close the snapshot storage; what takes too long is left, which loses no snapshot."""
+
+        async def close() -> None:
+            if self._opening_storage is not None:
+                await self._opening_storage.close()
+            await self._storage.close()
+
+        # Cancelling it would not end it: its threads wait for the storage.
+        closing = asyncio.get_running_loop().create_task(close())
+        await asyncio.wait([closing], timeout=max(0.0, ends_at_s - asyncio.get_running_loop().time()))
+        if closing.done():
+            await closing
+        else:
+            self.is_storage_hanging = True
+            logger.warning("the snapshot storage did not close within %g s of the stop", self.close_timeout_s)
+
+    async def _close_store(self) -> None:
+        try:
+            await self._store.close()
+        except LedgerError as error:
+            # Messages with a receipt are on the disk; acknowledgements of the last moments may not be.
+            self._close_failure = error
+            logger.error("the log could not be closed in order: %s", error)
+
+    async def _finish_tasks(self, ends_at_s: float) -> None:
+        if self._tasks:
+            left_s = ends_at_s - asyncio.get_running_loop().time()
+            _, unfinished = await asyncio.wait(self._tasks, timeout=max(left_s, 0))
+            for task in unfinished:
+                logger.warning("did not end within %g s of the stop: %r", TASKS_SHARE * self.close_timeout_s, task)
+                task.cancel()
+
+    # ---- inside ----
+
+    async def _closed(self, name: TopicName) -> None:
+        """Wait while a topic is being closed or deleted."""
+        while (closing := self._closing.get(name)) is not None:
+            await asyncio.wait([closing])
+
+    async def _opened(self, name: TopicName) -> Topic:
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        opening = self._opening.get(name)
+        if opening is None:
+            is_new = not self._store.has_managed_ledger(str(name))
+            if is_new:
+                self._admit(name)
+            opening = self._opening[name] = self.spawn(self._open_topic(name, is_new))
+        # Shielded: the first caller may be cancelled while others wait for the same topic.
+        return await asyncio.shield(opening)
+
+    def _admit(self, name: TopicName) -> None:
+        """Count a topic that comes into being."""
+        count_max = self.config.limits.topics_per_namespace_max
+        if count_max and self._topic_counts[name.namespace_name] >= count_max:
+            raise NotAllowedError("Exceed maximum number of topics in namespace.")
+        self._topic_counts[name.namespace_name] += 1
+
+    async def _open_topic(self, name: TopicName, is_new: bool) -> Topic:
+        try:
+            topic = await self._opener.open(name)
+            self.topics[name] = topic
+            before = self.resting.take(name)
+            if before is not None:
+                topic.continue_counters(before)
+            topic.sweep_snapshots()
+            return topic
+        finally:
+            del self._opening[name]
+            if is_new and not self._store.has_managed_ledger(str(name)):
+                self._topic_counts[name.namespace_name] -= 1
+
+
+@asynccontextmanager
+async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[BucketSnapshotStorage, StorageOpening]]:
+    """Open the snapshots in parallel with the body; close them if the body fails."""
+    storage = snapshot_storage_of(config)
+    opening = StorageOpening(storage)
+    opening.begin()
+    try:
+        yield storage, opening
+    except BaseException:
+        await opening.close()
+        await storage.close()
+        raise
+
+
+def _public_host(config: BrokerConfig) -> str:
+    """Return an address that clients can reach, which the wildcard address is not."""
+    host = config.advertised_address or config.bind_address
+    return socket.getfqdn() if is_wildcard(host) else host
+
+
+def _service_url(host: str, scheme: str, port: int | None) -> str | None:
+    """Give a URL that look-ups answer, None without such a port."""
+    if port is None:
+        return None
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _disk_usage(folder: Path) -> tuple[int | None, int | None]:
+    """Give the size and the free bytes of a folder's file system, as far as that can be told."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None, None
+    return usage.total, usage.free
+
+
+def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:
+    tracker = config.tracker
+    return DelayedDeliveryPolicies(
+        is_active=tracker.is_enabled, tick_time_ms=tracker.tick_time_ms, delay_ms_max=tracker.delay_ms_max
+    )

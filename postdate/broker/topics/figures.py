@@ -1,0 +1,146 @@
+"""The figures of one topic and of its subscriptions, as they are at one moment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import add
+from typing import Final, Literal, NamedTuple
+
+from dispatcher.lateness import LatenessHistogram
+from dispatcher.stats import SubscriptionStats
+from managed_ledger.writing.append_stats import AppendWindow
+from postdate.broker.topics.rates import ConsumerCounters
+from tracker.stats import TrackerCounters, TrackerStats
+
+NO_RATES: Final = ConsumerCounters()
+
+
+class SubscriptionCounters(NamedTuple):
+    """The counts of one subscription, or of several, since the start of the service; a count never falls."""
+
+    messages_out: int = 0
+    """Messages sent to consumers."""
+    bytes_out: int = 0
+    expired: int = 0
+    """Entries that expired."""
+    cancelled: int = 0
+    rescheduled: int = 0
+    """Scheduled messages that were moved or delivered early."""
+    rebuilds: int = 0
+    """How often its dispatcher stopped for a defect."""
+    entries_read: int = 0
+    """Headers that its dispatchers have read from the log."""
+    delayed_reread: int = 0
+    """Of these, headers of delayed messages that were in the log when a dispatcher began and in no snapshot."""
+    index_mistimed: int = 0
+    """Entries that the delayed index gave at another time than the log has."""
+
+    def plus(self, more: "SubscriptionCounters") -> "SubscriptionCounters":
+        """Return the sums.
+
+        >>> SubscriptionCounters(expired=1).plus(SubscriptionCounters(expired=2, cancelled=3))[2:4]
+        (3, 3)
+        """
+        return SubscriptionCounters(*map(add, self, more))
+
+
+NOTHING_COUNTED: Final = SubscriptionCounters()
+
+
+class ScheduledCounts(NamedTuple):
+    """The unacknowledged messages with a delivery time of a subscription, as `broker.scheduled.histogram` defines."""
+
+    delayed: int = 0
+    overdue: int = 0
+    in_hand: int = 0
+
+
+NOTHING_SCHEDULED: Final = ScheduledCounts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionSnapshot:
+    """One subscription.
+
+    Attributes:
+        name: Its name.
+        backlog: Entries that are not acknowledged.
+        delayed: Entries that wait for their time.
+        counters: Its counts since the start.
+        dispatcher: The dispatcher's figures, None while there is no dispatcher.
+        consumer_addresses: The client's address and port of each consumer in them.
+        tracker: The figures of its delayed index, None without a bucket tracker.
+        index_counters_before: The counters of its closed trackers, None if there was none.
+    """
+
+    name: str
+    backlog: int
+    counters: SubscriptionCounters = NOTHING_COUNTED
+    delayed: int = 0
+    dispatcher: SubscriptionStats | None = None
+    consumer_addresses: Sequence[str] = ()
+    tracker: TrackerStats | None = None
+    index_counters_before: TrackerCounters | None = None
+    rates: ConsumerCounters = NO_RATES
+    """Per second, of its consumers, in the last whole window."""
+    expired_rate: float = 0.0
+    last_expired_ms: int = 0
+    mark_delete_advanced_ms: int = 0
+    backlog_bytes: int = 0
+    """About how many bytes of the log lie behind its mark-delete position."""
+    is_paused: bool = False
+    held_by_pause: int = 0
+    """Due entries that no consumer has and its pause holds."""
+    scheduled: ScheduledCounts | None = NOTHING_SCHEDULED
+    """Of one moment; None where that is not known."""
+    damaged: int = 0
+    """Entries that no consumer gets, as the log is damaged where they are."""
+    next_deliver_at_ms: int | None = None
+    """The first delivery time at the last count in the log, None where there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSnapshot:
+    """One topic.
+
+    Attributes:
+        name: Its full name, `persistent://tenant/namespace/topic`.
+        namespace: `tenant/namespace`.
+        producer_count: Producers that are connected.
+        messages_in_total: Messages published since the start.
+        bytes_in_total: Bytes published since the start.
+        storage_size_bytes: Bytes of its log.
+        subscriptions: Its subscriptions.
+        shared_index: The figures of the delayed index that they share, None where each has its own.
+        deleted_counters: The counts of its deleted subscriptions.
+        index_counters_before: The counters of deleted subscriptions' trackers and of closed shared indexes; None if
+            there was none.
+    """
+
+    name: str
+    namespace: str
+    producer_count: int
+    messages_in_total: int
+    bytes_in_total: int
+    storage_size_bytes: int
+    subscriptions: Sequence[SubscriptionSnapshot] = ()
+    deleted_counters: SubscriptionCounters = NOTHING_COUNTED
+    shared_index: TrackerStats | None = None
+    index_counters_before: TrackerCounters | None = None
+    due_before_1990_total: int = 0
+    """Messages published with a delivery time before 1990."""
+    published_without_subscription_total: int = 0
+    """Messages published while there was no subscription."""
+    rate_in: float = 0.0
+    throughput_in: float = 0.0
+    appended: AppendWindow | None = None
+    """The rate of appended messages in the last whole window."""
+    window_s: float = 60.0
+    """The length of a window."""
+    next_deliver_at_ms: int | None = None
+    """The delivery time of the next scheduled message; 0 where there is none, None where that is not known."""
+    last_deliver_at_ms: int | None = None
+    """The delivery time of the last scheduled message."""
+    lateness: LatenessHistogram | None = None
+    part: Literal["whole", "subscriptions", "own"] = "whole"
+    """The figures that are meant. Of many subscriptions each is given by itself; the topic's own figures, with the sums
+    over all of them, come last."""

@@ -1,0 +1,88 @@
+"""Limits of connections, topics, subscriptions, producers and consumers, and the count of connections.
+
+Names and defaults are Pulsar's, where 0 is no limit. A request over a limit is refused with the error of a real Pulsar,
+and present clients stay. Topics and subscriptions are checked in `postdate.broker.topics.topic`,
+`postdate.broker.topics.subscription` and `postdate.broker.service.service`; connections are counted here.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+_COUNT: Final = (0, 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """The limits; fields are counts, 0 is no limit."""
+
+    connections_max: int = field(default=0, metadata={"key": "brokerMaxConnections", "range": _COUNT})
+    """Connections of Pulsar clients, those under way to a TLS handshake or a CONNECT included. Default 0."""
+
+    connections_per_ip_max: int = field(default=0, metadata={"key": "brokerMaxConnectionsPerIp", "range": _COUNT})
+    """Connections from one address. Default 0."""
+
+    web_connections_max: int = field(default=2048, metadata={"key": "maxHttpServerConnections", "range": _COUNT})
+    """Connections to the web port, on both where there are two. Default 2048, as in Pulsar."""
+
+    connect_timeout_s: int = field(default=10, metadata={"key": "connectTimeoutSeconds", "range": (1, 3_600)})
+    """The time for the TLS handshake and CONNECT, after which a connection is closed (ours). Default 10."""
+
+    topics_per_namespace_max: int = field(default=0, metadata={"key": "maxTopicsPerNamespace", "range": _COUNT})
+    """Topics that a namespace may have when another is to come into being. Default 0."""
+
+    producers_per_topic_max: int = field(default=0, metadata={"key": "maxProducersPerTopic", "range": _COUNT})
+    """Producers of one topic; those that wait for their turn (WaitForExclusive) do not count. Default 0."""
+
+    subscriptions_per_topic_max: int = field(default=0, metadata={"key": "maxSubscriptionsPerTopic", "range": _COUNT})
+    """Subscriptions of one topic, readers' included, when another is to come into being. Default 0."""
+
+    consumers_per_topic_max: int = field(default=0, metadata={"key": "maxConsumersPerTopic", "range": _COUNT})
+    """Consumers of all subscriptions of one topic. Default 0."""
+
+    consumers_per_subscription_max: int = field(
+        default=0, metadata={"key": "maxConsumersPerSubscription", "range": _COUNT}
+    )
+    """Consumers of one subscription. Default 0."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            least, most = one.metadata["range"]
+            if not least <= getattr(self, one.name) <= most:
+                raise ValueError(f"{one.name} must be from {least} to {most}, but is {getattr(self, one.name)}")
+
+
+class ConnectionController:
+    """Counts connections, in all and by address.
+
+    Args:
+        count_max: The most in all; 0 is no limit.
+        per_ip_max: The most from one address; 0 is no limit.
+    """
+
+    def __init__(self, count_max: int = 0, per_ip_max: int = 0) -> None:
+        self._count_max = count_max
+        self._per_ip_max = per_ip_max
+        self._by_address: Counter[str] = Counter()
+        self._count = 0
+
+    def admit(self, address: str) -> str | None:
+        """Count a new connection, or return why it exceeds a limit; a refused connection is not released.
+
+        Args:
+            address: The client's IP address, without its port.
+        """
+        if self._count_max and self._count >= self._count_max:
+            return "Reached the maximum number of connections"
+        if self._per_ip_max and self._by_address[address] >= self._per_ip_max:
+            return f"Reached the maximum number of connections on address {address}"
+        self._count += 1
+        self._by_address[address] += 1
+        return None
+
+    def release(self, address: str) -> None:
+        """Uncount a connection that has ended."""
+        self._count -= 1
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]

@@ -1,0 +1,787 @@
+"""A topic: its log, its producers and its subscriptions.
+
+Producers of a topic have different names. A producer whose connection gives no sign of life is replaced by the next one
+of its name, so a client that lost its connection can return before the broker has noticed the loss. Appending is left
+out: a producer's connection appends straight to `ledger`.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from dispatcher.config import SubscriptionType
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.errors import ConsumerBusyError, DispatcherClosedError
+from dispatcher.lateness import LatenessHistogram
+from managed_ledger.cursors.cursor import Cursor
+from managed_ledger.errors import LedgerError
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.names import cursor_name_of, subscription_of
+from managed_ledger.position import Position
+from managed_ledger.replacing import Entries
+from managed_ledger.value_types import Clock
+from postdate.broker.errors import (
+    NotAllowedError,
+    ProducerBusyError,
+    ProducerFencedError,
+    SubscriptionNotFoundError,
+    TopicClosedError,
+)
+from postdate.broker.slices import in_slices
+from postdate.broker.topics.change_order import ChangeOrder
+from postdate.broker.topics.consumer import Consumer
+from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS
+from postdate.broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
+from postdate.broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
+from postdate.broker.topics.limits import LimitsConfig
+from postdate.broker.topics.policies import DelayedDeliveryPolicies
+from postdate.broker.topics.producer import Producer, ProducerAccessMode
+from postdate.broker.topics.rates import RateMeter
+from postdate.broker.topics.snapshot_sweep import SnapshotSweep, Spawn
+from postdate.broker.topics.subscription import Subscription
+from postdate.broker.topics.topic_epochs import EPOCHS_END, TopicEpochs
+from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest
+from postdate.broker.topics.topic_name import TopicName
+from postdate.command_line.milliseconds import may_be_seconds
+from tracker.bucket_properties import names_buckets
+from tracker.residual_snapshots import ResidualSnapshots, remove_index_properties
+from tracker.stats import BucketFigures, BucketOperation, TrackerCounters, TrackerStats, summed
+
+logger = logging.getLogger(__name__)
+
+NewSubscription = Callable[[str, ManagedLedger, Cursor], Subscription]
+
+LATEST_ENTRY_ID = 2**63 - 1
+"""Entry and ledger id of the protocol's "latest" message id."""
+
+
+class Topic:
+    """One topic of the service; belongs to its event loop.
+
+    Args:
+        name: Its name.
+        ledger: Its log.
+        new_subscription: Makes a subscription over a cursor.
+        delayed_delivery: The policies that are in force for it.
+        steady_ms: A clock that is never set; a topic measures durations alone.
+        residual: Deletes snapshots without a tracker.
+        limits: The most producers, subscriptions and consumers.
+        spawn: Runs work in the background.
+        index: The delayed index that its subscriptions share, None where each has its own.
+        epochs: Stores its epoch.
+    """
+
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger,
+        *,
+        new_subscription: NewSubscription,
+        delayed_delivery: DelayedDeliveryPolicies,
+        steady_ms: Clock,
+        residual: ResidualSnapshots,
+        limits: LimitsConfig,
+        spawn: Spawn,
+        epochs: TopicEpochs,
+        index: TopicIndex | None = None,
+    ) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.delayed_delivery = delayed_delivery
+        self.delay_ms_max = delayed_delivery.enforced_delay_ms_max
+        """The longest delay that is accepted now, 0 for any; for every publish."""
+        self.producers: dict[str, Producer] = {}
+        self._steady_ms = steady_ms
+        opened_ms = steady_ms()
+        self.last_used_ms = opened_ms
+        """When the topic was last used, by the steady clock."""
+        self.was_asked_for = False
+        self.looks = 0
+        """How many questions about it are under way: it stays open for them, and they are no use of it."""
+        self._is_closed = False
+        self._last_active_ms = opened_ms
+        self.messages_in_total = 0
+        self.bytes_in_total = 0
+        self.entries_in_total = 0
+        self.due_before_1990_total = 0
+        """Messages whose delivery time is before 1990, which may be seconds."""
+        self.published_without_subscription_total = 0
+        """Messages that were published while there was no subscription: none that is made at the end gets them."""
+        self.lateness = LatenessHistogram()
+        """The lateness of delayed messages, of all subscriptions."""
+        self.next_deliver_at_ms: int | None = None
+        """When its next scheduled message comes due, as last looked at; 0 for never, None where that is not known."""
+        self.last_deliver_at_ms: int | None = None
+        """When its last scheduled message comes due, as last looked at; None where that is not known."""
+        self.window_s = 60.0
+        """The length of the last whole window of its rates."""
+        self._window_began_ms = opened_ms
+        self.meter = RateMeter(opened_ms, (0, 0))
+        """The rates of messages and bytes in."""
+        self._new_subscription = new_subscription
+        self._limits = limits
+        # Consumers whose subscribe is under way; they count, or two at once would take the last place.
+        self._joining: dict[Consumer, None] = {}
+        self._index = index
+        self._spawn = spawn
+        self._epochs = epochs
+        self.epoch = epochs.of(name)
+        """The number of the last producer with exclusive access, None before the first."""
+        # Of deleted subscriptions and their indexes; the sums of the topic and of its namespace must not decrease.
+        self._deleted_counters = NOTHING_COUNTED
+        self._index_counters_before: TrackerCounters | None = None
+        self._sweep = SnapshotSweep(
+            ledger,
+            residual,
+            has_tracker=self._has_tracker,
+            failed_creates=self._failed_creates,
+            on_lost=self._note_lost,
+            spawn=spawn,
+        )
+        self._lock = asyncio.Lock()
+        ledger.set_abandoned_listener(self._send_producers_away)
+        self.subscriptions: dict[str, Subscription] = {}
+        self.changes = ChangeOrder()
+        """The order of the changes of its scheduled messages."""
+        for cursor in ledger.cursors.values():
+            if cursor.name != INDEX_CURSOR_NAME:
+                self._add_subscription(subscription_of(cursor.name), cursor)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the topic has producers or consumers, or a subscribe under way."""
+        return bool(
+            self.producers
+            or self._joining
+            or self._lock.locked()
+            or any(subscription.consumers for subscription in self.subscriptions.values())
+        )
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the topic lets no client in any more, as it is being closed or deleted, or is closed."""
+        return self._is_closed
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TopicClosedError(f"topic {self.name} is being closed")
+
+    def note_use(self) -> None:
+        """Note that the topic was used now."""
+        self.was_asked_for = True
+        self.last_used_ms = self._steady_ms()
+
+    @property
+    def last_active_ms(self) -> int:
+        """When something last kept it from being deleted: a client, a subscription or a backlog; at first its opening.
+
+        By the steady clock; while it is active, the time of an earlier change.
+        """
+        return max([self._last_active_ms, *(one.last_active_ms for one in self.subscriptions.values())])
+
+    def note_active(self) -> None:
+        """Note that something keeps it from being deleted, or did until now.
+
+        Every end of what keeps it comes here or to `Subscription.last_active_ms`: messages with a receipt are deleted
+        by this time, so it may not be as old as the last check.
+        """
+        self._last_active_ms = self._steady_ms()
+
+    def is_active(self, mode: str) -> bool:
+        """Whether it must not be deleted, by Pulsar's rules of that mode."""
+        if self.is_used:
+            return True
+        if mode == DELETE_WHEN_NO_SUBSCRIPTIONS:
+            return bool(self.subscriptions)
+        return any(subscription.cursor.backlog for subscription in self.subscriptions.values())
+
+    async def add_producer(self, producer: Producer) -> None:
+        """Add a producer.
+
+        As in Pulsar, a name is taken while the connection of its producer lives, for a producer of any epoch. That
+        connection is asked for a sign of life, unless both producers are on it.
+
+        Raises:
+            ProducerBusyError: Another live producer has its name or exclusive access, or the limit is reached.
+            ProducerFencedError: It asks for exclusive access, and other producers are connected, or another one has
+                had access since its own.
+            LedgerWriteError: Its epoch could not be stored.
+        """
+        try:
+            await self._add_producer(producer)
+        finally:
+            self.note_active()
+
+    async def _add_producer(self, producer: Producer) -> None:
+        present = self.producers.get(producer.name)
+        if present is not None and present.link is not producer.link and not await present.link.is_alive():
+            logger.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
+            self.remove_producer(present)
+        # The topic may have been closed while the other was asked.
+        self._check_open()
+        # The name may also belong to a producer that came while the other was asked.
+        if producer.name in self.producers:
+            raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic '{self.name}'")
+        self._admit(producer)
+        self.producers[producer.name] = producer
+        if producer.access_mode is ProducerAccessMode.SHARED:
+            producer.topic_epoch = self.epoch
+        elif producer.is_ready:
+            try:
+                await self._take_epoch(producer)
+            except LedgerError:
+                self.remove_producer(producer)
+                raise
+            # Meanwhile the topic may have been closed, and another producer may have taken the access.
+            self._check_open()
+            if self.producers.get(producer.name) is producer:
+                return
+            if self.epoch == producer.topic_epoch:
+                # No other has taken it: the producers were sent away, as after a commit that failed.
+                raise TopicClosedError(f"producers of topic {self.name} were sent away: come back")
+            raise ProducerFencedError(f"Another producer has taken exclusive access to topic {self.name}")
+
+    async def _take_epoch(self, producer: Producer) -> None:
+        """Give a producer with exclusive access its epoch: the one that it shows, as it comes back, or a new one.
+
+        Raises:
+            LedgerWriteError: It could not be stored.
+        """
+        before = self.epoch
+        if producer.topic_epoch is None:
+            producer.topic_epoch = 0 if before is None else before + 1
+        self.epoch = producer.topic_epoch
+        if self.epoch != before:
+            try:
+                await self._epochs.put(self.name, producer.topic_epoch)
+            except LedgerError:
+                # No producer has it, so those of before are not over.
+                if self.epoch == producer.topic_epoch:
+                    self.epoch = self._epochs.of(self.name)
+                raise
+
+    async def _make_ready(self, waiting: Producer) -> None:
+        """Tell the client of a waiting producer that it may begin, once its epoch is stored."""
+        try:
+            await self._take_epoch(waiting)
+        except LedgerError as error:
+            logger.warning("%s: producer %s cannot begin: %s", self.name, waiting.name, error)
+            self.remove_producer(waiting)
+            waiting.disconnect()
+            return
+        if self.producers.get(waiting.name) is waiting:
+            waiting.link.producer_ready(waiting.request_id, waiting.name, waiting.topic_epoch)
+
+    def on_published(self, producer: Producer, message_count: int, deliver_at_ms: int | None) -> None:
+        """Count and log what no answer can tell a producer; its messages are stored.
+
+        Args:
+            producer: The producer.
+            message_count: How many messages it has published.
+            deliver_at_ms: When they are to be delivered, None for at once.
+        """
+        if not self.subscriptions:
+            if not self.published_without_subscription_total:
+                logger.warning(
+                    "%s: published without a subscription: %d; of later ones only those get it that begin at the "
+                    "earliest message",
+                    self.name,
+                    message_count,
+                )
+            self.published_without_subscription_total += message_count
+        if deliver_at_ms is not None and may_be_seconds(deliver_at_ms):
+            self.due_before_1990_total += message_count
+            if not producer.is_warned_of_seconds:
+                producer.is_warned_of_seconds = True
+                logger.warning(
+                    "producer %s of %s gives a delivery time before 1990, %d: it may be seconds for milliseconds; such "
+                    "messages are due at once",
+                    producer.name,
+                    self.name,
+                    deliver_at_ms,
+                )
+
+    def remove_producer(self, producer: Producer) -> None:
+        """Remove a producer, unless another has taken its name since; the first waiting one may become ready."""
+        if self.producers.get(producer.name) is producer:
+            del self.producers[producer.name]
+            self.note_active()
+        if self.producers and not any(other.is_ready for other in self.producers.values()):
+            waiting = next(iter(self.producers.values()))
+            waiting.is_ready = True
+            self._spawn(self._make_ready(waiting))
+
+    def _send_producers_away(self) -> None:
+        """Close all producers; as in Pulsar, they return and send again what has no receipt."""
+        producers, self.producers = list(self.producers.values()), {}
+        if producers:
+            self.note_active()
+        for producer in producers:
+            producer.disconnect()
+
+    def _admit(self, producer: Producer) -> None:
+        others = list(self.producers.values())
+        has_exclusive = any(other.access_mode is not ProducerAccessMode.SHARED for other in others)
+        shown = producer.topic_epoch
+        if shown is not None and producer.access_mode is not ProducerAccessMode.SHARED:
+            if shown >= EPOCHS_END:
+                raise NotAllowedError(f"Topic epoch {shown} is none that a producer was given")
+            if self.epoch is not None and shown < self.epoch:
+                raise ProducerFencedError(
+                    f"Topic epoch has already moved. Current epoch: {self.epoch}, Producer epoch: {shown}"
+                )
+        match producer.access_mode:
+            case ProducerAccessMode.SHARED:
+                if has_exclusive:
+                    raise ProducerBusyError("Topic has an existing exclusive producer")
+                if _is_full(others, self._limits.producers_per_topic_max):
+                    raise ProducerBusyError(f"Topic '{self.name}' reached max producers limit")
+            case ProducerAccessMode.EXCLUSIVE:
+                if others:
+                    raise ProducerFencedError("Topic has existing producers, so none can be exclusive")
+            case ProducerAccessMode.WAIT_FOR_EXCLUSIVE:
+                producer.is_ready = not others
+            case ProducerAccessMode.EXCLUSIVE_WITH_FENCING:
+                self.producers.clear()
+                for other in others:
+                    other.fence()
+
+    async def subscribe(
+        self,
+        consumer: Consumer,
+        subscription_type: SubscriptionType,
+        *,
+        durable: bool,
+        start: Position | None,
+    ) -> Subscription:
+        """Attach a consumer to the subscription that it names; a missing subscription is created.
+
+        Args:
+            consumer: The consumer; `consumer.subscription_name` names the subscription.
+            subscription_type: How it shares it.
+            durable: Whether the subscription outlives its consumers; readers' do not.
+            start: The next entry to read of a new subscription, or None for the earliest.
+
+        Raises:
+            ConsumerBusyError: The topic has as many consumers as are allowed; see also `Subscription.add_consumer`.
+            ConsumerAssignError: See `Subscription.add_consumer`.
+            NotAllowedError: The topic has as many subscriptions as are allowed, or the present one is durable and this
+                consumer's is not, or the other way round.
+        """
+        self._check_open()
+        present = {*self._joining, *(consumer for one in self.subscriptions.values() for consumer in one.consumers)}
+        if _is_full(present, self._limits.consumers_per_topic_max):
+            raise ConsumerBusyError("Topic reached max consumers limit")
+        self._joining[consumer] = None
+        try:
+            return await self._subscribe(consumer, subscription_type, durable=durable, start=start)
+        except DispatcherClosedError:
+            # Its clients come back for it by themselves.
+            raise
+        except Exception:
+            del self._joining[consumer]
+            await self._delete_unused(consumer.subscription_name)
+            raise
+        finally:
+            self._joining.pop(consumer, None)
+            self.note_active()
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Hold the lock of subscriptions for a change that may end what keeps the topic."""
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self.note_active()
+
+    async def _subscribe(
+        self, consumer: Consumer, subscription_type: SubscriptionType, *, durable: bool, start: Position | None
+    ) -> Subscription:
+        name = consumer.subscription_name
+        async with self._lock:
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                subscription = await self._create_subscription(name, durable=durable, start=start)
+            elif subscription.cursor.is_durable is not durable:
+                # A reader would acknowledge what a durable subscription of its name has to deliver, and a durable
+                # consumer lose its subscription with a reader's.
+                kind = "Durable" if subscription.cursor.is_durable else "Non-durable"
+                raise NotAllowedError(f"{kind} subscription with the same name already exists")
+            if self._index is not None:
+                await self._index.prepare()
+        tracker_before = subscription.bucket_tracker
+        await subscription.add_consumer(consumer, subscription_type)
+        if tracker_before is not None and subscription.bucket_tracker is not tracker_before:
+            # A snapshot that it was storing has no owner now.
+            self._sweep.note_left()
+        return subscription
+
+    async def ensure_subscription(self, name: str) -> None:
+        """Create a durable subscription from the earliest entry on, unless there is one of this name.
+
+        Raises:
+            NotAllowedError: The topic has as many subscriptions as are allowed.
+        """
+        self._check_open()
+        async with self._changing():
+            if name not in self.subscriptions:
+                await self._create_subscription(name, durable=True, start=None)
+
+    async def _create_subscription(self, name: str, *, durable: bool, start: Position | None) -> Subscription:
+        if _is_full(self.subscriptions, self._limits.subscriptions_per_topic_max):
+            raise NotAllowedError(f"Exceed the maximum number of subscriptions of the topic: {self.name}")
+        cursor = await self.ledger.open_cursor(
+            cursor_name_of(name),
+            initial_position=start,
+            durable=durable,
+            properties=None if self.delayed_delivery.is_active else PROPERTIES_WITHOUT_DELAYS,
+        )
+        subscription = self._add_subscription(name, cursor)
+        await self._join_pause(subscription)
+        return subscription
+
+    async def _join_pause(self, subscription: Subscription) -> None:
+        """Let a new subscription take part in the pause of the whole topic, before its first consumer is attached.
+
+        Raises:
+            LedgerError: The pause could not be stored, and there is no subscription.
+        """
+        pauses = (one.pause for one in self.subscriptions.values())
+        pause = next((one for one in pauses if one.is_paused and one.is_of_topic), None)
+        if pause is not None:
+            try:
+                await subscription.set_pause(pause)
+            except LedgerError:
+                await self._delete(subscription)
+                raise
+
+    async def unsubscribe(self, consumer: Consumer, *, is_forced: bool = False) -> None:
+        """Delete the consumer's subscription; its snapshots follow in the background.
+
+        Args:
+            consumer: The consumer.
+            is_forced: Whether other consumers are disconnected; they come back to a new subscription by themselves.
+
+        Raises:
+            MetadataError: Other consumers are attached to it, and may not be disconnected.
+            SubscriptionNotFoundError: The subscription is deleted already.
+        """
+        async with self._changing():
+            subscription = self.subscriptions.get(consumer.subscription_name)
+            if subscription is None:
+                raise SubscriptionNotFoundError(f"Subscription {consumer.subscription_name!r} not found")
+            await subscription.prepare_unsubscribe(consumer, is_forced=is_forced)
+            await self._delete(subscription)
+
+    async def consumer_left(self, consumer: Consumer) -> None:
+        """Detach a consumer; a reader's subscription goes with its last consumer."""
+        async with self._changing():
+            subscription = self.subscriptions.get(consumer.subscription_name)
+            if subscription is None:
+                return
+            subscription.remove_consumer(consumer)
+        await self._delete_unused(consumer.subscription_name)
+
+    async def _delete_unused(self, name: str) -> None:
+        """Delete a reader's subscription that has no consumer, unless one is about to be attached to it."""
+        async with self._changing():
+            subscription = self.subscriptions.get(name)
+            is_joined = any(one.subscription_name == name for one in self._joining)
+            if subscription is None or subscription.cursor.is_durable or subscription.consumers or is_joined:
+                return
+            try:
+                await subscription.abandon()
+                await self._delete(subscription)
+            except LedgerError as error:
+                # The client has left or was answered: no caller could do more, and the topic is mostly being closed.
+                logger.warning("%s / %s: its cursor could not be deleted: %s", self.name, name, error)
+
+    def dismiss_consumer(self, consumer: Consumer) -> None:
+        """Close a consumer and tell its client at once; `consumer_left` does the rest."""
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        if subscription is not None:
+            subscription.remove_consumer(consumer)
+        consumer.disconnect()
+
+    def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
+        """Put other policies in force."""
+        self.delayed_delivery = policies
+        self.delay_ms_max = policies.enforced_delay_ms_max
+        for subscription in self.subscriptions.values():
+            subscription.apply_delayed_delivery(policies)
+
+    def subscription_of(self, consumer: Consumer) -> Subscription:
+        """Give the subscription that a consumer is attached to.
+
+        Raises:
+            SubscriptionNotFoundError: It was deleted meanwhile.
+        """
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        if subscription is None:
+            raise SubscriptionNotFoundError(f"Subscription {consumer.subscription_name!r} not found")
+        return subscription
+
+    def is_reader(self, consumer: Consumer) -> bool:
+        """Whether a consumer's subscription goes with its last consumer; not while the topic is being closed."""
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        return subscription is not None and not subscription.cursor.is_durable and not self._is_closed
+
+    def dispatcher_of(self, consumer: Consumer) -> Dispatcher | None:
+        """Give the dispatcher that serves a consumer, or None when it is detached."""
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        if subscription is None or consumer not in subscription.consumers:
+            return None
+        return subscription.dispatcher
+
+    def next_position(self) -> Position:
+        """Give the position that the next published entry will have at the earliest."""
+        last = self.ledger.last_position
+        return Position(last.ledger_id, last.entry_id + 1)
+
+    def resolve_position(self, position: Position) -> Position:
+        """Turn a client's message id into the next entry to read; the protocol's extremes mean the ends."""
+        if position.ledger_id >= LATEST_ENTRY_ID:
+            return self.next_position()
+        if position.ledger_id < 0:
+            return self.ledger.first_position
+        return position
+
+    async def roll_over_and_trim(self, now_ms: int) -> None:
+        """Close the open ledger if it is old, and delete ledgers that every subscription has passed."""
+        self.ledger.roll_over_if_aged(now_ms)
+        follow_slowest(self.ledger)
+        if self._index is not None:
+            self._index.refresh()
+        self.sweep_snapshots()
+        await self.ledger.trim()
+
+    async def make_room(self, now_ms: int) -> None:
+        """Give back the space of everything that every subscription has passed, also in the open ledger."""
+        self.ledger.roll_over_if_passed()
+        await self.roll_over_and_trim(now_ms)
+
+    def sweep_snapshots(self) -> None:
+        """Begin to delete unneeded snapshots without a tracker."""
+        self._sweep.start()
+
+    def _note_lost(self, cursor_name: str, count: int) -> None:
+        """Tell and count snapshots that were missing before their cursor had a tracker, which does so itself."""
+        shown = "the shared index" if cursor_name == INDEX_CURSOR_NAME else subscription_of(cursor_name)
+        logger.warning(
+            "%d snapshots of %s / %s are missing: their messages are read from the log again", count, self.name, shown
+        )
+        lost = TrackerCounters(buckets_lost=count)
+        subscription = None if cursor_name == INDEX_CURSOR_NAME else self.subscriptions.get(shown)
+        if subscription is None:
+            self._index_counters_before = summed(self._index_counters_before, lost)
+        else:
+            subscription.index_counters_before = summed(subscription.index_counters_before, lost)
+
+    async def expire(self, now_ms: int, ttl_ms: int) -> None:
+        """Acknowledge expired messages for every subscription, and let its dispatcher know."""
+        try:
+            await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)
+        finally:
+            for subscription in list(self.subscriptions.values()):
+                await subscription.note_expired(self.ledger.first_position.ledger_id)
+
+    def _on_expired(self, cursor_name: str, entries: Entries) -> None:
+        subscription = self.subscriptions.get(subscription_of(cursor_name))
+        if subscription is not None:
+            count = sum(map(len, entries.values()))
+            logger.info("%d messages of %s / %s expired", count, self.name, subscription.name)
+            subscription.expired(entries)
+
+    async def end_rate_window(self, steady_ms: int) -> None:
+        """End a window of rates, those of the time since the last call, for one subscription after the other."""
+        self.ledger.append_stats.end_window()
+        self.window_s = max(0.001, (steady_ms - self._window_began_ms) / 1000)
+        self._window_began_ms = steady_ms
+        self.meter.end_window((self.messages_in_total, self.bytes_in_total), steady_ms)
+        async for subscription in in_slices(list(self.subscriptions.values())):
+            subscription.end_rate_window(steady_ms)
+
+    def continue_counters(self, before: TopicSnapshot) -> None:
+        """Count on from the figures of the topic when it was closed: a counter that decreases looks like a restart."""
+        self.messages_in_total += before.messages_in_total
+        self.bytes_in_total += before.bytes_in_total
+        self.due_before_1990_total += before.due_before_1990_total
+        self.published_without_subscription_total += before.published_without_subscription_total
+        self.meter = RateMeter(self._steady_ms(), (self.messages_in_total, self.bytes_in_total))
+        if before.lateness is not None:
+            self.lateness.add(before.lateness)
+        self._count_deleted(before.deleted_counters, before.index_counters_before)
+        for one in before.subscriptions:
+            subscription = self.subscriptions.get(one.name)
+            if subscription is not None:
+                subscription.continue_counters(one)
+            else:
+                # A reader's subscription, which ended with the topic.
+                self._count_deleted(one.counters, one.index_counters_before)
+
+    def _count_deleted(self, counters: SubscriptionCounters, of_index: TrackerCounters | None) -> None:
+        self._deleted_counters = self._deleted_counters.plus(counters)
+        self._index_counters_before = summed(self._index_counters_before, of_index)
+
+    def problems(self) -> Iterator[list[str]]:
+        """Give the present failures of each subscription, and of the index that they share; mostly empty lists."""
+        yield from map(Subscription.problems, list(self.subscriptions.values()))
+        index = None if self._index is None else self._index.stats()
+        if index is not None:
+            yield [f"the shared index: {problem}" for problem in index.problems()]
+
+    def metrics(self) -> TopicSnapshot:
+        """Give the figures of the topic and of its subscriptions at this moment."""
+        return self._figures(self.subscriptions.values())
+
+    def metrics_in_parts(self) -> Iterator[TopicSnapshot]:
+        """Give the figures for `/metrics`, one subscription after the other: 1,000 of them take 50 ms.
+
+        The subscriptions are those of this moment, and so is what deleted ones have counted: one that is deleted before
+        its turn is counted once, and one that comes meanwhile is left to the next scrape.
+        """
+        subscriptions = list(self.subscriptions.values())
+        if len(subscriptions) <= 1:
+            yield self._figures(subscriptions)
+            return
+        own = replace(self._figures(()), part="own")
+        given: list[SubscriptionSnapshot] = []
+        for subscription in subscriptions:
+            given.append(subscription.metrics())
+            yield replace(own, subscriptions=given[-1:], part="subscriptions")
+        yield replace(own, subscriptions=given)
+
+    def _figures(self, subscriptions: Iterable[Subscription]) -> TopicSnapshot:
+        return TopicSnapshot(
+            name=str(self.name),
+            namespace=self.name.namespace_name,
+            producer_count=len(self.producers),
+            messages_in_total=self.messages_in_total,
+            bytes_in_total=self.bytes_in_total,
+            due_before_1990_total=self.due_before_1990_total,
+            published_without_subscription_total=self.published_without_subscription_total,
+            storage_size_bytes=self.ledger.size_bytes,
+            rate_in=self.meter.rates[0],
+            throughput_in=self.meter.rates[1],
+            appended=self.ledger.append_stats.last,
+            window_s=self.window_s,
+            next_deliver_at_ms=self.next_deliver_at_ms,
+            last_deliver_at_ms=self.last_deliver_at_ms,
+            lateness=self.lateness,
+            subscriptions=[subscription.metrics() for subscription in subscriptions],
+            deleted_counters=self._deleted_counters,
+            shared_index=None if self._index is None else self._index.stats(),
+            index_counters_before=summed(
+                self._index_counters_before, None if self._index is None else self._index.counters_before
+            ),
+        )
+
+    async def swept(self) -> None:
+        """Wait until no snapshots are being deleted.
+
+        Raises:
+            SnapshotsLeftError: Some could not be deleted.
+        """
+        await self._sweep.finished()
+
+    def fence(self) -> None:
+        """Let no producer and no consumer in any more: the topic is about to be closed or deleted."""
+        self._is_closed = True
+
+    async def delete_snapshots(self) -> None:
+        """Delete all snapshots, and close the topic; the caller deletes the log, in one write with its cursors.
+
+        The cursors stay until then. Without them, after a crash, a subscription that is made anew would receive what it
+        has acknowledged.
+
+        Raises:
+            LedgerError: A cursor could not let go of its snapshots, and the topic is closed.
+            SnapshotsLeftError: Snapshots could not be deleted. The topic is closed, and has its log and its cursors.
+        """
+        try:
+            async with self._lock:
+                await self._for_all(Subscription.abandon)
+                if self._index is not None:
+                    await self._index.abandon()
+                # From here on the snapshots have no owner, also after a crash.
+                await asyncio.gather(*(remove_index_properties(cursor) for cursor in self.ledger.cursors.values()))
+            self._sweep.note_left()
+            self._sweep.start()
+            await self.swept()
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Disconnect all clients, and close the subscriptions and the log."""
+        self.fence()
+        self._send_producers_away()
+        # The cursor of a reader does not outlive this process, so its index is not worth sealing.
+        await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
+        if self._index is not None:
+            await self._index.close()
+        for subscription in self.subscriptions.values():
+            subscription.let_go()
+        self._sweep.close()
+        await self.ledger.close()
+
+    async def _for_all(self, action: Callable[[Subscription], Awaitable[None]]) -> None:
+        await asyncio.gather(*(action(subscription) for subscription in self.subscriptions.values()))
+
+    def _add_subscription(self, name: str, cursor: Cursor) -> Subscription:
+        subscription = self._new_subscription(name, self.ledger, cursor)
+        subscription.lateness = self.lateness
+        self.subscriptions[name] = subscription
+        return subscription
+
+    def delayed_indexes(self) -> Iterator[tuple[str | None, TrackerStats, list[BucketFigures]]]:
+        """Give the figures of each delayed index and its buckets, by subscription; a shared one comes first, as None.
+
+        A subscription that is deleted before its turn has no index.
+        """
+        shared = None if self._index is None else self._index.tracker
+        if shared is not None:
+            yield None, shared.stats(), shared.buckets()
+        for name, subscription in list(self.subscriptions.items()):
+            stats = subscription.index_stats()
+            if stats is not None:
+                yield name, stats, subscription.index_buckets()
+
+    def _has_tracker(self, cursor_name: str) -> bool:
+        if cursor_name == INDEX_CURSOR_NAME:
+            return self._index is not None and self._index.has_tracker
+        subscription = self.subscriptions.get(subscription_of(cursor_name))
+        return subscription is not None and subscription.has_bucket_tracker
+
+    def _failed_creates(self) -> int:
+        """Count the creates of the present trackers that failed: each may have left a snapshot without a name."""
+        indexes = [one.index_stats() for one in self.subscriptions.values()]
+        if self._index is not None:
+            indexes.append(self._index.stats())
+        return sum(
+            stats.operations[kind].failed
+            for stats in indexes
+            for kind in (BucketOperation.CREATE, BucketOperation.MERGE)
+            if stats is not None and kind in stats.operations
+        )
+
+    async def _delete(self, subscription: Subscription) -> None:
+        """Delete a subscription. Once its cursor is gone, its snapshots have no owner, also after a crash."""
+        has_index = subscription.index_counters_before is not None or names_buckets(subscription.cursor.properties)
+        del self.subscriptions[subscription.name]
+        subscription.let_go()
+        self._count_deleted(subscription.counters, subscription.index_counters_before)
+        await self.ledger.delete_cursor(subscription.cursor.name)
+        if self._index is not None and not self.subscriptions:
+            has_index = True
+            await self._index.delete()
+        if has_index:
+            # In the background: a leaving client does not wait for a storage that may be down.
+            self._sweep.note_left()
+            self._sweep.start()
+
+
+def _is_full(present: Collection[object], count_max: int) -> bool:
+    return bool(count_max) and len(present) >= count_max

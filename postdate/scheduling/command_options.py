@@ -1,0 +1,89 @@
+"""The options of the commands on scheduled messages: the service, the selected messages, and the confirmation."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from managed_ledger.value_types import Json
+from postdate.broker.cli.common import service_options
+from postdate.command_line.endings import refusing_of
+from postdate.command_line.milliseconds import may_be_seconds
+from postdate.command_line.options import dry_run_option, in_order, yes_option
+from postdate.command_line.output import iso
+from postdate.command_line.times import TIME_OF_MESSAGES
+from postdate.scheduling.api import ScheduleApi
+from postdate.scheduling.errors import SchedulingError
+
+refusing = refusing_of(SchedulingError)
+
+
+def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a connection, and pass a `ScheduleApi`; refuse in one line."""
+
+    @wraps(command)
+    def run(
+        *args: Any,
+        url: str,
+        token: str | None,
+        trust_certs: str | None,
+        client_cert: str | None,
+        client_key: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        api = ScheduleApi(
+            url,
+            token=token,
+            tls_trust_certs_file=trust_certs,
+            tls_certificate_file=client_cert,
+            tls_private_key_file=client_key,
+        )
+        return command(api, *args, **kwargs)
+
+    return service_options(refusing(run))
+
+
+subscription_option = click.option("--subscription", help="Only for this subscription. Default: all that delay.")
+paused_subscription_option = click.option(
+    "--subscription", help="Only this subscription. Default: all of the topic, also those that do not delay."
+)
+confirmation_options = in_order(
+    dry_run_option("print the number of messages"),
+    yes_option("Do not ask before more than one message is changed."),
+)
+time_options = in_order(
+    click.option(
+        "--from",
+        "from_ms",
+        type=TIME_OF_MESSAGES,
+        help="Only messages due at this time or later: ISO 8601 or milliseconds.",
+    ),
+    click.option("--until", "until_ms", type=TIME_OF_MESSAGES, help="Only messages due before this time."),
+)
+filter_options = in_order(
+    click.option("--key", help="Only messages of this key."),
+    click.option(
+        "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with it; repeatable."
+    ),
+    time_options,
+)
+
+
+def fields_of_filters(key: str | None, properties: tuple[str, ...], from_ms: int | None, until_ms: int | None) -> Json:
+    """Return the selection that these options make, as the fields of a request's body."""
+    found: Json = {}
+    if key is not None:
+        found["key"] = key
+    if properties:
+        found["property"] = list(properties)
+    if from_ms is not None:
+        found["from"] = time_field(from_ms)
+    if until_ms is not None:
+        found["until"] = time_field(until_ms)
+    return found
+
+
+def time_field(time_ms: int) -> int | str:
+    """Return a time as a request has it: one before 1990 written out, as its number would be taken for seconds."""
+    return iso(time_ms) if may_be_seconds(time_ms) else time_ms

@@ -1,0 +1,328 @@
+"""The output of the commands on a screen: tables, a histogram, and sentences about changes. Pure.
+
+Keys and names may be of any length and hold any character. Names are folded into their column, keys and properties are
+cut at its end. Control characters are replaced, so that a producer's text cannot move the cursor of an operator's
+terminal. `--json` has them as they are.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from managed_ledger.value_types import Json
+from postdate.command_line.output import counted, iso, plain_table, size
+
+_BAR: Final = 28
+_WIDTH_WITH_LAST_DUE: Final = 110
+"""Where the table of topics has room for a second time beside names."""
+_DAMAGED_SHOWN_MAX: Final = 10
+
+
+def printable(text: str) -> str:
+    r"""Replace characters that a terminal would take for commands.
+
+    >>> printable("a\tb"), printable("東京")
+    ('a?b', '東京')
+    """
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def topic_table(topics: Sequence[Json], width: int) -> Table:
+    """Return the table of `postdate topics`, subscriptions below their topics.
+
+    Args:
+        topics: The answer of GET /postdate/v1/topics.
+        width: The columns of the screen; the last due time needs more than 80.
+    """
+    times = ["nextDueMs", "lastDueMs"] if width >= _WIDTH_WITH_LAST_DUE else ["nextDueMs"]
+    table = plain_table()
+    table.add_column("topic", overflow="fold")
+    for name in ("delayed", "overdue", "in hand", "backlog"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("next due", "last due")[: len(times)]:
+        table.add_column(name, no_wrap=True)
+
+    def figures(one: Json) -> list[str]:
+        counts = [f"{one[name]:,}" for name in ("delayed", "overdue", "inHand", "backlog")]
+        return counts + ["-" if one[name] is None else _to_the_second(one[name]) for name in times]
+
+    for topic in topics:
+        table.add_row(Text(printable(topic["name"]) + _paused_mark(topic)), *figures(topic))
+        if without := topic.get("publishedWithoutSubscription", 0):
+            table.add_row(Text(f"  published without a subscription: {without:,}"))
+        for one in topic["subscriptions"]:
+            table.add_row(Text(f"  {printable(one['name'])}{_subscription_marks(one)}"), *figures(one))
+    return table
+
+
+def _subscription_marks(one: Json) -> str:
+    """Return what is unusual about a subscription.
+
+    >>> _subscription_marks({"type": "Exclusive", "delays": False, "paused": True})
+    ' (paused) (Exclusive, does not delay)'
+    """
+    marks = " (paused)" if one["paused"] else ""
+    return marks if one.get("delays", True) else f"{marks} ({one['type']}, does not delay)"
+
+
+def _paused_mark(topic: Json) -> str:
+    """Return how much of a topic is paused: all of its subscriptions, some or none."""
+    paused, total = sum(one["paused"] for one in topic["subscriptions"]), len(topic["subscriptions"])
+    if not topic["paused"]:
+        return ""
+    return " (paused)" if paused == total else f" ({paused} of {total} paused)"
+
+
+def _to_the_second(time_ms: int) -> str:
+    """Write a time without its milliseconds, which are cut off."""
+    return iso(time_ms - time_ms % 1_000).replace(".000Z", "Z")
+
+
+def message_table(messages: Sequence[Json]) -> Table:
+    """Return the table of `postdate scheduled list`.
+
+    Args:
+        messages: The messages, as GET .../scheduled gives them.
+    """
+    table = plain_table(("due", "left"), ("id", "left"))
+    table.add_column("key")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("properties")
+    for one in messages:
+        properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
+        table.add_row(
+            iso(one["deliverAtMs"]),
+            one["messageId"],
+            _in_one_line(one["key"] if one["key"] is not None else one["keyBase64"] or "-"),
+            size(one["sizeBytes"]),
+            _in_one_line("DAMAGED" if one.get("damaged") else properties),
+        )
+    return table
+
+
+def _in_one_line(text: str) -> Text:
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
+
+
+def message_notes(messages: Sequence[Json], *, is_more: bool) -> list[str]:
+    """Return what is to be said below the table of messages.
+
+    Args:
+        messages: The messages.
+        is_more: Whether there are more.
+    """
+    notes = []
+    if any(one.get("damaged") for one in messages):
+        notes.append("DAMAGED: the log is damaged there, so no consumer gets it: see `postdate ledger repair --help`.")
+    if is_more:
+        notes.append("There are more: narrow by time, key or property, or raise --limit.")
+    return notes
+
+
+def count_lines(histogram: Json) -> list[str]:
+    """Return the output of `postdate scheduled count`: the number, the first and the last time, and a histogram.
+
+    >>> for line in count_lines({"total": 3, "delayed": 2, "overdue": 1, "inHand": 4,
+    ...     "nextDueMs": 0, "lastDueMs": 60_000, "buckets": [
+    ...     {"fromMs": 0, "untilMs": 30_000, "count": 2}, {"fromMs": 30_000, "untilMs": 60_001, "count": 1}]}):
+    ...     print(line)
+    3 messages are scheduled: 2 delayed, 1 overdue; 4 more in hand
+    the delayed ones: from 1970-01-01T00:00:00.000Z to 1970-01-01T00:01:00.000Z
+    1970-01-01T00:00:00.000Z           2  ████████████████████████████
+    1970-01-01T00:00:30.000Z           1  ██████████████
+    >>> count_lines({"total": 2, "delayed": 0, "overdue": 2, "inHand": 0, "nextDueMs": None, "lastDueMs": None,
+    ...     "buckets": []})
+    ['2 messages are scheduled: 0 delayed, 2 overdue']
+    """
+    undelayed = [one["sentence"] for one in histogram.get("undelayed", ())]
+    total, in_hand = histogram["total"], histogram["inHand"]
+    if not total:
+        return ["Nothing is scheduled" + (f"; {in_hand:,} in hand" if in_hand else ""), *undelayed]
+    verb = "is" if total == 1 else "are"
+    states = f"{histogram['delayed']:,} delayed, {histogram['overdue']:,} overdue"
+    if in_hand:
+        states += f"; {in_hand:,} more in hand"
+    lines = [f"{counted(total, 'message')} {verb} scheduled: {states}"]
+    if histogram["delayed"]:
+        first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
+        lines.append(f"the delayed ones: for {first}" if first == last else f"the delayed ones: from {first} to {last}")
+    buckets = histogram["buckets"]
+    most = max((one["count"] for one in buckets), default=0)
+    if len(buckets) > 1 and most:
+        for one in buckets:
+            bar = "█" * -(-one["count"] * _BAR // most)
+            lines.append(f"{iso(one['fromMs'])}  {one['count']:>10,}  {bar}".rstrip())
+    return lines + undelayed
+
+
+def changing_count(answer: Json, verb: str) -> int:
+    """Return how many messages a change will concern, from the answer of its dry run.
+
+    A message that a consumer has in hand stays, and one that is due is cancelled but not moved.
+
+    >>> changing_count({"matched": 3, "alreadyDue": 1, "inHand": 1}, "cancelled")
+    2
+    >>> changing_count({"matched": 3, "alreadyDue": 1, "inHand": 1}, "rescheduled")
+    1
+    """
+    left = int(answer["matched"]) - int(answer["inHand"])
+    return left if verb == "cancelled" else left - int(answer["alreadyDue"])
+
+
+def question_line(answer: Json, verb: str) -> str:
+    """Return what a change will do, from the answer of its dry run.
+
+    >>> question_line({"matched": 15, "alreadyDue": 2, "inHand": 0}, "rescheduled")
+    '13 messages will be rescheduled; 2 are due already and stay.'
+    >>> question_line({"matched": 15, "alreadyDue": 1, "inHand": 2}, "cancelled")
+    '13 messages will be cancelled; 1 of them is due already; 2 are in the hand of a consumer and stay.'
+    """
+    text = f"{counted(changing_count(answer, verb), 'message')} will be {verb}"
+    if due := answer["alreadyDue"]:
+        are = "is" if due == 1 else "are"
+        text += (
+            f"; {due:,} of them {are} due already"
+            if verb == "cancelled"
+            else f"; {due:,} {are} due already and stay{'s' if due == 1 else ''}"
+        )
+    if in_hand := answer["inHand"]:
+        are, stay = ("is", "stays") if in_hand == 1 else ("are", "stay")
+        text += f"; {in_hand:,} {are} in the hand of a consumer and {stay}"
+    return f"{text}."
+
+
+def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
+    """Return a line about the outcome of a change, with the reasons why others were not changed.
+
+    >>> outcome_line(
+    ...     {"matched": 3, "cancelled": 2, "alreadyDue": 1, "inHand": 1, "unknown": 0}, "cancelled", is_dry_run=False
+    ... )
+    '2 messages cancelled; 1 was due already; 1 was in the hand of a consumer'
+    >>> outcome_line({"matched": 3, "alreadyDue": 0, "inHand": 0, "unknown": 1}, "cancelled", is_dry_run=True)
+    '3 messages would be cancelled; 1 id is unknown'
+    >>> outcome_line({"matched": 3, "alreadyDue": 1, "inHand": 0, "unknown": 0}, "delivered", is_dry_run=True)
+    '2 messages would be delivered; 1 was due already'
+    >>> outcome_line({"matched": 3, "delivered": 2, "alreadyDue": 0, "unknown": 0, "damaged": ["3:9"],
+    ...     "damagedCount": 1}, "delivered", is_dry_run=False)
+    '2 messages delivered; 1 is damaged in the log and stays: 3:9'
+    """
+    text = (
+        f"{counted(changing_count(answer, verb), 'message')} would be {verb}"
+        if is_dry_run
+        else f"{counted(answer[verb], 'message')} {verb}"
+    )
+    for name, reason in _REASONS.items():
+        if count := answer.get(name, 0):
+            text += f"; {count:,} {'was' if count == 1 else 'were'} {reason}"
+    if unknown := answer["unknown"]:
+        text += f"; {unknown:,} {'id is' if unknown == 1 else 'ids are'} unknown"
+    if damaged := answer.get("damagedCount", 0):
+        shown = ", ".join(answer["damaged"][:_DAMAGED_SHOWN_MAX]) + (", ..." if damaged > _DAMAGED_SHOWN_MAX else "")
+        text += f"; {damaged:,} {'is' if damaged == 1 else 'are'} damaged in the log and "
+        text += f"stay{'s' if damaged == 1 else ''}: {shown}"
+    return text
+
+
+_REASONS: Final = {
+    "alreadyDue": "due already",
+    "inHand": "in the hand of a consumer",
+    "gone": "gone meanwhile",
+    "alreadyShifted": "shifted before",
+}
+"""By the field of the answer, in the order in which they are told."""
+
+
+def backlog_meant(topic: Json, subscription: str | None, what: str) -> tuple[int, int]:
+    """Return the backlog that a pause or resume is about, in entries of the log, and its delayed messages.
+
+    A pause holds the whole backlog, with what has no delivery time. A resume is about the subscriptions that a pause or
+    a rate holds back.
+
+    >>> held = {"name": "me", "backlog": 503, "delayed": 3, "paused": True, "ratePerSecond": None}
+    >>> free = {"name": "you", "backlog": 7, "delayed": 0, "paused": False, "ratePerSecond": None}
+    >>> backlog_meant({"subscriptions": [held, free]}, None, "resume")
+    (503, 3)
+    >>> backlog_meant({"subscriptions": [held, free]}, None, "pause")
+    (510, 3)
+
+    Args:
+        topic: The answer of GET /postdate/v1/topics/{topic}.
+        subscription: The name of one subscription, None for all.
+        what: "pause" or "resume".
+    """
+    meant = [
+        one
+        for one in topic["subscriptions"]
+        if subscription in (None, one["name"])
+        and (what == "pause" or one["paused"] or one["ratePerSecond"] is not None)
+    ]
+    return sum(one["backlog"] for one in meant), sum(one["delayed"] for one in meant)
+
+
+def backlog_sentence(backlog: int, delayed: int, what: str, rate: float | None = None) -> str:
+    """Return what a pause or resume will do with a backlog.
+
+    >>> backlog_sentence(503, 3, "resume")
+    'A backlog of 503 entries will be let go: 3 delayed messages at their time, all else at once.'
+    >>> backlog_sentence(1, 0, "pause")
+    'A backlog of 1 entry will be held: 0 delayed messages from their time on, all else from now on.'
+    >>> backlog_sentence(14, 14, "resume", 5)
+    'A backlog of 14 entries will be let go at up to 5 messages a second: 14 delayed messages not before their time.'
+
+    Args:
+        backlog: The entries of the log that are meant.
+        delayed: How many delayed messages are in them.
+        what: "pause" or "resume".
+        rate: How many messages a second are let go at most; None for no limit.
+    """
+    entries = f"{backlog:,} {'entry' if backlog == 1 else 'entries'}"
+    if what == "resume" and rate is not None:
+        let_go = f"let go at up to {rate:g} messages a second"
+        return f"A backlog of {entries} will be {let_go}: {counted(delayed, 'delayed message')} not before their time."
+    done, at, now = (
+        ("held", "from their time on", "from now on") if what == "pause" else ("let go", "at their time", "at once")
+    )
+    return f"A backlog of {entries} will be {done}: {counted(delayed, 'delayed message')} {at}, all else {now}."
+
+
+def pause_lines(answer: Json) -> list[str]:
+    """Return lines about the pause of each subscription.
+
+    >>> pause_lines({"subscriptions": [{"name": "me", "paused": True, "pausedSince": "2027-01-15T08:00:00.000Z",
+    ...     "ratePerSecond": None}, {"name": "you", "paused": False, "pausedSince": None, "ratePerSecond": 50.0}]})
+    ['me: paused since 2027-01-15T08:00:00.000Z', 'you: delivers, at most 50 a second until it has caught up']
+    """
+    lines = []
+    for one in answer["subscriptions"]:
+        rate = one["ratePerSecond"]
+        state = "delivers" if rate is None else f"delivers, at most {rate:g} a second until it has caught up"
+        if one["paused"]:
+            state = f"paused since {one['pausedSince']}"
+        lines.append(f"{one['name']}: {state}")
+    return lines or ["The topic has no subscription"]
+
+
+def explanation_lines(answer: Json) -> list[str]:
+    """Return an explanation: the sentence, then that of each message and subscription that it does not tell of.
+
+    >>> explanation_lines({"sentence": "3:9 is delayed until T.", "messages": [{"messageId": "3:9",
+    ...     "sentence": "3:9 is delayed until T.", "subscriptions": [{"subscription": "me", "state": "delayed",
+    ...     "sentence": "3:9 is delayed until T."}]}]})
+    ['3:9 is delayed until T.']
+    """
+    messages = answer["messages"]
+    sentences = [answer["sentence"]]
+    if len(messages) > 1 or len(messages[0]["subscriptions"]) > 1:
+        for message in messages:
+            states = message["subscriptions"]
+            sentences += [
+                f"{one['subscription']}: {one['sentence']}"
+                for one in states
+                # The answer's own sentence ends with a message's, which names its subscription only among several.
+                if not answer["sentence"].endswith(
+                    f"{one['subscription']}: {one['sentence']}" if len(states) > 1 else one["sentence"]
+                )
+            ]
+    return sentences
