@@ -34,7 +34,7 @@ define install
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --no-compile --disable-pip-version-check --constraint constraints.txt $(EDITABLE) '.[$(1)]'
 	@echo 'Compiling what was installed'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib $(ROOMS) || true
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib $(PACKAGES) || true
 endef
 
 $(STAMP): pyproject.toml constraints.txt
@@ -59,7 +59,8 @@ WORKERS := 3
 # it, the units of the broker alone take 44 s instead of 116.
 IN_MEMORY := --in-memory --override-ini tmp_path_retention_policy=failed
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(IN_MEMORY)
-ROOMS := $(filter-out benchmarks,$(patsubst %/__init__.py,%,$(wildcard */__init__.py)))
+PACKAGES := $(filter-out benchmarks,$(patsubst %/__init__.py,%,$(wildcard */__init__.py)))
+ROOMS := $(PACKAGES) $(patsubst %/__init__.py,%,$(wildcard postdate/*/__init__.py))
 ALONE_IN_ALL := not exhaustive and not installation and not s3_server and not java and not real_pulsar
 RESULTS := build/test-all
 # Counting lines and branches makes the tests of the tracker take seven tenths more of a processor, so it is asked for.
@@ -67,17 +68,17 @@ COVERED = $(if $(COVERAGE),--cov --cov-report=term)
 
 test: setup ## Set up, then run the tests (under 8 minutes); ROOM=tracker runs those of one room
 ifdef ROOM
-	$(PYTEST) -m "$(ALONE_IN_ALL)" $(ROOM) $(foreach kind,unit property contract fault,$(wildcard tests/$(kind)/$(ROOM)))
+	$(PYTEST) -m "$(ALONE_IN_ALL)" $(wildcard $(ROOM) postdate/$(ROOM)) $(foreach kind,unit property contract fault,$(wildcard tests/$(kind)/$(ROOM)))
 else
 	$(PYTEST) -m "$(ALONE_IN_ALL)"
 endif
 
 test-fast: setup ## Run what shows most mistakes within a minute: units, few examples of properties, contracts
-	$(PYTEST) -m "not slow and $(ALONE_IN_ALL)" --hypothesis-profile fast tests/contract tests/property tests/unit $(ROOMS)
+	$(PYTEST) -m "not slow and $(ALONE_IN_ALL)" --hypothesis-profile fast tests/contract tests/property tests/unit $(PACKAGES)
 
-test-all: setup s3-servers ## Run everything, also against real S3 servers, Spark and Pulsar; times go to build/test-all; COVERAGE=1 counts lines
+test-all: setup s3-servers ## Run everything, also S3 servers, Spark and Pulsar; ALL=1 also what sees no change; COVERAGE=1 counts lines
 	@mkdir -p $(RESULTS)
-	$(PYTEST) --hypothesis-profile ci --durations-file=$(RESULTS)/durations.txt $(COVERED)
+	$(PYTEST) --hypothesis-profile ci --durations-file=$(RESULTS)/durations.txt $(if $(ALL),--all-lanes) $(COVERED)
 
 simulate: setup ## Run the whole service by seed, for long: SEEDS=10000; SEED=7 repeats one (OPTIONS=--help)
 	$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(VARIANT),--variant $(VARIANT)) $(OPTIONS)
@@ -86,7 +87,7 @@ test-s3: setup s3-servers ## Run the storage suite against versitygw and MinIO, 
 	$(BIN)/pytest -m s3_server
 
 test-installation: setup ## Install the wheel with each extra, the image and the unit, each alone (needs a package index)
-	$(PYTEST) -m installation
+	$(PYTEST) -m installation --all-lanes
 
 s3-servers: $(S3_SERVERS)/versitygw $(S3_SERVERS)/minio ## Build the S3 servers of the tests (needs Go)
 
@@ -112,29 +113,30 @@ lint: setup ## Lint and check the format
 types: setup ## Check the types strictly
 	$(BIN)/mypy
 
-imports: ROOMS_AS_TOML = [$(ROOMS:%=\"%\",)]
+# $(call toml,folders of packages): their names as a list
+toml = [$(patsubst %,\"%\"$(COMMA),$(subst /,.,$(1)))]
 imports: setup ## Check that imports point one way
 	@mkdir -p build
-	awk '1; /^\[tool.importlinter\]/ { print "root_packages = $(ROOMS_AS_TOML)" }; \
-		/^type = "acyclic_siblings"/ { print "ancestors = $(ROOMS_AS_TOML)" }' pyproject.toml > build/imports.toml
+	awk '1; /^\[tool.importlinter\]/ { print "root_packages = $(call toml,$(PACKAGES))" }; \
+		/^type = "acyclic_siblings"/ { print "ancestors = $(call toml,$(ROOMS))" }' pyproject.toml > build/imports.toml
 	$(BIN)/lint-imports --config build/imports.toml
 
 # $(call protoc,folder below which the generated packages are written)
 define protoc
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1)/snapshot_storage/pb --pyi_out=$(1)/snapshot_storage/pb proto/delayed_message_index_bucket.proto
 	$(BIN)/python -m grpc_tools.protoc -I managed_ledger/pb=proto --python_out=$(1) --pyi_out=$(1) proto/pulsar_metadata.proto
-	$(BIN)/python -m grpc_tools.protoc -I proto -I managed_ledger/pb=proto --python_out=$(1)/broker/protocol/pb --pyi_out=$(1)/broker/protocol/pb proto/pulsar_api.proto
+	$(BIN)/python -m grpc_tools.protoc -I proto -I managed_ledger/pb=proto --python_out=$(1)/postdate/broker/protocol/pb --pyi_out=$(1)/postdate/broker/protocol/pb proto/pulsar_api.proto
 endef
 
 proto: setup ## Generate the Python code of proto/*.proto
 	$(call protoc,.)
 
 proto-check: setup ## Check that generating again changes nothing
-	@rm -rf build/proto && mkdir -p build/proto/snapshot_storage/pb build/proto/managed_ledger/pb build/proto/broker/protocol/pb
+	@rm -rf build/proto && mkdir -p build/proto/snapshot_storage/pb build/proto/managed_ledger/pb build/proto/postdate/broker/protocol/pb
 	$(call protoc,build/proto)
 	diff -r -x __init__.py -x __pycache__ build/proto/snapshot_storage/pb snapshot_storage/pb
 	diff -r -x __init__.py -x __pycache__ build/proto/managed_ledger/pb managed_ledger/pb
-	diff -r -x __init__.py -x __pycache__ build/proto/broker/protocol/pb postdate/broker/protocol/pb
+	diff -r -x __init__.py -x __pycache__ build/proto/postdate/broker/protocol/pb postdate/broker/protocol/pb
 
 docs: setup ## Build the documentation into build/docs; a link that leads nowhere is an error
 	$(BIN)/mkdocs build

@@ -17,8 +17,8 @@ class BuildWithCommentedConfig(build_py):
             copyfile("config/broker.conf", Path(self.build_lib, "postdate/broker/configuration/broker.conf"))
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        copied = [] if self.editable_mode else [str(Path(self.build_lib, "postdate/broker/configuration/broker.conf"))]
-        return [*super().get_outputs(include_bytecode), *copied]
+        copied = Path(self.build_lib, "postdate/broker/configuration/broker.conf")
+        return [*super().get_outputs(include_bytecode), *([] if self.editable_mode else [str(copied)])]
 
 
 setup(cmdclass={"build_py": BuildWithCommentedConfig})

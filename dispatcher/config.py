@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from managed_ledger.value_types import InvalidValueError
+
 DRAINING_HASHES: Final = "draining_hashes"
 LAST_SENT_POSITION: Final = "last_sent_position"
 
@@ -138,9 +140,8 @@ class DispatcherConfig:
 
     def __post_init__(self) -> None:
         if self.ordering_mode not in (DRAINING_HASHES, LAST_SENT_POSITION):
-            raise ValueError(
-                f"ordering_mode must be {DRAINING_HASHES} or {LAST_SENT_POSITION}, but is {self.ordering_mode}"
-            )
+            rule = f"{DRAINING_HASHES} or {LAST_SENT_POSITION}"
+            raise InvalidValueError("ordering_mode", rule, value=self.ordering_mode)
         for name in (
             "look_ahead_per_hash",
             "read_batch_entries_max",
@@ -165,19 +166,18 @@ class DispatcherConfig:
         ):
             _require_at_least(0, name, getattr(self, name))
         if not 1 <= self.consistent_hashing_replica_points <= REPLICA_POINTS_MAX:
-            raise ValueError(
-                f"consistent_hashing_replica_points must be from 1 to {REPLICA_POINTS_MAX}, "
-                f"but is {self.consistent_hashing_replica_points}"
+            rule = f"from 1 to {REPLICA_POINTS_MAX}"
+            raise InvalidValueError(
+                "consistent_hashing_replica_points", rule, value=self.consistent_hashing_replica_points
             )
         _require_at_least(-1, "order_wait_ms_max", self.order_wait_ms_max)
         _require_at_least(1, "round_robin_batch_entries_max", self.round_robin_batch_entries_max)
-        _require_at_least(
-            self.read_failure_backoff_initial_ms,
-            "read_failure_backoff_max_ms",
-            self.read_failure_backoff_max_ms,
-        )
+        least, most = self.read_failure_backoff_initial_ms, self.read_failure_backoff_max_ms
+        if most < least:
+            rule = "at least {read_failure_backoff_initial_ms} ({least})"
+            raise InvalidValueError("read_failure_backoff_max_ms", rule, value=most, least=least)
 
 
 def _require_at_least(least: int, name: str, value: int) -> None:
     if value < least:
-        raise ValueError(f"{name} is {value}; it must be at least {least}")
+        raise InvalidValueError(name, "at least {least}", value=value, least=least)

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from pyroaring import BitMap
 
@@ -34,12 +34,9 @@ from dispatcher.core.actions import (
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import Item, Key, position_of
-from dispatcher.core.key_shared import KeySharedCore
-from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError, DispatcherError
-from dispatcher.inspection import consumer_stats, entry_status, key_status, newcomer_stats, subscription_stats
+from dispatcher.inspection import consumer_stats, subscription_stats
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Log, SubscriptionCursor
@@ -53,6 +50,8 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.errors import TrackerClosedError
 
 logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 _NO_ACK_SETS: Mapping[Key, AckSet] = MappingProxyType({})
 
@@ -226,15 +225,15 @@ class Dispatcher:
 
         state = ConsumerState(next(self._indices), consumer.name, consumer.priority_level, consumer.key_shared_policy)
 
-        def add(core: SubscriptionCore) -> list[Action]:
-            actions = core.add_consumer(state)
-            if core.plan is None:
+        actions = self._ask(lambda core: core.add_consumer(state))
+        if actions is not None:
+            if self.core.plan is None:
                 # It begins anew: with another range of slots (Key_Shared), or as the active consumer (Failover).
                 self._reader.forget()
             self._outboxes[state.index] = self._by_handle[id(consumer)] = Outbox(
                 consumer,
                 state,
-                core,
+                self.core,
                 self._log,
                 self._config,
                 self._on_refused,
@@ -243,9 +242,7 @@ class Dispatcher:
                 self._on_sent,
                 self.stop_for_defect,
             )
-            return actions
-
-        self._decide(add)
+            self._carry_out(actions)
         if self.failure is not None:
             raise DispatcherClosedError(f"subscription {self._cursor.name!r} is closed") from self.failure
 
@@ -300,7 +297,7 @@ class Dispatcher:
             return
 
         def redeliver(core: SubscriptionCore) -> list[Action]:
-            if positions is None or isinstance(core, SingleActiveCore):
+            if positions is None or not core.is_shared:
                 return core.redeliver(outbox.consumer, positions, self._drop_unsent(outbox))
             # Entries in the outbox are not sent twice.
             sent = set(positions) - outbox.positions() if len(outbox) else positions
@@ -312,11 +309,11 @@ class Dispatcher:
 
     def use_gate(self, gate: DeliveryGate) -> None:
         """Use the gate of the dispatcher before this one, so that a rate counts what that one has sent."""
-        self.core.gate = gate
+        self.core.use_gate(gate)
 
     def pause_deliveries(self) -> None:
         """Give consumers nothing more until `resume_deliveries`; due messages wait, in order."""
-        self.core.gate.close()
+        self.core.close_gate()
         self._reader.wake()
 
     def resume_deliveries(
@@ -337,13 +334,7 @@ class Dispatcher:
     def withdraw(self, entries: Mapping[int, BitMap]) -> None:
         """Give out no delayed entries that the cursor withholds; their number goes down at once."""
         positions = [(ledger_id, entry_id) for ledger_id, entry_ids in entries.items() for entry_id in entry_ids]
-
-        def forget(core: SubscriptionCore) -> list[Action]:
-            _, actions = core.acknowledge(None, positions, {})
-            # The cursor withholds them already, so the core has not told the tracker.
-            return [*actions, ForgetDelayed(positions)] if self.tracker is not None else actions
-
-        self._decide(forget)
+        self._decide(lambda core: core.withdraw(positions))
 
     def give_back(self, entries: Mapping[int, BitMap]) -> None:
         """Deliver entries after all that were withdrawn, when their time comes."""
@@ -364,16 +355,11 @@ class Dispatcher:
             ack_sets: For batches of which only a part is acknowledged: the rest.
         """
         outbox = self._by_handle.get(id(consumer))
-
-        def acknowledge(core: SubscriptionCore) -> list[Action]:
-            acknowledged, actions = core.acknowledge(
-                outbox.consumer if outbox is not None else None, positions, ack_sets
-            )
-            self._acknowledge_in_cursor(acknowledged)
-            return actions
-
-        if self.failure is None:
-            self._decide(acknowledge)
+        state = outbox.consumer if outbox is not None else None
+        answer = self._ask(lambda core: core.acknowledge(state, positions, ack_sets))
+        if answer is not None:
+            acknowledged, actions = answer
+            self._carry_out(actions, acknowledged)
         if self.failure is not None:
             # Also after a defect of the core: an entry that is wholly acknowledged stays so.
             self._acknowledge_in_cursor([position for position in positions if position not in ack_sets])
@@ -392,7 +378,7 @@ class Dispatcher:
         Raises:
             CumulativeAckRefusedError: The subscription is shared.
         """
-        if not isinstance(self.core, SingleActiveCore):
+        if self.core.is_shared:
             raise CumulativeAckRefusedError(
                 f"subscription {self._cursor.name!r} is shared: consumer {consumer.name!r} must acknowledge "
                 "messages one by one"
@@ -421,8 +407,8 @@ class Dispatcher:
 
     def _note_mark_delete(self) -> None:
         """Release newcomers that waited for everything before them, in the ordering modes that hold newcomers back."""
-        if isinstance(self.core, KeySharedCore) and self.core.fence.watches_mark_delete:
-            self._decide(lambda core: core.note_unacknowledged_from(self._cursor.next_unacknowledged_position))
+        if self.core.watches_mark_delete:
+            self._decide(lambda core: core.unacknowledged_from(self._cursor.next_unacknowledged_position))
 
     # Statistics for operators.
 
@@ -436,17 +422,9 @@ class Dispatcher:
 
         Entries that consumers have, and those that are damaged or being read, are such others.
         """
-        core, tracker = self.core, self.tracker
-        is_quiet = (
-            isinstance(core, MultipleConsumersCore)
-            and self.failure is None
-            and self.has_read_all
-            and not self._reader.under_way().of_due
-            and not len(core.waiting)
-            and not core.held_due
-            and not core.damaged()
-            and not any(len(consumer.pending) for consumer in core.consumers.values())
-        )
+        tracker = self.tracker
+        is_reading = not self.has_read_all or self._reader.under_way().of_due
+        is_quiet = self.failure is None and not is_reading and not self.core.has_entries_at_hand
         delayed = 0 if tracker is None else tracker.number_of_future_messages()
         return delayed if is_quiet and (tracker is None or delayed == tracker.number_of_delayed_messages()) else None
 
@@ -462,7 +440,7 @@ class Dispatcher:
 
     def damaged(self) -> dict[int, BitMap]:
         """Return the entries that are put aside, as the log is damaged where they are, by ledger."""
-        return self.core.damaged()
+        return self.core.deliverable.damaged()
 
     def consumer_stats(self, consumer: ConsumerHandle) -> ConsumerStats | None:
         """Return the stats of one consumer, None if it is not registered."""
@@ -474,18 +452,16 @@ class Dispatcher:
     def key_hash_ranges(self, consumer: ConsumerHandle) -> list[tuple[int, int]]:
         """Return the inclusive ranges of slots that a consumer owns; none unless Key_Shared."""
         outbox = self._by_handle.get(id(consumer))
-        if outbox is None or not isinstance(self.core, KeySharedCore):
-            return []
-        return self.core.selector.ranges_of(outbox.consumer)
+        return [] if outbox is None or self.core.keys is None else self.core.keys.ranges_of(outbox.consumer)
 
     def newcomer_stats(self) -> NewcomerStats | None:
         """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
-        return newcomer_stats(self.core, self._outboxes) if isinstance(self.core, KeySharedCore) else None
+        return None if self.core.keys is None else self.core.keys.newcomers(self._outboxes)
 
     def entry_status(self, position: Position, key_hash: int) -> EntryStatus:
         """Return the place of an entry that is not acknowledged, and the reason why it waits there."""
         self.core.advance(self._now_ms())
-        return entry_status(self.core, position, key_hash)
+        return self.core.entry_status(position, key_hash)
 
     def in_hand(self, positions: Collection[Key]) -> set[Key]:
         """Return which of these entries consumers have been given and have not acknowledged."""
@@ -501,7 +477,7 @@ class Dispatcher:
 
     def key_status(self, key: bytes) -> KeyStatus | None:
         """Return the consumer of a sticky key and the reason why the key waits; None unless Key_Shared."""
-        return key_status(self.core, key) if isinstance(self.core, KeySharedCore) else None
+        return None if self.core.keys is None else self.core.keys.key_status(sticky_hash(key))
 
     # Running actions.
 
@@ -511,15 +487,35 @@ class Dispatcher:
         Raises:
             DispatcherError: The core refuses, and has not changed.
         """
+        actions = self._ask(decide)
+        if actions is not None:
+            self._carry_out(actions)
+
+    def _ask(self, ask: Callable[[SubscriptionCore], _Answer]) -> _Answer | None:
+        """Return what the core answers now, None when there is a defect.
+
+        Raises:
+            DispatcherError: The core refuses, and has not changed.
+        """
         if self.failure is not None:
-            return
+            return None
         try:
             self.core.advance(self._now_ms())
-            self._run_actions(decide(self.core))
+            return ask(self.core)
         except DispatcherError:
             raise
         except Exception as defect:
             # A supervisor: the core may be half changed.
+            self.stop_for_defect(defect)
+            return None
+
+    def _carry_out(self, actions: list[Action], acknowledged: Sequence[Key] = ()) -> None:
+        """Do what the core has decided, acknowledgements first."""
+        try:
+            self._acknowledge_in_cursor(acknowledged)
+            self._run_actions(actions)
+        except Exception as defect:
+            # A supervisor: some of it is not done, or half.
             self.stop_for_defect(defect)
 
     def _run_actions(self, actions: list[Action]) -> None:
@@ -577,16 +573,17 @@ class Dispatcher:
 
         self._decide(refund)
 
-    def _on_sent(self, items: list[Item]) -> None:
-        if self.core.unsent_delayed:
-            self.core.advance(self._now_ms())
-            self.lateness.note(self.core.note_sent(items))
+    def _on_sent(self, consumer: ConsumerState, items: list[Item], payload_bytes: int) -> None:
+        self.core.advance(self._now_ms())
+        late_ms = self.core.sent(consumer, items, payload_bytes)
+        if late_ms:
+            self.lateness.note(late_ms)
 
     def _on_missing(self, positions: list[Key]) -> None:
         self.acknowledge(None, positions)
 
     def _on_damage(self, damage: EntriesDamagedError) -> None:
-        if not self.core.damaged():
+        if not self.core.deliverable.damaged():
             # Later ones belong to the same damage: `/health` names all of it.
             logger.error("%r goes on without damaged entries, which no consumer gets: %s", self._cursor.name, damage)
         self._decide(lambda core: core.put_aside(damage.entries))

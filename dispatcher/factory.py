@@ -1,11 +1,14 @@
 """Makes the dispatcher of a subscription: which core, and whether anything is delayed."""
 
 from collections.abc import Callable
+from functools import partial
 
 from dispatcher.config import DispatcherConfig, SubscriptionType
+from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.fences.recently_joined import SubscriptionView
-from dispatcher.core.key_shared import KeySharedCore
-from dispatcher.core.shared import SharedCore
+from dispatcher.core.key_shared import KeySharedAssignor
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from dispatcher.core.shared import SharedConsumerAssignor
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.dispatcher import Dispatcher
@@ -101,10 +104,34 @@ def _make_core(
 ) -> SubscriptionCore:
     match subscription_type:
         case SubscriptionType.KEY_SHARED:
-            return KeySharedCore(config, has_delays=has_delays, cursor=cursor, view=view)
+            return key_shared_core(config, has_delays=has_delays, cursor=cursor, view=view)
         case SubscriptionType.SHARED:
-            return SharedCore(config, has_delays=has_delays, cursor=cursor)
+            return shared_core(config, has_delays=has_delays, cursor=cursor)
         case SubscriptionType.FAILOVER:
             return SingleActiveCore(config, topic_name=topic_name, is_failover=True, cursor=cursor)
         case SubscriptionType.EXCLUSIVE:
             return SingleActiveCore(config, topic_name=topic_name, is_failover=False, cursor=cursor)
+
+
+def shared_core(
+    config: DispatcherConfig, *, has_delays: bool, cursor: Acknowledgements = NOTHING_ACKNOWLEDGED
+) -> MultipleConsumersCore:
+    """Return the core of a Shared subscription."""
+    return MultipleConsumersCore(config, SharedConsumerAssignor, has_delays=has_delays, cursor=cursor)
+
+
+def key_shared_core(
+    config: DispatcherConfig,
+    *,
+    has_delays: bool,
+    cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
+    view: SubscriptionView | None = None,
+) -> MultipleConsumersCore:
+    """Return the core of a Key_Shared subscription; the ordering modes before PIP-379 need to see the log."""
+    return MultipleConsumersCore(
+        config,
+        partial(KeySharedAssignor, view=view),
+        has_delays=has_delays,
+        cursor=cursor,
+        parked_entries_max=config.parked_entries_max,
+    )

@@ -24,7 +24,7 @@ from pyroaring import BitMap
 from dispatcher.config import DispatcherConfig
 from dispatcher.consumer import ConsumerHandle, Delivery
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import BYTES, COUNT, ENTRY, LEDGER, SLOT, Item, Key, position_of, position_of_item
+from dispatcher.core.items import BYTES, ENTRY, LEDGER, SLOT, Item, Key, position_of, position_of_item
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log
 from managed_ledger.errors import EntriesDamagedError, EntriesUnreadableError
@@ -52,7 +52,7 @@ class Outbox:
         on_refused: Told of entries that are not written, so their permits go back.
         on_missing: Told of positions that the log no longer has.
         on_damage: Told of damaged entries, and puts them aside.
-        on_sent: Told of what was next, most of which was written.
+        on_sent: Told of entries that were written, and of the bytes of their payloads.
         on_defect: Told of an exception that must not be.
     """
 
@@ -86,7 +86,7 @@ class Outbox:
         on_refused: Callable[[ConsumerState, list[Item]], None],
         on_missing: Callable[[list[Key]], None],
         on_damage: Callable[[EntriesDamagedError], None],
-        on_sent: Callable[[list[Item]], None],
+        on_sent: Callable[[ConsumerState, list[Item], int], None],
         on_defect: Callable[[Exception], None],
     ) -> None:
         self.handle = handle
@@ -268,10 +268,8 @@ class Outbox:
             self._items.popleft()
         sent, deliveries = self._deliveries(batch, payloads)
         if sent:
-            self.consumer.messages_out += sum([item[COUNT] for item in sent])
-            self.consumer.bytes_out += sum([len(delivery[3]) for delivery in deliveries])
             self.handle.send_messages(deliveries)
-            self._on_sent(sent)
+            self._on_sent(self.consumer, sent, sum([len(delivery[3]) for delivery in deliveries]))
 
     def _next_batch(self) -> tuple[list[Item], int]:
         """Take what fits into one read, at least one entry; return its bytes too."""

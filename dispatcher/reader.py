@@ -17,7 +17,6 @@ from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action
-from dispatcher.core.intake import Intake
 from dispatcher.core.items import Key
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
@@ -141,7 +140,7 @@ class Reader:
         self.on_drained: Callable[[], None] = _nothing
         """Called when a smooth resume has let out all that waited."""
         self._core = core
-        self._intake = core if isinstance(core, Intake) else None
+        self._intake = core.intake
         self._log = log
         self._cursor = cursor
         self._new_tracker = new_tracker
@@ -251,7 +250,7 @@ class Reader:
         """Heed delivery times of entries up to a position; those behind it are due when they are read."""
         if self._intake is None or not self.has_delays:
             return
-        self._intake.delays_through = through
+        self._intake.delays_heeded(through)
         if through != AFTER_EVERYTHING and self.tracker is not None:
             self.tracker.end_fixed_delays()
         self.wake()
@@ -266,12 +265,11 @@ class Reader:
         """Give delayed entries to the tracker; those that it refuses are due."""
         tracker = self._make_tracker()
         assert tracker is not None
-        assert self._intake is not None
 
         is_tracked = tracker.add_messages(headers.ledger_ids, headers.entry_ids, headers.deliver_at_ms)
         if not is_tracked.all():
             self._look_at_tracker()
-            self._run_actions(self._intake.on_refused(headers.where(~is_tracked)))
+            self._run_actions(self._core.on_refused(headers.where(~is_tracked)))
 
     def reread(self, entries: Mapping[int, BitMap]) -> None:
         """Read these again, and track or deliver them: they were withdrawn, and are to be delivered after all."""
@@ -392,9 +390,9 @@ class Reader:
         self._look_at_tracker()
         self._core.advance(self._now_ms())
         self._run_actions(self._core.on_headers(request, headers, read.next_position, scan.left_out))
-        if scan.left_out:
+        if scan.left_out and self._intake is not None:
             # Their recovery may have ended meanwhile.
-            plan.note_recovered(self._is_recovering)
+            self._intake.recovered(self._is_recovering)
         # A log that gives nothing and stays where it is must not keep the loop spinning.
         return len(read.headers) > 0 or read.next_position != request.first
 
@@ -413,12 +411,12 @@ class Reader:
         skipped = self._cursor.acknowledged_in(ledger_id)
         if self.tracker is not None:
             skipped |= self.tracker.tracked_in(ledger_id) or _NONE
-        skipped |= self._core.damaged_in(ledger_id)
+        skipped |= self._core.deliverable.damaged_in(ledger_id)
         return skipped
 
     async def _headers_at(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> EntryHeaders:
         """Read the headers of these positions that are not put aside."""
-        are_damaged = self._core.are_damaged(ledger_ids, entry_ids)
+        are_damaged = self._core.deliverable.are_damaged(ledger_ids, entry_ids)
         if are_damaged is not None:
             ledger_ids, entry_ids = ledger_ids[~are_damaged], entry_ids[~are_damaged]
         return await _from_log(self._log.read_headers_at(ledger_ids, entry_ids))
@@ -439,8 +437,8 @@ class Reader:
         assert self.tracker is not None
 
         self._is_tracker_dry = False
-        if self._core.plan is not None:
-            self._core.plan.note_recovered(self._is_recovering)
+        if self._intake is not None:
+            self._intake.recovered(self._is_recovering)
         self._to_read_again.extend(self.tracker.pop_to_read_again().items())
         self._note_rereading()
         self.wake()
@@ -448,7 +446,7 @@ class Reader:
     def _note_rereading(self) -> None:
         """Tell the core whether due entries wait for what the tracker lost: it may be due before them."""
         if self._intake is not None:
-            self._intake.is_rereading = bool(self._to_read_again)
+            self._intake.lost_rows_told(are_left=bool(self._to_read_again))
 
     def _look_at_tracker(self) -> bool:
         """Tell the core when the tracker's first message was due; return whether the tracker can give it now."""
@@ -456,7 +454,7 @@ class Reader:
             return False
         is_available = self.tracker.has_message_available()
         times_ms = [self.tracker.first_withheld_time(), self.tracker.next_delivery_time() if is_available else None]
-        self._intake.tracker_deliver_at_ms = min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
+        self._intake.tracker_told(min((time_ms for time_ms in times_ms if time_ms is not None), default=None))
         # A tracker that gave nothing and has more, as a view of a shared index does after many acknowledged rows, tells
         # when to ask again. Until then held entries wait for it all the same.
         return is_available and not self._is_tracker_dry
@@ -471,7 +469,7 @@ class Reader:
                 return False
             is_available = self._look_at_tracker()
             if self._intake.has_held_to_admit():
-                self._run_actions(self._intake.admit_held())
+                self._run_actions(self._core.admit_held())
                 return True
             if wanted == 0 or not is_available:
                 return False
@@ -491,14 +489,14 @@ class Reader:
             self._core.advance(self._now_ms())
             tracker = self.tracker
             assert tracker is not None
-            due = self._intake.on_due(headers, popped, lead_ms=tracker.lead_ms, may_repeat=tracker.may_repeat)
+            due = self._core.on_due(headers, popped, lead_ms=tracker.lead_ms, may_repeat=tracker.may_repeat)
             self._run_actions(due)
             self._tell_mistimed()
         return True
 
     def _tell_mistimed(self) -> None:
         """Warn of an index with other times than the log has, once."""
-        if self._core.index_mistimed_total and not self._has_told_mistimed:
+        if self._core.totals.index_mistimed and not self._has_told_mistimed:
             self._has_told_mistimed = True
             logger.warning(
                 "the delayed index of %r has other times than the log: a message that it gives too early waits for its "
@@ -509,10 +507,8 @@ class Reader:
 
     async def _read_lost(self) -> bool:
         """Read again what the tracker lost with a snapshot, and track it or deliver it."""
-        if not self._to_read_again:
+        if self._intake is None or not self._to_read_again:
             return False
-        assert self._intake is not None
-
         ledger_id, lost = self._to_read_again[0]
         entries_max = self._config.lookup_entries_max
         ids = np.frombuffer(lost[:entries_max].to_array(), dtype=np.uint32).astype(np.int64)
@@ -525,7 +521,7 @@ class Reader:
                 self._to_read_again.insert(0, (ledger_id, lost[entries_max:]))
             self._note_rereading()
             self._core.advance(self._now_ms())
-            self._run_actions(self._intake.on_untracked(headers))
+            self._run_actions(self._core.on_untracked(headers))
         return True
 
 

@@ -5,6 +5,8 @@ Keys are Pulsar's where Pulsar has one. Nothing here reads files or the environm
 
 from dataclasses import dataclass, field
 
+from managed_ledger.value_types import InvalidValueError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedLedgerConfig:
@@ -68,7 +70,7 @@ class ManagedLedgerConfig:
         ):
             value = getattr(self, name)
             if value < least:
-                raise ValueError(f"{name} is {value}: it must be at least {least}")
+                raise InvalidValueError(name, "at least {least}", value=value, least=least)
         # Entry ids are kept in 32-bit Roaring bitmaps, and their count must fit as well.
         if self.entries_per_ledger_max >= 2**31:
-            raise ValueError(f"entries_per_ledger_max is {self.entries_per_ledger_max}: it must be below 2^31")
+            raise InvalidValueError("entries_per_ledger_max", "below 2^31", value=self.entries_per_ledger_max)

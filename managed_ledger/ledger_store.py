@@ -27,7 +27,7 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors import cursor_records
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.cursors.cursor_records import StoredCursor
-from managed_ledger.disk import keys, meta_copies
+from managed_ledger.disk import keys
 from managed_ledger.disk.database import Batch, RocksDatabase, WritableDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.disk.reopening import ReopeningDatabase
@@ -253,20 +253,6 @@ class LedgerStore:
             self._owner_ids[key[1:].decode()] = _OWNER.unpack(value)[0]
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"r")):
             self._records[key[1:].decode()] = value
-        self._copy_meta()
-
-    def _copy_meta(self) -> None:
-        """Make the copies that a folder of an earlier version lacks."""
-        if self._database.get(Family.META, keys.COPIES_KEY) is not None:
-            return
-        batch = self._database.new_batch()
-        for key, value in meta_copies.differing_copies(self._database).items():
-            if value is None:
-                batch.delete(Family.CURSORS, key)
-            else:
-                batch.put(Family.CURSORS, key, value)
-        batch.put(Family.META, keys.COPIES_KEY, b"")
-        self._database.write(batch, sync=True)
 
     def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:
         """Ledgers and cursors of a managed ledger, as stored."""

@@ -14,61 +14,60 @@ A tracker takes positions and times (`add_messages`), signals due messages (`Tra
 each position out once (`get_scheduled_messages`). It belongs to one event loop and to one cursor: a `MemoryCursor`, or
 an object with the interface `TrackedCursor`.
 
-All names but `now_ms` are defined in other rooms; the names here stay when those rooms move. A core install is enough
-but for the storages on RocksDB and S3: these are imported at their first use, and an error names the missing extra.
+The names here stay when the modules that define them move; each is imported at its first use. A core install is enough
+for all but the storages on RocksDB and S3, where an error names the missing extra. The packages below this one
+(`broker`, `command_line`, `demo`, `index`, `pipeline`, `scheduling`, `snapshot_tools`) are the service, its commands
+and its clients: programs import none of them.
 """
 
 from importlib import import_module
-from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from managed_ledger.position import Position
-from postdate.clock import now_ms
-from postdate.command_line.extras import install_advice, missing_class
-from postdate.memory_cursor import MemoryCursor
-from postdate.scheduling.async_scheduler import AsyncScheduler
-from postdate.scheduling.errors import (
-    NoSubscriptionError,
-    ScheduleArgumentError,
-    ScheduleRequestError,
-    SchedulingError,
-    ServiceUnavailableError,
-)
-from postdate.scheduling.scheduler import Scheduler
-from postdate.scheduling.values import EVERYTHING, Matching, Outcome, ScheduledMessage
-from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.errors import (
-    BucketNotFoundError,
-    SnapshotCorruptedError,
-    SnapshotStorageError,
-    StorageClosedError,
-    StorageUnavailableError,
-)
-from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.rocksdb.config import RocksDBMemory
-from snapshot_storage.s3.config import S3Config
-from snapshot_storage.storage import (
-    BucketSnapshotHead,
-    BucketSnapshotInfo,
-    BucketSnapshotStorage,
-)
-from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
-from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, TrackerConfig
-from tracker.delayed_delivery_tracker import (
-    DelayedDeliveryTracker,
-    DelayedDeliveryTrackerFactory,
-    ScheduledMessages,
-    TrackedCursor,
-    TrackerContext,
-)
-from tracker.errors import TrackerClosedError, TrackerError
-from tracker.factories import tracker_factory
-from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
-from tracker.residual_snapshots import ResidualSnapshots
-
 if TYPE_CHECKING:
+    from managed_ledger.position import Position
+    from postdate.clock import now_ms
+    from postdate.memory_cursor import MemoryCursor
+    from postdate.scheduling.async_scheduler import AsyncScheduler
+    from postdate.scheduling.errors import (
+        NoSubscriptionError,
+        ScheduleArgumentError,
+        ScheduleRequestError,
+        SchedulingError,
+        ServiceUnavailableError,
+    )
+    from postdate.scheduling.scheduler import Scheduler
+    from postdate.scheduling.values import EVERYTHING, Matching, Outcome, ScheduledMessage
+    from snapshot_storage.bucket_key import LedgerRange
+    from snapshot_storage.errors import (
+        BucketNotFoundError,
+        SnapshotCorruptedError,
+        SnapshotStorageError,
+        StorageClosedError,
+        StorageUnavailableError,
+    )
+    from snapshot_storage.memory import MemoryBucketSnapshotStorage
+    from snapshot_storage.rocksdb.config import RocksDBMemory
     from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+    from snapshot_storage.s3.config import S3Config
     from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+    from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotInfo, BucketSnapshotStorage
+    from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
+    from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, TrackerConfig
+    from tracker.delayed_delivery_tracker import (
+        DelayedDeliveryTracker,
+        DelayedDeliveryTrackerFactory,
+        ScheduledMessages,
+        TrackedCursor,
+        TrackerContext,
+    )
+    from tracker.errors import TrackerClosedError, TrackerError
+    from tracker.factories import tracker_factory
+    from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
+    from tracker.residual_snapshots import ResidualSnapshots
+
+    __version__: str
 
 __all__ = [
     "BUCKET_FACTORY",
@@ -118,31 +117,98 @@ __all__ = [
     "tracker_factory",
 ]
 
-__version__: Final = version("postdate")
-
-_ON_DEMAND: Final = {
-    "RocksDBBucketSnapshotStorage": ("snapshot_storage.rocksdb.snapshots", "rocksdb"),
-    "S3BucketSnapshotStorage": ("snapshot_storage.s3.snapshots", "s3"),
+_DEFINED_IN: Final = {
+    "managed_ledger.position": ("Position",),
+    "postdate.clock": ("now_ms",),
+    "postdate.memory_cursor": ("MemoryCursor",),
+    "postdate.scheduling.async_scheduler": ("AsyncScheduler",),
+    "postdate.scheduling.errors": (
+        "NoSubscriptionError",
+        "ScheduleArgumentError",
+        "ScheduleRequestError",
+        "SchedulingError",
+        "ServiceUnavailableError",
+    ),
+    "postdate.scheduling.scheduler": ("Scheduler",),
+    "postdate.scheduling.values": ("EVERYTHING", "Matching", "Outcome", "ScheduledMessage"),
+    "snapshot_storage.bucket_key": ("LedgerRange",),
+    "snapshot_storage.errors": (
+        "BucketNotFoundError",
+        "SnapshotCorruptedError",
+        "SnapshotStorageError",
+        "StorageClosedError",
+        "StorageUnavailableError",
+    ),
+    "snapshot_storage.memory": ("MemoryBucketSnapshotStorage",),
+    "snapshot_storage.rocksdb.config": ("RocksDBMemory",),
+    "snapshot_storage.rocksdb.snapshots": ("RocksDBBucketSnapshotStorage",),
+    "snapshot_storage.s3.config": ("S3Config",),
+    "snapshot_storage.s3.snapshots": ("S3BucketSnapshotStorage",),
+    "snapshot_storage.storage": ("BucketSnapshotHead", "BucketSnapshotInfo", "BucketSnapshotStorage"),
+    "tracker.bucket_tracker": ("BucketDelayedDeliveryTracker", "BucketDelayedDeliveryTrackerFactory"),
+    "tracker.config": ("BUCKET_FACTORY", "IN_MEMORY_FACTORY", "TrackerConfig"),
+    "tracker.delayed_delivery_tracker": (
+        "DelayedDeliveryTracker",
+        "DelayedDeliveryTrackerFactory",
+        "ScheduledMessages",
+        "TrackedCursor",
+        "TrackerContext",
+    ),
+    "tracker.errors": ("TrackerClosedError", "TrackerError"),
+    "tracker.factories": ("tracker_factory",),
+    "tracker.in_memory": ("InMemoryDelayedDeliveryTracker", "InMemoryDelayedDeliveryTrackerFactory"),
+    "tracker.residual_snapshots": ("ResidualSnapshots",),
 }
-"""By name: the module that defines it, and the extra that this module needs."""
+"""The names of a module."""
+
+_EXTRAS: Final = {"RocksDBBucketSnapshotStorage": "rocksdb", "S3BucketSnapshotStorage": "s3"}
+"""The extra that the module of a name needs."""
+
+
+def _refuse_shadowed_rooms() -> None:
+    """Refuse to begin where a file of somebody else has the name of a package that belongs to this one.
+
+    Raises:
+        ImportError: It says which file that is, and what to do.
+    """
+    root = Path(__file__).resolve().parents[1]
+    for room in ("dispatcher", "managed_ledger", "snapshot_storage", "tracker"):
+        spec = find_spec(room)
+        found = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+        if found is not None and found.parent.parent != root:
+            raise ImportError(
+                f"{found} comes before Postdate's own package {room!r}: rename it, or run Python from another folder"
+            )
+
+
+_refuse_shadowed_rooms()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a storage that needs an extra; without the extra, return a class that says so when it is called.
+    """Import a name at its first use; of a storage whose extra is missing, return a class that says so when called.
 
-    So `hasattr`, `dir`, `from postdate import *` and tools that look at every name work in each installation.
+    So no room meets this package half imported, and `hasattr`, `dir`, `from postdate import *` and tools that look at
+    every name work in each installation.
     """
-    if name not in _ON_DEMAND:
-        raise AttributeError(f"module 'postdate' has no attribute {name!r}")
-    module, extra = _ON_DEMAND[name]
-    try:
-        return getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        advice = install_advice(error.name, [extra])
-        if advice is None:
-            raise
-        # The same one each time.
-        return globals().setdefault(name, missing_class(f"postdate.{name}", advice))
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("postdate")
+    else:
+        module = next((module for module, names in _DEFINED_IN.items() if name in names), None)
+        if module is None:
+            raise AttributeError(f"module 'postdate' has no attribute {name!r}")
+        try:
+            value = getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            from postdate.command_line.extras import install_advice, missing_class
+
+            advice = install_advice(error.name, [_EXTRAS.get(name, "")])
+            if name not in _EXTRAS or advice is None:
+                raise
+            value = missing_class(f"postdate.{name}", advice)
+    # The same one each time.
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:

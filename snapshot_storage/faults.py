@@ -17,7 +17,6 @@ class Operation(StrEnum):
     """The operations of a storage."""
 
     CREATE = "create"
-    """At once, or the commit of a writer."""
     HEAD = "head"
     METADATA = "metadata"
     SEGMENT = "segment"

@@ -1,17 +1,15 @@
 """The interface between the makers and readers of snapshots and the storages that keep them.
 
 A storage moves encoded entries and does not know their content: encoding and decoding are pure functions (`codec`,
-`snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and a few more: one to
-list what is there, for repair; one to write a snapshot piece by piece, for merges that are larger than memory; one that
-reads in one call all that recovery needs; and four that do for many snapshots, or topics, in one call what others do
-for one.
+`snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and three more: one that
+reads in one call all that recovery needs, one that lists the snapshots, and one that names the damaged ones.
 
 Every backend promises, and the contract suite checks:
 
 - A snapshot is whole or absent, for readers, for a crash at any point and for other processes.
 - A snapshot never changes. Its id is never given to another one, also not after it was deleted and the
   process has started again.
-- Once `create_bucket_snapshot` or a writer's `commit` has returned, the snapshot survives the loss of power.
+- Once `create_bucket_snapshot` has returned, the snapshot survives the loss of power.
 - Methods may be called concurrently from one event loop. None of them blocks it.
 - Only `SnapshotStorageError` comes out, besides `ValueError` for arguments that no caller may pass. Callers
   branch on its `retriable`. A storage does not retry by itself: how often and how patiently is the caller's

@@ -29,51 +29,19 @@ _REOPENING_PAUSE_MS_MIN = 1_000
 _REOPENING_PAUSE_MS_MAX = 60_000
 
 
-class BlockingWriting(Protocol):
-    """One snapshot that comes piece by piece; its methods may come from different threads, and take turns."""
-
-    def add(self, segments: Sequence[bytes]) -> None:
-        """Add the next segments."""
-
-    def commit(self, metadata: bytes) -> int:
-        """Make the snapshot visible and return its id."""
-
-    def abort(self) -> None:
-        """Remove the snapshot so far, also one that is committed and whose id was not returned."""
-
-
-def _write_whole(writing: BlockingWriting, metadata: bytes, segments: Sequence[bytes]) -> int:
-    """Write a whole snapshot and return its id; after a failure leave as little of it as the storage allows."""
-    try:
-        writing.add(segments)
-        return writing.commit(metadata)
-    except BaseException:
-        try:
-            writing.abort()
-        except SnapshotStorageError as error:
-            # The caller has to know the first error.
-            logger.warning("a part of a snapshot could not be removed: %s", error)
-        raise
-
-
 class BlockingSnapshots(Protocol):
     """An open storage. Its methods are those of `BucketSnapshotStorage`, and promise the same."""
 
     def close(self) -> None:
         """Let go of everything; no other call may be running or follow. Never raises."""
 
-    def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BlockingWriting:
-        """Begin a snapshot that comes piece by piece; does not block."""
-
     def create(
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
-        """Store a snapshot and return its id."""
-        writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        return _write_whole(writing, metadata, segments)
+        """Store a snapshot and return its id; after a failure leave as little of it as the storage allows."""
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """Return info, metadata and the segments that come for nothing."""
+        """Return info and metadata."""
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""
@@ -86,9 +54,6 @@ class BlockingSnapshots(Protocol):
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there."""
-
-    def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
-        """Return the snapshots of this topic and cursor, in order of id."""
 
 
 Snapshots = TypeVar("Snapshots", bound=BlockingSnapshots)
@@ -151,7 +116,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
             await _to_the_end(asyncio.to_thread(opened.close))
 
     async def _reopen(self, broken: Snapshots | None) -> None:
-        """Close what takes no more calls and start again; calls wait meanwhile. A writer that has begun is lost.
+        """Close what takes no more calls and start again; calls wait meanwhile.
 
         Args:
             broken: The opened one to replace; nothing is done where it is replaced already. None where an earlier try
@@ -230,11 +195,6 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
         await self._run("delete a snapshot", lambda snapshots: snapshots.delete(bucket_id))
-
-    async def list_bucket_snapshots(
-        self, topic_name: str | None = None, cursor_name: str | None = None
-    ) -> list[BucketSnapshotInfo]:
-        return await self._run("list snapshots", lambda snapshots: snapshots.list(topic_name, cursor_name))
 
     async def _run(self, operation: str, work: Callable[[Snapshots], _Result]) -> _Result:
         if self._reopening is not None:

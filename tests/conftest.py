@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.helpers import lanes
+
 # Properties name no numbers of their own: how much is tried is chosen by `--hypothesis-profile`. `ci` tries the same in
 # each run, so that a failure there is of the change; `long` is for a hunt by hand.
 settings.register_profile("fast", deadline=None, max_examples=10, stateful_step_count=30)
@@ -32,12 +34,13 @@ MEMORY_BYTES_MIN = 4 * 1024**3
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--durations-file", type=Path, help="Write here how long each folder, file and test took.")
+    parser.addoption("--all-lanes", action="store_true", help="Run unchanged lanes too (`helpers/lanes.py`).")
     parser.addoption("--ask-pulsar", action="store_true", help="Ask a real Pulsar again, and write its answers.")
     parser.addoption("--in-memory", action="store_true", help=f"Put folders of tests into {MEMORY} if it has room.")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Let tests of one file, one Java process, or one group by mark, run in one worker, with their fixtures."""
     groups = [_group_of(item) for item in items]
     for item, group in zip(items, groups, strict=True):
@@ -45,6 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
     yield
+    # Those that a mark leaves out are gone now.
+    if not (config.getoption("--all-lanes") or config.option.file_or_dir):
+        lanes.leave_out_unchanged(config, items)
     # Pytest has put tests of one parameter of a session next to each other, so the order of groups comes last.
     ranks = _ranks(list(dict.fromkeys(_group_of(item) for item in items)))
     items.sort(key=lambda item: ranks[_group_of(item)])
@@ -89,6 +95,8 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--durations-file")
     if path is not None:
         config.pluginmanager.register(_Durations(path))
+    if config.getoption("--all-lanes") and not config.option.keyword:
+        config.pluginmanager.register(lanes.LanesThatPass())
     if config.getoption("--ask-pulsar"):
         # Imported late, as most runs need no client of Pulsar.
         from tests.helpers.services.pulsars_answers import Recorder

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from operator import index
 from typing import Final, SupportsIndex, TypeVar
 
+from managed_ledger.value_types import InvalidValueError
+
 BUCKET_FACTORY: Final = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
 IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
 
@@ -34,9 +36,9 @@ def _key(key: str, default: T, *, at_least: int | None = None, otherwise: str = 
     return made
 
 
-def _require(is_met: bool, name: str, value: object, allowed: str) -> None:
+def _require(is_met: bool, name: str, value: object, rule: str, **bounds: int) -> None:
     if not is_met:
-        raise ValueError(f"{name} must be {allowed}, but is {value}")
+        raise InvalidValueError(name, rule, value=value, **bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ class TrackerConfig:
             if "least" in one.metadata:
                 least, otherwise = one.metadata["least"], one.metadata["otherwise"]
                 is_met = value >= least or (bool(otherwise) and value == UNLIMITED)
-                _require(is_met, one.name, value, f"at least {least}{otherwise}")
+                _require(is_met, one.name, value, f"at least {{least}}{otherwise}", least=least)
         is_known = self.tracker_factory_class_name in FACTORY_CLASS_NAMES
         _require(is_known, "tracker_factory_class_name", self.tracker_factory_class_name, "one of the two of Pulsar")
         # A cap below the minimum would seal in the middle of every ledger and never at its end.
@@ -157,7 +159,7 @@ class TrackerConfig:
 
     def _require_order(self, lower: str, upper: str) -> None:
         least, value = getattr(self, lower), getattr(self, upper)
-        _require(value >= least, upper, value, f"at least {lower} ({least})")
+        _require(value >= least, upper, value, f"at least {{{lower}}} ({{least}})", least=least)
 
     @property
     def factory_class_name(self) -> str:

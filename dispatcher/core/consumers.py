@@ -1,5 +1,6 @@
 """One consumer's flow inside the core: permits, unacknowledged messages, pending entries."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -84,11 +85,27 @@ class ConsumerState:
         self.first_sent_ms = self.first_sent_ms or now_ms
         self.last_sent_ms = now_ms
 
+    def note_sent(self, messages: int, payload_bytes: int) -> None:
+        """Note that this many messages were written to its connection."""
+        self.messages_out += messages
+        self.bytes_out += payload_bytes
+
     def note_flow(self, permits: int, now_ms: int) -> None:
         """Note that it asked for this many messages more."""
         self.permits += permits
         self.first_flow_ms = self.first_flow_ms or now_ms
         self.last_flow_ms = now_ms
+
+    def refund(self, items: Sequence[Item]) -> None:
+        """Give permits back for entries that were given to it and not sent."""
+        self.permits += sum(item[COUNT] for item in items)
+
+    def let_go_of_everything(self) -> None:
+        """Note that it holds nothing any more; its permits stay."""
+        self.pending.clear()
+        self.heads.clear()
+        self.unacked = 0
+        self.is_blocked = False
 
     def release(self, messages: int, unacked_max: int) -> None:
         """Note that it holds this many messages less."""

@@ -15,27 +15,28 @@ from collections.abc import Collection, Iterable, Mapping
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
-from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action
+from dispatcher.core.assignor import ConsumerAssignor, Way
+from dispatcher.core.budget import Budget, why_not_now
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.earlier import earlier
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
-from dispatcher.core.fences.fence import NoFence, OrderFence
+from dispatcher.core.fences.fence import DrainingHashEntry, NoFence, OrderFence
 from dispatcher.core.fences.recently_joined import LastSentPositionFence, ReadPositionFence, SubscriptionView
 from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows, push_all
-from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from dispatcher.core.queues.replay_queue import ReplayQueue
 from dispatcher.core.selectors.assignment import NO_OWNER, Assignment
 from dispatcher.core.selectors.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
 from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.selectors.selector import StickyKeyConsumerSelector
 from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.errors import ConsumerBusyError
+from dispatcher.stats import HeldEntry, KeyStatus, NewcomerStats
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
+from managed_ledger.value_types import Int64Array
 
 
 def make_selector(policy: KeySharedPolicy, config: DispatcherConfig) -> StickyKeyConsumerSelector:
@@ -57,45 +58,39 @@ def make_fence(policy: KeySharedPolicy, config: DispatcherConfig, view: Subscrip
     return DrainingHashesTracker()
 
 
-class KeySharedCore(MultipleConsumersCore):
-    """The decisions of a Key_Shared subscription.
+class KeySharedAssignor(ConsumerAssignor):
+    """Gives each entry to the owner of its slot.
 
     Args:
         config: Limits and intervals.
-        has_delays: Whether delayed entries go to a tracker.
-        cursor: The acknowledgements.
+        budget: What each consumer can take.
+        replay_queue: What waits.
         view: The log and the cursor, which the ordering modes before PIP-379 look at.
     """
+
+    __slots__ = ("_now_ms", "_unblock_at_ms", "_view", "fence", "policy", "selector", "unblocked")
 
     def __init__(
         self,
         config: DispatcherConfig,
-        *,
-        has_delays: bool,
-        cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
+        budget: Budget,
+        replay_queue: ReplayQueue,
         view: SubscriptionView | None = None,
     ) -> None:
-        super().__init__(config, has_delays=has_delays, cursor=cursor)
+        super().__init__(config, budget, replay_queue)
         self._view = view
         self.policy = KeySharedPolicy()
         self.selector = make_selector(self.policy, config)
         self.fence = make_fence(self.policy, config, view)
         self.unblocked: list[int] = []
         self._unblock_at_ms: int | None = None
-        self._set_look_ahead()
+        self._now_ms = 0
 
     def advance(self, now_ms: int) -> None:
-        super().advance(now_ms)
+        self._now_ms = now_ms
         if self._unblock_at_ms is not None:
             # A clock that is put back must not make the wait longer.
             self._unblock_at_ms = min(self._unblock_at_ms, now_ms + self.config.key_shared_unblocking_interval_ms)
-
-    def owner_of_slot(self, slot: int) -> int:
-        """Return the index of the consumer to which the selector gives a slot."""
-        return self.selector.owners[slot]
-
-    def owner_of_hash(self, sticky_hash: int) -> int:
-        return self.owner_of_slot(self.selector.hash_range.slot(sticky_hash))
 
     # Entries.
 
@@ -103,25 +98,25 @@ class KeySharedCore(MultipleConsumersCore):
     def is_by_position(self) -> bool:
         return self.fence.is_by_position
 
-    def _make_ready(self, headers: EntryHeaders, orders_ms: NDArray[np.int64]) -> list[Action]:
+    def make_ready(self, headers: EntryHeaders, orders_ms: Int64Array) -> list[Action]:
         slots = self.selector.hash_range.slots(headers.sticky_hashes)
         if self.is_by_position:
             orders_ms = np.zeros_like(orders_ms)
-        is_behind = self.waiting.parked.are_behind(slots, orders_ms)
+        is_behind = self.replay_queue.parked.are_behind(slots, orders_ms)
         if is_behind is not None and is_behind.any():
             self._park(make_rows(headers, orders_ms, slots)[is_behind])
             rest = np.flatnonzero(~is_behind)
             headers, orders_ms, slots = headers.take(rest), orders_ms[rest], slots[rest]
         items = make_items(headers, orders_ms, slots)
-        heaps = self.waiting.heaps
-        returning = self.waiting.returning.slot_counts
+        heaps = self.replay_queue.heaps
+        returning = self.replay_queue.returning.slot_counts
         is_returning = bool(returning)
         fence = self.fence
         is_fenced = fence.is_active
         unacked_max = self.config.unacked_per_consumer_max
         budgets = {index: consumer.budget(unacked_max) for index, consumer in self.consumers.items()}
         budgets[NO_OWNER] = 0
-        budget_left = self._subscription_budget()
+        budget_left = self.budget.of_subscription()
         given: dict[int, list[Item]] = {index: [] for index in self.consumers}
         longer: set[int] = set()
         owners: list[int] = self.selector.owners.take(slots).tolist()
@@ -129,7 +124,7 @@ class KeySharedCore(MultipleConsumersCore):
         message_count = int(headers.message_counts.sum())
         if is_free and len(set(owners)) == 1 and message_count <= min(budgets[owners[0]], budget_left):
             # One consumer can take everything, and nothing waits: the loop would find the same, by a look at each.
-            return [self._give(self.consumers[owners[0]], items)]
+            return [self.budget.give(self.consumers[owners[0]], items)]
 
         for item, owner in zip(items, owners, strict=True):
             slot = item[SLOT]
@@ -140,8 +135,8 @@ class KeySharedCore(MultipleConsumersCore):
                 or (is_returning and slot in returning)
                 or (is_fenced and fence.blocks(item, owner, is_fresh=True))
             ):
-                if self.waiting.add(item):
-                    self._offer(slot)
+                if self.replay_queue.add(item):
+                    self.offer(slot)
                 elif is_fenced:
                     fence.note_blocked(slot, 1)
                 longer.add(slot)
@@ -151,8 +146,8 @@ class KeySharedCore(MultipleConsumersCore):
             given[owner].append(item)
 
         if longer:
-            self.waiting.park_surplus(longer)
-        return [self._give(self.consumers[index], own) for index, own in given.items() if own]
+            self.replay_queue.park_surplus(longer)
+        return [self.budget.give(self.consumers[index], own) for index, own in given.items() if own]
 
     def _park(self, rows: ItemRows) -> None:
         """Queue rows of slots that have such a long queue already that nothing of them can be given now."""
@@ -160,19 +155,12 @@ class KeySharedCore(MultipleConsumersCore):
             slots, counts = np.unique(rows["slot"], return_counts=True)
             for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
                 self.fence.note_blocked(slot, count)
-        for slot in self.waiting.park(rows):
-            self._offer(slot)
+        for slot in self.replay_queue.park(rows):
+            self.offer(slot)
 
-    def _set_look_ahead(self) -> None:
-        self.waiting.entries_max = self.look_ahead_limit()
-        self.waiting.slot_entries_max = self.config.look_ahead_per_hash
-
-    def waiting_max(self) -> int:
-        return self.look_ahead_limit() + self.config.parked_entries_max
-
-    def _offer(self, slot: int) -> None:
+    def offer(self, slot: int) -> None:
         owner = self.selector.owners[slot]
-        heap = self.waiting.heaps.get(slot)
+        heap = self.replay_queue.heaps.get(slot)
         if owner == NO_OWNER or heap is None:
             return
         if self.fence.is_active and self.fence.blocks(heap[0], owner, is_fresh=False):
@@ -182,12 +170,12 @@ class KeySharedCore(MultipleConsumersCore):
         heappush(consumer.heads, heap[0])
         self.to_serve[owner] = consumer
 
-    def _offer_all(self, slots: Iterable[int]) -> None:
+    def offer_all(self, slots: Iterable[int]) -> None:
         if self.fence.is_active:
-            super()._offer_all(slots)
+            super().offer_all(slots)
             return
         slots = list(slots)
-        heaps, owners = self.waiting.heaps, self.selector.owners.by_slot(len(slots))
+        heaps, owners = self.replay_queue.heaps, self.selector.owners.by_slot(len(slots))
         heads: dict[int, list[Item]] = {index: [] for index in (*self.consumers, NO_OWNER)}
         for slot in slots:
             if slot in heaps:
@@ -198,14 +186,14 @@ class KeySharedCore(MultipleConsumersCore):
                 consumer = self.to_serve[index] = self.consumers[index]
                 push_all(consumer.heads, own)
 
-    def _serve_all(self) -> list[Action]:
+    def serve_all(self) -> list[Action]:
         actions: list[Action] = []
-        entries_max = self.serve_entries_max
+        entries_max = self.config.serve_entries_max
         while self.to_serve and entries_max > 0:
             _, consumer = self.to_serve.popitem(last=False)
             items = self._take_waiting(consumer, entries_max)
             if items:
-                actions.append(self._give(consumer, items))
+                actions.append(self.budget.give(consumer, items))
             entries_max -= len(items)
             if items and consumer.heads:
                 # The turn was over, or batches took less budget than estimated, as some of their messages are
@@ -215,12 +203,12 @@ class KeySharedCore(MultipleConsumersCore):
 
     def _take_waiting(self, consumer: ConsumerState, entries_max: int) -> list[Item]:
         heads = consumer.heads
-        budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
+        budget = self.budget.of(consumer)
         if not heads or budget <= 0:
             return []
-        heaps, fence = self.waiting.heaps, self.fence
+        heaps, fence = self.replay_queue.heaps, self.fence
         owners = self.selector.owners.by_slot(min(len(heads), entries_max))
-        returning = self.waiting.returning.slot_counts
+        returning = self.replay_queue.returning.slot_counts
         is_fenced = fence.is_active
         items: list[Item] = []
         while heads and budget > 0 and len(items) < entries_max:
@@ -232,7 +220,7 @@ class KeySharedCore(MultipleConsumersCore):
                 continue
             if is_fenced and fence.blocks(item, consumer.index, is_fresh=False):
                 continue
-            self.waiting.pop(slot)
+            self.replay_queue.pop(slot)
             items.append(item)
             budget -= item[COUNT]
             heap = heaps.get(slot)
@@ -242,120 +230,182 @@ class KeySharedCore(MultipleConsumersCore):
 
     # Events that release a slot.
 
-    def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
+    def no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
         if self.fence.is_active:
             self._unblock(self.fence.note_no_longer_pending(consumer, counts))
 
-    def _take_back(self, items: dict[Key, Item], slot_counts: Mapping[int, int]) -> None:
-        self.fence.note_taken_back(items)
-        super()._take_back(items, slot_counts)
+    def taken_back(self, positions: Collection[Key]) -> None:
+        self.fence.note_taken_back(positions)
 
-    def note_unacknowledged_from(self, position: Position) -> list[Action]:
-        for slot in self.fence.note_unacknowledged_from(position, self.waiting.heaps):
-            self._offer(slot)
-        return self._serve_all()
+    @property
+    def watches_mark_delete(self) -> bool:
+        return self.fence.watches_mark_delete
+
+    def unacknowledged_from(self, position: Position) -> None:
+        self.offer_all(self.fence.note_unacknowledged_from(position, self.replay_queue.heaps))
 
     def _unblock(self, drained: list[int]) -> None:
         """Offer drained slots, together with those that drain within the interval."""
-        slots = [slot for slot in drained if slot in self.waiting.heaps]
+        slots = [slot for slot in drained if slot in self.replay_queue.heaps]
         if not slots:
             return
         self.unblocked += slots
         if self._unblock_at_ms is None:
-            self._unblock_at_ms = self.now_ms + self.config.key_shared_unblocking_interval_ms
-        if self.now_ms >= self._unblock_at_ms:
+            self._unblock_at_ms = self._now_ms + self.config.key_shared_unblocking_interval_ms
+        if self._now_ms >= self._unblock_at_ms:
             self._offer_unblocked()
 
     def _offer_unblocked(self) -> None:
         slots, self.unblocked, self._unblock_at_ms = self.unblocked, [], None
         for slot in slots:
-            self._offer(slot)
+            self.offer(slot)
 
     def next_wakeup_ms(self) -> int | None:
-        return earlier(super().next_wakeup_ms(), self._unblock_at_ms)
+        return self._unblock_at_ms
 
-    def on_timer(self) -> list[Action]:
-        if self._unblock_at_ms is not None and self.now_ms >= self._unblock_at_ms:
+    def on_timer(self) -> None:
+        if self._unblock_at_ms is not None and self._now_ms >= self._unblock_at_ms:
             self._offer_unblocked()
-        return super().on_timer()
 
-    # PositionSet.
+    # Membership.
 
-    def add_consumer(self, consumer: ConsumerState) -> list[Action]:
-        is_first = not self.consumers
-        if not is_first and (consumer.policy.mode, consumer.policy.allow_out_of_order_delivery) != (
+    def add_consumer(self, consumer: ConsumerState, read_position: Position | None) -> bool:
+        policy, before = consumer.policy, self.selector.owners
+        if not self.consumers:
+            is_to_read_anew = self._add_first(consumer)
+        elif (policy.mode, policy.allow_out_of_order_delivery) == (
             self.policy.mode,
             self.policy.allow_out_of_order_delivery,
         ):
+            self.selector.add_consumer(consumer)
+            is_to_read_anew = False
+        else:
             raise ConsumerBusyError(
                 f"consumer {consumer.name!r} asks for another Key_Shared policy than the connected consumers"
             )
-        before = self.selector.owners
-        # The first consumer brings the policy; the old one must stay if the consumer is refused.
-        selector = make_selector(consumer.policy, self.config) if is_first else self.selector
-        selector.add_consumer(consumer)
-        if is_first:
-            self._adopt(consumer.policy, selector)
         self.consumers[consumer.index] = consumer
-        self.fence.joined(consumer, self.consumers, self.plan.next_immediate if self.plan is not None else None)
-        self._settle(before)
-        return self._serve_all()
+        if not is_to_read_anew:
+            self.fence.joined(consumer, self.consumers, read_position)
+            self._settle(before)
+        return is_to_read_anew
 
-    def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
+    def _add_first(self, consumer: ConsumerState) -> bool:
+        """Take the first consumer's policy and its selector; return whether waiting entries have other slots now."""
+        # The old ones must stay if the consumer is refused.
+        selector = make_selector(consumer.policy, self.config)
+        selector.add_consumer(consumer)
+        has_other_slots = selector.hash_range != self.selector.hash_range
+        self.policy = KeySharedPolicy(consumer.policy.mode, consumer.policy.allow_out_of_order_delivery)
+        self.selector = selector
+        self.fence = make_fence(self.policy, self.config, self._view)
+        return has_other_slots
+
+    def remove_consumer(self, consumer: ConsumerState) -> list[int]:
         # The selector goes first, or its entries would be offered to itself.
         before = self.selector.owners
         self.selector.remove_consumer(consumer)
         del self.consumers[consumer.index]
         self.to_serve.pop(consumer.index, None)
         consumer.heads.clear()
-        free = self.fence.leaves(consumer, self.consumers, self.waiting.heaps)
+        free = self.fence.leaves(consumer, self.consumers, self.replay_queue.heaps)
         self._settle(before)
-
-        self._leave_behind(consumer)
-        self._offer_all(free)
-        if not self.consumers:
-            # As Pulsar: a subscription without consumers starts its counts anew.
-            self.redelivery_counts.clear()
-        return self._serve_all()
+        return free
 
     def _settle(self, before: Assignment) -> None:
         """Bring the fence and waiting entries in line with a new assignment."""
         after = self.selector.owners
-        self._set_look_ahead()
-        self.fence.settle(self.consumers, before, after, self.now_ms)
-        if self.waiting.heaps:
-            self._offer_all(_moved(before, after, self.waiting.heaps))
+        self.fence.settle(self.consumers, before, after, self._now_ms)
+        if self.replay_queue.heaps:
+            self.offer_all(_moved(before, after, self.replay_queue.heaps))
 
-    def _adopt(self, policy: KeySharedPolicy, selector: StickyKeyConsumerSelector) -> None:
-        """Take the first consumer's policy and its selector."""
-        self.policy = KeySharedPolicy(policy.mode, policy.allow_out_of_order_delivery)
-        hash_range = self.selector.hash_range
-        self.selector = selector
-        self.fence = make_fence(policy, self.config, self._view)
-        if self.selector.hash_range != hash_range:
-            # Waiting entries have slots of the other range. They are not acknowledged, so a new read finds them.
-            self.reset()
-
-    def reset(self) -> None:
-        self._forget_everything()
+    def clear(self) -> None:
+        super().clear()
         self.fence.clear()
         self.unblocked, self._unblock_at_ms = [], None
 
+    # Questions of operators.
+
+    def owner_of_slot(self, slot: int) -> int:
+        """Return the index of the consumer to which the selector gives a slot."""
+        return self.selector.owners[slot]
+
+    def owner_of_hash(self, sticky_hash: int) -> int:
+        return self.owner_of_slot(self.selector.hash_range.slot(sticky_hash))
+
+    def ranges_of(self, consumer: ConsumerState) -> list[tuple[int, int]]:
+        """Return the inclusive ranges of slots that a consumer owns."""
+        return self.selector.ranges_of(consumer)
+
+    def draining(self, consumer: ConsumerState) -> tuple[list[DrainingHashEntry], int]:
+        """Return the slots that a consumer drains, and how many it has drained."""
+        return self.fence.entries(consumer.index), self.fence.cleared_total(consumer.index)
+
+    def newcomers(self, indices: Collection[int]) -> NewcomerStats | None:
+        """Return what the ordering modes before PIP-379 show of the consumers with these indices."""
+        return self.fence.newcomers(self.consumers, indices)
+
+    def way_of(self, item: Item | None, sticky_hash: int) -> Way:
+        del item
+        slot = self.selector.hash_range.slot(sticky_hash)
+        owner = self.consumers.get(self.owner_of_slot(slot))
+        draining = self.fence.get(slot)
+        draining_at = None if draining is None else self.consumers[draining.owner_index].name
+        reason = self._why_fenced(slot, owner)
+        if owner is not None and draining_at is not None:
+            reason = (
+                f"consumer {draining_at} has not acknowledged earlier messages of the hash, "
+                f"which is consumer {owner.name}'s now"
+            )
+        return Way(owner, slot, draining_at, reason)
+
+    def key_status(self, sticky_hash: int) -> KeyStatus:
+        """Return where a key stands."""
+        slot = self.selector.hash_range.slot(sticky_hash)
+        owner = self.consumers.get(self.owner_of_slot(slot))
+        draining = self.fence.get(slot)
+        reason = "nothing waits"
+        if slot in self.replay_queue.heaps or slot in self.replay_queue.returning.slot_counts:
+            not_now = why_not_now(self.consumers, owner, self.budget.gate, is_blocked=self.budget.is_blocked)
+            reason = self._why_fenced(slot, owner) or not_now or "it is about to be sent"
+        return KeyStatus(
+            slot=slot,
+            owner=owner.name if owner is not None else None,
+            waiting_entries=self.replay_queue.count(slot),
+            reason=reason,
+            draining_at=self.consumers[draining.owner_index].name if draining is not None else None,
+            draining_since_ms=draining.since_ms if draining is not None else None,
+            held_by=[
+                HeldEntry(Position(*position), consumer.name)
+                for consumer in self.consumers.values()
+                for position in consumer.pending.positions_of_slot(slot)
+            ],
+        )
+
+    def _why_fenced(self, slot: int, owner: ConsumerState | None) -> str:
+        """Return why a slot's entries may go to no consumer; empty if its owner may get them."""
+        if slot in self.replay_queue.returning.slot_counts:
+            return "some of it is on its way back from a consumer that gave back much"
+        if owner is None:
+            return "no consumer owns the hash"
+        heap = self.replay_queue.heaps.get(slot)
+        if heap is not None and self.fence.blocks(heap[0], owner.index, is_fresh=False):
+            return self.fence.reason
+        return ""
+
     def check(self) -> None:
-        super().check()
         self.fence.check(self.consumers, self.selector.owners)
-        for slot, heap in self.waiting.heaps.items():
+        for slot, heap in self.replay_queue.heaps.items():
             self._check_slot_is_offered(slot, heap[0])
 
     def _check_slot_is_offered(self, slot: int, head: Item) -> None:
         """Check that no entry that may be sent is left lying."""
         owner = self.selector.owners[slot]
-        is_held = slot in self.unblocked or slot in self.waiting.returning.slot_counts
+        is_held = slot in self.unblocked or slot in self.replay_queue.returning.slot_counts
         if owner == NO_OWNER or is_held or self.fence.blocks(head, owner, is_fresh=False):
             return
         consumer = self.consumers[owner]
         assert any(item is head for item in consumer.heads), f"slot {slot} waits and is not offered"
-        budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
+        budget = self.budget.of(consumer)
         is_next = consumer.index in self.to_serve
         assert budget <= 0 or is_next, f"slot {slot} waits although its owner can take it"
 

@@ -1,162 +1,206 @@
-"""The common part of Shared and Key_Shared: giving entries to consumers and taking them back, and the limits.
+"""Shared and Key_Shared: consumers hold entries, acknowledge them one by one, give them back, and are given others.
+
+    reads, the tracker ──► Intake ──► ConsumerAssignor ──► Budget.give ──► the consumer's pending entries
+                           when it    to whom, in which    how many        until acknowledged, or given back:
+                           is ready   order; ReplayQueue                   then in the ReplayQueue again
 
 Assignment is the decision: an entry that is given to a consumer is in its pending map from that moment, its permits are
 taken, and a `Deliver` goes out. The payload is read afterwards. So no read in flight can meet a changed membership.
+
+This core has the events, and what consumers hold; each part has one question. The types differ in the assignor alone.
 """
 
-from abc import abstractmethod
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
-from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
-from dispatcher.core.actions import Action, Deliver, ForgetDelayed
-from dispatcher.core.consumers import UNLIMITED, ConsumerState
-from dispatcher.core.earlier import earlier
-from dispatcher.core.intake import Intake
+from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements, DeliverableEntries
+from dispatcher.core.actions import Action, ForgetDelayed, TrackDelayed
+from dispatcher.core.assignor import ConsumerAssignor
+from dispatcher.core.budget import Budget, why_not_now
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.gate import DeliveryGate
+from dispatcher.core.intake import Intake, TakenIn
 from dispatcher.core.items import COUNT, SLOT, Item, Key, position_of
+from dispatcher.core.key_shared import KeySharedAssignor
+from dispatcher.core.queues.replay_queue import ReplayQueue
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
+from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.core.unsent_delayed import UnsentDelayed
+from dispatcher.stats import EntryStatus
+from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 
-class MultipleConsumersCore(Intake):
-    """Base of the cores that serve many consumers at once."""
+class MultipleConsumersCore(SubscriptionCore):
+    """The decisions of a Shared or Key_Shared subscription.
 
-    __slots__ = (
-        "expired",
-        "expired_entries_max",
-        "is_blocked",
-        "serve_entries_max",
-        "to_serve",
-        "unacked",
-    )
+    Args:
+        config: Limits and intervals.
+        new_assignor: Makes the part in which the types differ.
+        has_delays: Whether delayed entries go to a tracker.
+        cursor: The acknowledgements.
+        parked_entries_max: How many entries may wait as rows beyond the look-ahead limits.
+    """
+
+    is_shared = True
 
     def __init__(
         self,
         config: DispatcherConfig,
+        new_assignor: Callable[[DispatcherConfig, Budget, ReplayQueue], ConsumerAssignor],
         *,
         has_delays: bool,
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
+        parked_entries_max: int = 0,
     ) -> None:
-        super().__init__(config, has_delays=has_delays, cursor=cursor)
-        self.expired_entries_max = config.expired_entries_max
-        self.serve_entries_max = config.serve_entries_max
-        self.unacked = 0
-        self.is_blocked = False
-        """The subscription holds too many unacknowledged messages."""
-        self.to_serve: OrderedDict[int, ConsumerState] = OrderedDict()
-        """Consumers that may have something to send that they could not send before; the first has waited longest."""
+        self.config = config
+        self.now_ms = 0
+        self.consumers = {}
+        self.redelivery_counts = Counter()
+        self.ack_sets = {}
+        self.deliverable = DeliverableEntries(cursor)
+        self.gate = DeliveryGate()
+        self.totals = ReadTotals()
+        self.unsent_delayed = UnsentDelayed()
+        self.replay_queue = ReplayQueue(config.return_entries_max, config.look_ahead_per_hash)
+        self.budget: Budget = Budget(
+            config, self.consumers, self.ack_sets, self.replay_queue, parked_entries_max, self.gate
+        )
+        self.assignor = new_assignor(config, self.budget, self.replay_queue)
+        self.keys = self.assignor if isinstance(self.assignor, KeySharedAssignor) else None
+        self.intake: Intake = Intake(config, self.deliverable, self.budget, self.totals, has_delays=has_delays)
+        self.replay_queue.entries_max = self.budget.look_ahead_limit()
         self.expired: list[tuple[ConsumerState, Iterator[Key]]] = []
         """Entries that mark-delete has passed while consumers held them, to be forgotten in portions."""
 
-    def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
-        """Note that a consumer holds so many entries of each slot less."""
+    def advance(self, now_ms: int) -> None:
+        """Take the time; a smooth resume may let more pass, also where another event comes before its timer."""
+        self.now_ms = now_ms
+        self.intake.advance(now_ms)
+        self.assignor.advance(now_ms)
+        if self.budget.advance(now_ms):
+            self.assignor.wake_all()
 
-    @abstractmethod
-    def _offer(self, slot: int) -> None:
-        """Let the head of a slot be considered."""
+    # Reading, and what is due.
 
-    def _offer_all(self, slots: Iterable[int]) -> None:
-        """Let the heads of many slots be considered."""
-        for slot in slots:
-            self._offer(slot)
+    @property
+    def plan(self) -> ReadPlan | None:
+        return self.intake.plan
 
-    @abstractmethod
-    def _serve_all(self) -> list[Action]:
-        """Give consumers the entries that wait for them, within their permits and limits."""
+    def start(self, first: Position, last_confirmed: Position) -> None:
+        self.intake.start(first, last_confirmed)
+
+    def next_read(self, last_confirmed: Position) -> ReadRequest | None:
+        return self.intake.next_read(last_confirmed)
+
+    def on_headers(
+        self,
+        request: ReadRequest,
+        headers: EntryHeaders,
+        next_position: Position,
+        left_out: Sequence[LogPart] = (),
+    ) -> list[Action]:
+        return self._hand_on(self.intake.on_headers(request, headers, next_position, left_out))
+
+    def on_due(
+        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
+    ) -> list[Action]:
+        in_hand = self._in_hand if may_repeat else None
+        return self._hand_on(self.intake.on_due(headers, rows, lead_ms=lead_ms, in_hand=in_hand))
+
+    def on_untracked(self, headers: EntryHeaders) -> list[Action]:
+        return self._hand_on(self.intake.on_untracked(headers, self._in_hand))
+
+    def on_refused(self, headers: EntryHeaders) -> list[Action]:
+        return self._hand_on(self.intake.on_refused(headers))
+
+    def admit_held(self) -> list[Action]:
+        return self._hand_on(self.intake.admit_held())
+
+    def _hand_on(self, taken: TakenIn) -> list[Action]:
+        """Give what was taken in to the tracker, and to consumers or the queues of its slots."""
+        actions: list[Action] = [] if taken.to_track is None else [TrackDelayed(taken.to_track)]
+        if len(taken.due):
+            self.unsent_delayed.add(taken.due, are_ordered_by_position=self.assignor.is_by_position)
+        if len(taken.ready):
+            actions += self.assignor.make_ready(taken.ready, taken.orders_ms)
+        return actions
+
+    def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
+        consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
+        return self.unsent_delayed.sent(items, self.now_ms)
+
+    def keeps_order(self, slot: int) -> bool:
+        return self.assignor.keeps_order(slot)
+
+    def next_wakeup_ms(self) -> int | None:
+        if self.assignor.to_serve or self.replay_queue.returning or self.expired:
+            return self.now_ms
+        grant_ms = self.gate.next_grant_ms(self.now_ms)
+        times_ms = [self.intake.next_wakeup_ms(), grant_ms, self.assignor.next_wakeup_ms()]
+        return min([time_ms for time_ms in times_ms if time_ms is not None], default=None)
+
+    def on_timer(self) -> list[Action]:
+        self.assignor.on_timer()
+        if self.expired:
+            self._forget_expired_portion()
+        if self.replay_queue.returning:
+            self.assignor.offer_all(self.replay_queue.return_portion())
+        return self.assignor.serve_all()
+
+    # Pause and resume.
+
+    def use_gate(self, gate: DeliveryGate) -> None:
+        self.gate = self.budget.gate = gate
+
+    def open_gate(self, rate_per_second: float | None) -> list[Action]:
+        self.gate.open(self.now_ms, rate_per_second)
+        self.assignor.wake_all()
+        return self.assignor.serve_all()
+
+    def is_drained(self, last_confirmed: Position) -> bool:
+        return self.budget.has_demand() and not len(self.replay_queue) and self.intake.is_drained(last_confirmed)
+
+    # Consumers.
+
+    def add_consumer(self, consumer: ConsumerState) -> list[Action]:
+        read_position = self.plan.next_immediate if self.plan is not None else None
+        is_to_read_anew = self.assignor.add_consumer(consumer, read_position)
+        self.replay_queue.entries_max = self.budget.look_ahead_limit()
+        if is_to_read_anew:
+            self.reset()
+        return self.assignor.serve_all()
+
+    def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
+        free = self.assignor.remove_consumer(consumer)
+        self.replay_queue.entries_max = self.budget.look_ahead_limit()
+        self._forget_all_expired()
+        self._release(consumer, consumer.unacked)
+        self._take_back(*consumer.pending.take_all())
+        self.assignor.offer_all(free)
+        if not self.consumers:
+            # As Pulsar: a subscription without consumers starts its counts anew.
+            self.redelivery_counts.clear()
+        return self.assignor.serve_all()
+
+    def owner_of_hash(self, sticky_hash: int) -> int:
+        return self.assignor.owner_of_hash(sticky_hash)
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
-        super().flow(consumer, permits)
-        self.to_serve[consumer.index] = consumer
-        return self._serve_all()
+        consumer.note_flow(permits, self.now_ms)
+        self.assignor.wake(consumer)
+        return self.assignor.serve_all()
 
     def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:
         """Give permits back, and serve the consumer by the timer: entries that it asked for again go first."""
-        super().refund(consumer, items)
-        self.to_serve[consumer.index] = consumer
-
-    def advance(self, now_ms: int) -> None:
-        """Take the time; a smooth resume may let more pass, also where another event comes before its timer."""
-        super().advance(now_ms)
-        if self.gate.note_time(now_ms):
-            self.to_serve.update(self.consumers)
-
-    # Limits.
-
-    def _has_demand(self) -> bool:
-        if self.is_blocked or self.gate.budget(self.now_ms) <= 0:
-            return False
-        unacked_max = self.config.unacked_per_consumer_max
-        return any(consumer.budget(unacked_max) > 0 for consumer in self.consumers.values())
-
-    def _subscription_budget(self) -> int:
-        if self.is_blocked:
-            return 0
-        unacked_max = self.config.unacked_per_subscription_max
-        budget = unacked_max - self.unacked if unacked_max else UNLIMITED
-        return budget if self.gate.is_open else min(budget, self.gate.budget(self.now_ms))
-
-    # Giving and taking back.
-
-    def _give(self, consumer: ConsumerState, items: list[Item]) -> Deliver:
-        """Make entries a consumer's own, and charge it: the one way to a `Deliver`, so neither is without the other."""
-        consumer.pending.add_all(items)
-        acknowledged = sum([item[COUNT] - self._unacked_of(item) for item in items]) if self.ack_sets else 0
-        self.unacked += consumer.charge(items, acknowledged, self.config.unacked_per_consumer_max, self.now_ms)
-        consumer.pending.note_given(items, self.now_ms)
-        if not self.gate.is_open:
-            self.gate.note_given(sum([item[COUNT] for item in items]))
-        unacked_max = self.config.unacked_per_subscription_max
-        if unacked_max and self.unacked >= unacked_max:
-            self.is_blocked = True
-        return Deliver(consumer, items)
-
-    def _unacked_of(self, item: Item) -> int:
-        """Return how many messages of an entry are not acknowledged."""
-        left = self.ack_sets.get(position_of(item)) if self.ack_sets else None
-        # A client can name more messages than the batch has.
-        return item[COUNT] if left is None else min(item[COUNT], unacknowledged(left))
-
-    def _release(self, consumer: ConsumerState, messages: int) -> None:
-        """Note that a consumer holds this many messages less."""
-        consumer.release(messages, self.config.unacked_per_consumer_max)
-        self.unacked -= messages
-        if consumer.heads:
-            self.to_serve[consumer.index] = consumer
-        if self.is_blocked and self.unacked <= self.config.unacked_per_subscription_max // 2:
-            self.is_blocked = False
-            self.to_serve.update(self.consumers)
-
-    def _take_back(self, items: dict[Key, Item], slot_counts: Mapping[int, int]) -> None:
-        """Queue again what a consumer no longer holds, a portion now and the rest by the timer."""
-        self._offer_all(self.waiting.take_back(items, slot_counts))
-
-    def next_wakeup_ms(self) -> int | None:
-        has_work = self.to_serve or self.waiting.returning or self.expired
-        if has_work:
-            return self.now_ms
-        return earlier(super().next_wakeup_ms(), self.gate.next_grant_ms(self.now_ms))
-
-    def on_timer(self) -> list[Action]:
-        if self.expired:
-            self._forget_expired_portion()
-        if self.waiting.returning:
-            self._offer_all(self.waiting.return_portion())
-        return self._serve_all()
-
-    def open_gate(self, rate_per_second: float | None) -> list[Action]:
-        super().open_gate(rate_per_second)
-        self.to_serve.update(self.consumers)
-        return self._serve_all()
-
-    def is_drained(self, last_confirmed: Position) -> bool:
-        if self.plan is None or not self._has_demand() or len(self.waiting) or self.held_due:
-            return False
-        is_due = self.tracker_deliver_at_ms is not None and self.tracker_deliver_at_ms <= self.now_ms
-        return not is_due and not self._is_holding_due() and self.plan.next_immediate > last_confirmed
+        consumer.refund(items)
+        self.assignor.wake(consumer)
 
     # Acknowledgements.
 
@@ -183,13 +227,13 @@ class MultipleConsumersCore(Intake):
                 done.setdefault(owner.index, []).append(item)
             else:
                 self._discard_waiting(position)
-                if self.has_delays and self._is_to_come(position):
+                if self.intake.has_delays and self._is_to_come(position):
                     in_nobodys_hands.append(position)
         for index, items in done.items():
             self._release_done(self.consumers[index], items)
-        self._forget_counts(acknowledged)
+        self._forget_entries(acknowledged)
         actions: list[Action] = [ForgetDelayed(in_nobodys_hands)] if in_nobodys_hands else []
-        return acknowledged, actions + self._serve_all()
+        return acknowledged, actions + self.assignor.serve_all()
 
     def _holder_of(self, position: Key) -> ConsumerState | None:
         for consumer in self.consumers.values():
@@ -198,8 +242,9 @@ class MultipleConsumersCore(Intake):
         return None
 
     def _in_hand(self, positions: set[Key]) -> set[Key]:
+        """Return which of these entries wait or were given to a consumer."""
         in_hand = {position for position in positions if self._holder_of(position) is not None}
-        return in_hand.union(position for item in self.waiting.items() if (position := position_of(item)) in positions)
+        return in_hand.union(at for item in self.replay_queue.items() if (at := position_of(item)) in positions)
 
     def _acknowledge_part(self, owner: ConsumerState | None, position: Key, theirs: AckSet) -> bool:
         """Take an acknowledgement of some messages of a batch; return whether others are left."""
@@ -210,11 +255,11 @@ class MultipleConsumersCore(Intake):
         left = intersection(ours, theirs)
         if unacknowledged(left) == 0:
             return False
-        before = self._unacked_of(item) if item is not None else 0
+        before = self.budget.unacked_of(item) if item is not None else 0
         if item is not None or self._is_to_come(position):
             self.ack_sets[position] = left
         if owner is not None and item is not None:
-            messages = before - self._unacked_of(item)
+            messages = before - self.budget.unacked_of(item)
             owner.messages_acked += messages
             self._release(owner, messages)
         return True
@@ -224,43 +269,63 @@ class MultipleConsumersCore(Intake):
 
         It waits, is held or delayed, or was not read yet.
         """
-        is_in_log = self._mark_deleted_through < position <= self._last_confirmed
-        return is_in_log and not self._cursor.is_acknowledged(*position)
+        is_in_log = self.deliverable.mark_deleted_through < position <= self.intake.last_confirmed
+        return is_in_log and not self.deliverable.is_acknowledged(position)
+
+    def _release(self, consumer: ConsumerState, messages: int) -> None:
+        """Note that a consumer holds this many messages less."""
+        is_unblocked = self.budget.release(consumer, messages)
+        if consumer.heads:
+            self.assignor.wake(consumer)
+        if is_unblocked:
+            self.assignor.wake_all()
 
     def _release_done(self, consumer: ConsumerState, items: list[Item]) -> None:
         """Note that entries which were a consumer's own are wholly acknowledged; they are not pending any more."""
-        messages = sum([self._unacked_of(item) for item in items])
+        messages = sum([self.budget.unacked_of(item) for item in items])
         consumer.messages_acked += messages
         self._release(consumer, messages)
-        self._on_no_longer_pending(consumer, Counter([item[SLOT] for item in items]))
+        self.assignor.no_longer_pending(consumer, Counter([item[SLOT] for item in items]))
 
     def _discard_waiting(self, position: Key) -> None:
-        slot = self.waiting.discard(position)
+        slot = self.replay_queue.discard(position)
         if slot is not None:
-            self._offer(slot)
+            self.assignor.offer(slot)
 
-    def _forget_counts(self, positions: Collection[Key]) -> None:
-        """Drop the counts and parts of acknowledged entries."""
+    def _forget_entries(self, positions: Sequence[Key]) -> None:
+        """Drop what is known of acknowledged entries: counts, parts, times."""
         for known in (self.redelivery_counts, self.ack_sets):
             if known:
                 for position in positions:
                     known.pop(position, None)
-        if self.unsent_delayed:
-            for ledger_id, entry_id in positions:
-                if ledger_id in self.unsent_delayed:
-                    self.unsent_delayed[ledger_id].discard(entry_id)
-                    self.unsent_deliver_at_ms.pop((ledger_id, entry_id), None)
+        self.unsent_delayed.discard(positions)
+        self.assignor.acknowledged(positions)
+
+    def withdraw(self, positions: Sequence[Key]) -> list[Action]:
+        _, actions = self.acknowledge(None, positions, {})
+        # The cursor has them as acknowledged, so `acknowledge` has not told the tracker.
+        return [*actions, ForgetDelayed(list(positions))] if positions and self.intake.has_delays else actions
 
     def put_aside(self, entries: Mapping[int, BitMap]) -> list[Action]:
-        super().put_aside(entries)
+        self.deliverable.put_aside(entries)
         positions = [(ledger_id, entry_id) for ledger_id, entry_ids in entries.items() for entry_id in entry_ids]
         for consumer in self.consumers.values():
             items, slot_counts = consumer.pending.take(positions)
             if items:
-                self._release(consumer, sum([self._unacked_of(item) for item in items.values()]))
-                self._on_no_longer_pending(consumer, slot_counts)
-        self._forget_counts(positions)
-        return self._serve_all()
+                self._release(consumer, sum([self.budget.unacked_of(item) for item in items.values()]))
+                self.assignor.no_longer_pending(consumer, slot_counts)
+        self._forget_entries(positions)
+        return self.assignor.serve_all()
+
+    @property
+    def watches_mark_delete(self) -> bool:
+        return self.assignor.watches_mark_delete
+
+    def unacknowledged_from(self, position: Position) -> list[Action]:
+        self.assignor.unacknowledged_from(position)
+        return self.assignor.serve_all()
+
+    # Giving back.
 
     def redeliver(
         self,
@@ -270,49 +335,62 @@ class MultipleConsumersCore(Intake):
     ) -> list[Action]:
         self._forget_all_expired()
         items, slot_counts = consumer.pending.take_all() if positions is None else consumer.pending.take(positions)
-        messages = consumer.unacked if positions is None else sum([self._unacked_of(one) for one in items.values()])
-        never_sent = sum([self._unacked_of(items[position]) for position in unsent if position in items])
+        unacked_of = self.budget.unacked_of
+        messages = consumer.unacked if positions is None else sum([unacked_of(one) for one in items.values()])
+        never_sent = sum([unacked_of(items[position]) for position in unsent if position in items])
         consumer.messages_redelivered += messages - never_sent
         # Counter counts an iterable in C.
         self.redelivery_counts.update(iter(items.keys() - unsent if unsent else items))
         self._release(consumer, messages)
-        self._on_no_longer_pending(consumer, slot_counts)
+        self.assignor.no_longer_pending(consumer, slot_counts)
         # Pulsar serves a consumer again that asks for redelivery, even while it still holds entries.
         consumer.is_blocked = False
         self._take_back(items, slot_counts)
         # A portion on its way back is enough work for one turn of the loop.
-        return [] if self.waiting.returning else self._serve_all()
+        return [] if self.replay_queue.returning else self.assignor.serve_all()
 
-    def _leave_behind(self, consumer: ConsumerState) -> None:
-        """Take everything from a consumer that is gone."""
-        self._forget_all_expired()
-        self._release(consumer, consumer.unacked)
-        self._take_back(*consumer.pending.take_all())
+    def _take_back(self, items: dict[Key, Item], slot_counts: Mapping[int, int]) -> None:
+        """Queue again what a consumer no longer holds, a portion now and the rest by the timer."""
+        self.assignor.taken_back(items)
+        self.assignor.offer_all(self.replay_queue.take_back(items, slot_counts))
+
+    def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
+        are_pending = list(map(consumer.pending.items.__contains__, positions))
+        through = self.deliverable.mark_deleted_through
+        if positions and min(positions) > through:
+            return are_pending
+        # An entry that has expired belongs to no consumer, also while consumers forget it in portions.
+        return [is_one and at > through for is_one, at in zip(are_pending, positions, strict=True)]
+
+    # Expiry.
 
     def mark_deleted(self, through: Position) -> list[Action]:
-        self._note_mark_deleted(through)
-        self._offer_all(self.waiting.discard_through(through))
+        self.deliverable.mark_deleted(through)
+        self.intake.held_due.discard_through(through)
+        self.unsent_delayed.mark_deleted(through)
+        self.assignor.mark_deleted(through)
+        self.assignor.offer_all(self.replay_queue.discard_through(through))
         for consumer in self.consumers.values():
             doomed = consumer.pending.positions_through(through)
             if doomed:
                 self.expired.append((consumer, iter(doomed)))
         self._forget_expired_portion()
-        return self._serve_all()
+        return self.assignor.serve_all()
 
     def _forget_expired_portion(self) -> None:
         """Take some of the expired entries away from consumers."""
         if self.expired:
             consumer, doomed = self.expired[0]
-            portion = list(islice(doomed, self.expired_entries_max))
-            if len(portion) < self.expired_entries_max:
+            portion = list(islice(doomed, self.config.expired_entries_max))
+            if len(portion) < self.config.expired_entries_max:
                 del self.expired[0]
             items, _ = consumer.pending.take(portion)
             if items:
                 self._release_done(consumer, list(items.values()))
         if not self.expired:
             # The acknowledged parts are needed until here, for the counts of pending messages.
-            through = self._mark_deleted_through
-            self._forget_counts(
+            through = self.deliverable.mark_deleted_through
+            self._forget_entries(
                 [at for known in (self.redelivery_counts, self.ack_sets) for at in known if at <= through]
             )
 
@@ -321,43 +399,54 @@ class MultipleConsumersCore(Intake):
         while self.expired:
             self._forget_expired_portion()
 
-    def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
-        are_pending = list(map(consumer.pending.items.__contains__, positions))
-        through = self._mark_deleted_through
-        if positions and min(positions) > through:
-            return are_pending
-        # An entry that has expired belongs to no consumer, also while consumers forget it in portions.
-        return [is_one and at > through for is_one, at in zip(are_pending, positions, strict=True)]
-
-    def _forget_everything(self) -> None:
-        self.plan = None
-        self.waiting.clear()
-        self.held_due.clear()
+    def reset(self) -> None:
+        self.intake.clear()
+        self.replay_queue.clear()
         self.redelivery_counts.clear()
         self.ack_sets.clear()
-        self._damaged.clear()
+        self.deliverable.forget_damage()
         self.unsent_delayed.clear()
-        self.unsent_deliver_at_ms.clear()
-        self.unacked = 0
-        self.is_blocked = False
-        self.to_serve.clear()
         self.expired.clear()
-        for consumer in self.consumers.values():
-            consumer.pending.clear()
-            consumer.heads.clear()
-            consumer.unacked = 0
-            consumer.is_blocked = False
+        self.budget.clear()
+        self.assignor.clear()
+
+    # Questions of operators.
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self.replay_queue) + self.intake.held_count
+
+    @property
+    def has_entries_at_hand(self) -> bool:
+        is_pending = any(len(consumer.pending) for consumer in self.consumers.values())
+        is_waiting = len(self.replay_queue) > 0 or bool(self.intake.held_due)
+        return is_pending or is_waiting or bool(self.deliverable.damaged())
+
+    def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
+        holder = self._holder_of(position)
+        waiting = next((item for item in self.replay_queue.items() if position_of(item) == position), None)
+        way = self.assignor.way_of(waiting, sticky_hash)
+        reason = way.reason if self.consumers else "no consumer is connected"
+        return EntryStatus(
+            consumer=None if holder is None else holder.name,
+            given_ms=None if holder is None else holder.pending.given_ms(position),
+            is_waiting=waiting is not None or position in self.intake.held_due,
+            owner=None if way.owner is None else way.owner.name,
+            slot=way.slot,
+            reason=reason or why_not_now(self.consumers, way.owner, self.gate, is_blocked=self.budget.is_blocked),
+            draining_at=way.draining_at,
+        )
 
     def check(self) -> None:
-        super().check()
-        assert self.unacked == sum(consumer.unacked for consumer in self.consumers.values())
+        assert self.now_ms >= 0
+        self.budget.check()
         holders: dict[Key, int] = {}
         for consumer in self.consumers.values():
             consumer.pending.check()
-            assert consumer.unacked == sum(self._unacked_of(item) for item in consumer.pending)
             for position in consumer.pending.items:
                 assert position not in holders, f"{position} is pending twice"
                 holders[position] = consumer.index
-        self.waiting.check()
-        for item in self.waiting.items():
+        self.replay_queue.check()
+        for item in self.replay_queue.items():
             assert position_of(item) not in holders, f"{position_of(item)} waits and is pending"
+        self.assignor.check()

@@ -80,6 +80,16 @@ class ReadRequest:
 
 
 @dataclass(slots=True)
+class ReadTotals:
+    """Counts of what a core has read."""
+
+    entries_read: int = 0
+    delayed_reread_at_recovery: int = 0
+    index_mistimed: int = 0
+    """Entries that the tracker gave at another time than that of their headers."""
+
+
+@dataclass(slots=True)
 class ReadPlan:
     """The two frontiers.
 

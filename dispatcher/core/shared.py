@@ -10,35 +10,36 @@ consumer of a lower one has permits. The chunks of a message go to one consumer,
 first that it is given until the last, or until it has none of them any more (Pulsar's `SharedConsumerAssignor`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dispatcher.config import DispatcherConfig
-from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action
+from dispatcher.core.assignor import ConsumerAssignor, Way
+from dispatcher.core.budget import Budget
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import COUNT, SLOT, Item, Key, make_items, position_of
-from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from dispatcher.core.queues.replay_queue import ReplayQueue
+from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.slots import SLOT_NOT_SET
 from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, EntryHeaders
 from managed_ledger.position import Position
+from managed_ledger.value_types import Int64Array
 
 _WHOLE = SLOT_NOT_SET
 """The slot of all entries that are no chunks."""
 
 
-class SharedCore(MultipleConsumersCore):
-    """The decisions of a Shared subscription."""
+class SharedConsumerAssignor(ConsumerAssignor):
+    """Gives entries to consumers in turn."""
 
-    _last_served = -1
+    __slots__ = ("_last_served", "begun", "free_heads", "last_chunks")
 
-    def __init__(
-        self, config: DispatcherConfig, *, has_delays: bool, cursor: Acknowledgements = NOTHING_ACKNOWLEDGED
-    ) -> None:
-        super().__init__(config, has_delays=has_delays, cursor=cursor)
+    def __init__(self, config: DispatcherConfig, budget: Budget, replay_queue: ReplayQueue) -> None:
+        super().__init__(config, budget, replay_queue)
+        self._last_served = -1
         self.begun: dict[int, int] = {}
         """The consumer, by index, that has begun the message of a slot and waits for more of its chunks."""
         self.last_chunks: dict[Key, None] = {}
@@ -46,7 +47,7 @@ class SharedCore(MultipleConsumersCore):
         self.free_heads: list[Item] = []
         """Heap of the heads of slots whose message is not begun; some are out of date, as in `ConsumerState.heads`."""
 
-    def _make_ready(self, headers: EntryHeaders, orders_ms: NDArray[np.int64]) -> list[Action]:
+    def make_ready(self, headers: EntryHeaders, orders_ms: Int64Array) -> list[Action]:
         is_chunk = headers.flags & CHUNK != 0
         slots = None
         if is_chunk.any():
@@ -56,26 +57,26 @@ class SharedCore(MultipleConsumersCore):
                 dict.fromkeys(zip(headers.ledger_ids[last].tolist(), headers.entry_ids[last].tolist(), strict=True))
             )
         for item in make_items(headers, orders_ms, slots):
-            if self.waiting.add(item) and item[SLOT] != _WHOLE:
-                self._offer(item[SLOT])
-        return self._serve_all()
+            if self.replay_queue.add(item) and item[SLOT] != _WHOLE:
+                self.offer(item[SLOT])
+        return self.serve_all()
 
     def keeps_order(self, slot: int) -> bool:
         return slot != _WHOLE
 
-    def _offer(self, slot: int) -> None:
+    def offer(self, slot: int) -> None:
         """Let the next chunk of a slot be considered; whole messages are, at every turn."""
-        heap = self.waiting.heaps.get(slot)
+        heap = self.replay_queue.heaps.get(slot)
         if slot == _WHOLE or heap is None:
             return
         owner = self.begun.get(slot)
         heappush(self.free_heads if owner is None else self.consumers[owner].heads, heap[0])
 
-    def _serve_all(self) -> list[Action]:
+    def serve_all(self) -> list[Action]:
         self.to_serve.clear()
         actions: list[Action] = []
-        entries_max = self.serve_entries_max
-        while self.waiting.heaps:
+        entries_max = self.config.serve_entries_max
+        while self.replay_queue.heaps:
             consumer = self._next_in_turn()
             if consumer is None:
                 break
@@ -84,16 +85,16 @@ class SharedCore(MultipleConsumersCore):
                 self.to_serve.update(self.consumers)
                 break
             items = self._take_turn(consumer, entries_max)
-            actions.append(self._give(consumer, items))
+            actions.append(self.budget.give(consumer, items))
             entries_max -= len(items)
         return actions
 
     def _next_in_turn(self) -> ConsumerState | None:
         """Return the consumer whose turn it is, of those for which something waits."""
-        if self._subscription_budget() <= 0:
+        if self.budget.of_subscription() <= 0:
             return None
         unacked_max = self.config.unacked_per_consumer_max
-        is_for_all = self.waiting.may_give(_WHOLE) or self._first(self.free_heads, None) is not None
+        is_for_all = self.replay_queue.may_give(_WHOLE) or self._first(self.free_heads, None) is not None
         ready = [
             consumer
             for consumer in self.consumers.values()
@@ -108,14 +109,14 @@ class SharedCore(MultipleConsumersCore):
         return self.consumers[self._last_served]
 
     def _take_turn(self, consumer: ConsumerState, entries_max: int) -> list[Item]:
-        budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
+        budget = self.budget.of(consumer)
         items: list[Item] = []
         entries_max = min(entries_max, self.config.round_robin_batch_entries_max)
         while budget > 0 and len(items) < entries_max:
             slot = self._next_slot(consumer) if self.free_heads or consumer.heads else _WHOLE
-            if slot is None or not self.waiting.may_give(slot):
+            if slot is None or not self.replay_queue.may_give(slot):
                 break
-            item = self.waiting.pop(slot)
+            item = self.replay_queue.pop(slot)
             items.append(item)
             budget -= item[COUNT]
             if slot != _WHOLE:
@@ -125,8 +126,8 @@ class SharedCore(MultipleConsumersCore):
     def _next_slot(self, consumer: ConsumerState) -> int | None:
         """Return the slot whose head a consumer gets next, None if there is none for it."""
         heads = [self._first(self.free_heads, None), self._first(consumer.heads, consumer.index)]
-        if self.waiting.may_give(_WHOLE):
-            heads.append(self.waiting.heaps[_WHOLE][0])
+        if self.replay_queue.may_give(_WHOLE):
+            heads.append(self.replay_queue.heaps[_WHOLE][0])
         first = min((head for head in heads if head is not None), default=None)
         return None if first is None else first[SLOT]
 
@@ -134,8 +135,8 @@ class SharedCore(MultipleConsumersCore):
         """Return the first of a heap of heads that still is one, of a slot of this owner."""
         while heads:
             slot = heads[0][SLOT]
-            heap = self.waiting.heaps.get(slot)
-            if heap and heap[0] is heads[0] and self.begun.get(slot) == owner and self.waiting.may_give(slot):
+            heap = self.replay_queue.heaps.get(slot)
+            if heap and heap[0] is heads[0] and self.begun.get(slot) == owner and self.replay_queue.may_give(slot):
                 return heads[0]
             heappop(heads)
         return None
@@ -146,57 +147,56 @@ class SharedCore(MultipleConsumersCore):
             self.begun.pop(item[SLOT], None)
         else:
             self.begun[item[SLOT]] = consumer.index
-        self._offer(item[SLOT])
+        self.offer(item[SLOT])
 
-    def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
+    def no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
         """Let messages be begun anew of which a consumer has no chunk any more."""
         for slot in counts:
             if self.begun.get(slot) == consumer.index and slot not in consumer.pending.slot_counts:
                 del self.begun[slot]
-                self._offer(slot)
+                self.offer(slot)
 
-    def _forget_counts(self, positions: Collection[Key]) -> None:
-        super()._forget_counts(positions)
+    def acknowledged(self, positions: Sequence[Key]) -> None:
         if self.last_chunks:
             for position in positions:
                 self.last_chunks.pop(position, None)
 
-    def mark_deleted(self, through: Position) -> list[Action]:
+    def mark_deleted(self, through: Key) -> None:
         if self.last_chunks:
             self.last_chunks = {position: None for position in self.last_chunks if position > through}
-        return super().mark_deleted(through)
 
-    def add_consumer(self, consumer: ConsumerState) -> list[Action]:
+    def add_consumer(self, consumer: ConsumerState, read_position: Position | None) -> bool:
+        del read_position
         self.consumers[consumer.index] = consumer
-        return []
+        return False
 
-    def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
+    def remove_consumer(self, consumer: ConsumerState) -> list[int]:
         del self.consumers[consumer.index]
         self.to_serve.pop(consumer.index, None)
+        consumer.heads.clear()
         left = [slot for slot, owner in self.begun.items() if owner == consumer.index]
         for slot in left:
             del self.begun[slot]
-        self._leave_behind(consumer)
-        self._offer_all(left)
-        if not self.consumers:
-            # As Pulsar: a subscription without consumers starts its counts anew.
-            self.redelivery_counts.clear()
-        return self._serve_all()
+        return left
 
-    def reset(self) -> None:
-        self._forget_everything()
+    def clear(self) -> None:
+        super().clear()
         self.begun.clear()
         self.last_chunks.clear()
         self.free_heads.clear()
-        for consumer in self.consumers.values():
-            consumer.heads.clear()
+
+    def way_of(self, item: Item | None, sticky_hash: int) -> Way:
+        """Return the only consumer, or the one that has begun a message in chunks."""
+        del sticky_hash
+        if len(self.consumers) == 1:
+            return Way(next(iter(self.consumers.values())))
+        return Way(None if item is None else self.consumers.get(self.begun.get(item[SLOT], NO_OWNER)))
 
     def check(self) -> None:
-        super().check()
         for slot, index in self.begun.items():
             assert slot in self.consumers[index].pending.slot_counts, f"slot {slot} is begun by no consumer"
-        for slot, heap in self.waiting.heaps.items():
-            if slot != _WHOLE and self.waiting.may_give(slot):
+        for slot, heap in self.replay_queue.heaps.items():
+            if slot != _WHOLE and self.replay_queue.may_give(slot):
                 owner = self.begun.get(slot)
                 heads = self.free_heads if owner is None else self.consumers[owner].heads
                 assert any(item is heap[0] for item in heads), f"slot {slot} waits and is not offered"

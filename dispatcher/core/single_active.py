@@ -9,24 +9,29 @@ skipped, and stay unacknowledged.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, intersection, unacknowledged
-from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
+from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements, DeliverableEntries
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, TellDelayIgnored
+from dispatcher.core.budget import why_not_now
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import Key, make_items
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.gate import DeliveryGate
+from dispatcher.core.items import COUNT, Item, Key, make_items
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.slots import sticky_hash
+from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
 
@@ -46,6 +51,8 @@ class SingleActiveCore(SubscriptionCore):
         cursor: The acknowledgements.
     """
 
+    is_shared = False
+
     def __init__(
         self,
         config: DispatcherConfig,
@@ -54,28 +61,42 @@ class SingleActiveCore(SubscriptionCore):
         is_failover: bool,
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
     ) -> None:
-        super().__init__(cursor)
         self.config = config
-        self.active: ConsumerState | None = None
+        self.now_ms = 0
+        self.consumers = {}
+        self.redelivery_counts = Counter()
+        self.ack_sets = {}
+        self.deliverable = DeliverableEntries(cursor)
+        self.totals = ReadTotals()
+        self.gate = DeliveryGate()
+        self._plan: ReadPlan | None = None
+        self.active = None
         self._topic_name = topic_name
         self._is_failover = is_failover
         self._selector: HashRangeExclusiveStickyKeyConsumerSelector | None = None
         """The slots of an Exclusive consumer that named some, None for all."""
         self._has_told_delay_ignored = False
 
-    def start(self, first: Position, last_confirmed: Position) -> None:
-        assert self.plan is None
+    def advance(self, now_ms: int) -> None:
+        self.now_ms = now_ms
 
-        self.plan = ReadPlan.start(first, last_confirmed, has_delays=False)
+    @property
+    def plan(self) -> ReadPlan | None:
+        return self._plan
+
+    def start(self, first: Position, last_confirmed: Position) -> None:
+        assert self._plan is None
+
+        self._plan = ReadPlan.start(first, last_confirmed, has_delays=False)
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
-        if self.plan is None or self.active is None or self.active.permits <= 0:
+        if self._plan is None or self.active is None or self.active.permits <= 0:
             return None
         budget = self.gate.budget(self.now_ms)
         if budget <= 0:
             return None
         entries_max = min(self.active.permits, self.config.read_batch_entries_max, budget)
-        return self.plan.next_request(last_confirmed, immediates_max=entries_max, scan_entries_max=0)
+        return self._plan.next_request(last_confirmed, immediates_max=entries_max, scan_entries_max=0)
 
     def on_headers(
         self,
@@ -85,10 +106,10 @@ class SingleActiveCore(SubscriptionCore):
         left_out: Sequence[LogPart] = (),
     ) -> list[Action]:
         del left_out  # No scan is requested.
-        assert self.plan is not None
+        assert self._plan is not None
 
-        self.entries_read_total += len(headers)
-        headers = self._deliverable(headers)
+        self.totals.entries_read += len(headers)
+        headers = self.deliverable.among(headers)
         if self._selector is not None:
             slots = self._selector.hash_range.slots(headers.sticky_hashes)
             headers = headers.where(self._selector.owners.take(slots) != NO_OWNER)
@@ -102,7 +123,7 @@ class SingleActiveCore(SubscriptionCore):
         if taken < len(headers):
             first_not_taken = Position(int(headers.ledger_ids[taken]), int(headers.entry_ids[taken]))
             headers = headers.take(slice(0, taken))
-        self.plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)
+        self._plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)
         if self.active is None or taken == 0:
             return []
         items = make_items(headers, headers.publish_time_ms, None)
@@ -114,13 +135,31 @@ class SingleActiveCore(SubscriptionCore):
             actions.append(TellDelayIgnored())
         return actions
 
+    def put_aside(self, entries: Mapping[int, BitMap]) -> list[Action]:
+        self.deliverable.put_aside(entries)
+        return []
+
+    def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
+        consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
+        return []
+
+    def open_gate(self, rate_per_second: float | None) -> list[Action]:
+        self.gate.open(self.now_ms, rate_per_second)
+        return []
+
+    def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
+        consumer.note_flow(permits, self.now_ms)
+        return []
+
     def next_wakeup_ms(self) -> int | None:
         return self.gate.next_grant_ms(self.now_ms)
 
     def is_drained(self, last_confirmed: Position) -> bool:
-        if self.plan is None or self.active is None or self.active.permits <= 0 or self.gate.budget(self.now_ms) <= 0:
+        if self._plan is None or self.active is None or self.active.permits <= 0:
             return False
-        return self.plan.next_immediate > last_confirmed
+        if self.gate.budget(self.now_ms) <= 0:
+            return False
+        return self._plan.next_immediate > last_confirmed
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
         if self.consumers and not self._is_failover:
@@ -146,7 +185,7 @@ class SingleActiveCore(SubscriptionCore):
         if self.consumers:
             return self._choose_active()
         self.active = None
-        self.plan = None
+        self._plan = None
         return []
 
     def _choose_active(self) -> list[Action]:
@@ -157,7 +196,7 @@ class SingleActiveCore(SubscriptionCore):
         if self.active is not None and self.active.index in self.consumers:
             actions.append(DropUnsent(self.active))
         self.active = chosen
-        self.plan = None
+        self._plan = None
         if self._is_failover:
             actions.extend(NotifyActive(consumer, is_active=consumer is chosen) for consumer in self.consumers.values())
         return actions
@@ -182,6 +221,9 @@ class SingleActiveCore(SubscriptionCore):
             consumer.last_acked_ms = self.now_ms
         return acknowledged, []
 
+    def withdraw(self, positions: Sequence[Key]) -> list[Action]:
+        return self.acknowledge(None, positions, {})[1]
+
     def redeliver(
         self,
         consumer: ConsumerState,
@@ -191,7 +233,7 @@ class SingleActiveCore(SubscriptionCore):
         # Single entries cannot be redelivered without breaking the order, so everything is.
         del positions, unsent
         if consumer is self.active:
-            self.plan = None
+            self._plan = None
         return []
 
     def mark_deleted(self, through: Position) -> list[Action]:
@@ -200,12 +242,32 @@ class SingleActiveCore(SubscriptionCore):
 
     def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
         """Return which entries to send: a change or a rewind of the active consumer drops unsent ones."""
-        return [consumer is self.active and not self._cursor.is_acknowledged(*at) for at in positions]
+        return [consumer is self.active and not self.deliverable.is_acknowledged(at) for at in positions]
 
     def reset(self) -> None:
-        self.plan = None
+        self._plan = None
         self.ack_sets.clear()
-        self._damaged.clear()
+        self.deliverable.forget_damage()
+
+    def check(self) -> None:
+        assert self.active is None or self.active.index in self.consumers
+
+    def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
+        del sticky_hash
+        owner = None if self.active is None else self.active.name
+        # No entry is pending: each that was read was given to the active consumer, and nothing says when.
+        is_read = self._plan is not None and position < self._plan.next_immediate
+        is_damaged = position.entry_id in self.deliverable.damaged_in(position.ledger_id)
+        reason = "" if self.consumers else "no consumer is connected"
+        return EntryStatus(
+            consumer=owner if is_read and not is_damaged else None,
+            given_ms=None,
+            is_waiting=False,
+            owner=owner,
+            slot=None,
+            reason=reason or why_not_now(self.consumers, self.active, self.gate),
+            draining_at=None,
+        )
 
 
 def choose_active(consumers: Collection[ConsumerState], topic_name: str) -> ConsumerState:

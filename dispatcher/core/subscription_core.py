@@ -6,80 +6,70 @@ acknowledgement of something unknown or a redelivery of something that is not pe
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.core.acknowledgements.ack_sets import AckSet
-from dispatcher.core.acknowledgements.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
+from dispatcher.core.acknowledgements.deliverable import DeliverableEntries
 from dispatcher.core.actions import Action
+from dispatcher.core.budget import Budget
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
-from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, position_of
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.intake import Intake
+from dispatcher.core.items import Item, Key
+from dispatcher.core.key_shared import KeySharedAssignor
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
 from dispatcher.core.selectors.assignment import NO_OWNER
+from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
-from tracker.columns.positions import is_in
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 
 class SubscriptionCore(ABC):
     """The decisions of one subscription.
 
-    Slots, here and in the classes between: Python keeps more than 30 attributes of an object in 1.5 KB.
+    The attributes are for the shell to read. It changes a core by the methods alone.
     """
 
-    __slots__ = (
-        "_cursor",
-        "_damaged",
-        "ack_sets",
-        "consumers",
-        "delayed_reread_at_recovery_total",
-        "entries_read_total",
-        "gate",
-        "index_mistimed_total",
-        "now_ms",
-        "plan",
-        "redelivery_counts",
-        "unsent_delayed",
-        "unsent_deliver_at_ms",
-    )
+    is_shared: ClassVar[bool]
+    """Whether consumers share the entries, so that each is acknowledged and redelivered by itself."""
 
-    def __init__(self, cursor: Acknowledgements = NOTHING_ACKNOWLEDGED) -> None:
-        self._cursor = cursor
-        self._damaged: dict[int, BitMap] = {}
-        """Entries that were put aside, by ledger; some may be acknowledged meanwhile."""
-        self.consumers: dict[int, ConsumerState] = {}
-        """By index, in the order in which they came."""
-        self.plan: ReadPlan | None = None
+    consumers: dict[int, ConsumerState]
+    """By index, in the order in which they came."""
+    redelivery_counts: Counter[Key]
+    """How often entries were redelivered that were so at all."""
+    ack_sets: dict[Key, AckSet]
+    """The unacknowledged messages of batches of which a part was acknowledged."""
+    deliverable: DeliverableEntries
+    gate: DeliveryGate
+    totals: ReadTotals
+
+    # Parts that a core may lack.
+    intake: Intake | None = None
+    """Takes in what was read and what is due, where entries can be delayed; the shell tells it about the tracker."""
+    keys: KeySharedAssignor | None = None
+    """Assigns keys to consumers, in Key_Shared."""
+    budget: Budget | None = None
+    """Limits what consumers hold, where each entry is acknowledged by itself."""
+    active: ConsumerState | None = None
+    """The consumer that gets everything, in Exclusive and Failover."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> ReadPlan | None:
         """The reads to come; None asks for `start`."""
-        self.redelivery_counts: Counter[Key] = Counter()
-        """How often entries were redelivered that were so at all."""
-        self.ack_sets: dict[Key, AckSet] = {}
-        """The unacknowledged messages of batches of which a part was acknowledged."""
-        self.gate = DeliveryGate()
-        """Lets messages pass, or holds them during a pause."""
-        self.unsent_delayed: dict[int, BitMap] = {}
-        """Delayed entries that came due and were not sent yet, by ledger."""
-        self.unsent_deliver_at_ms: dict[Key, int] = {}
-        """Their delivery times, where order is by position and their items have none."""
-        self.entries_read_total = 0
-        self.delayed_reread_at_recovery_total = 0
-        self.index_mistimed_total = 0
-        """Entries that the tracker gave at another time than that of their headers."""
-        self.now_ms = 0
 
+    @abstractmethod
     def advance(self, now_ms: int) -> None:
         """Note what time it is."""
-        self.now_ms = now_ms
 
+    @abstractmethod
     def check(self) -> None:
         """Assert every invariant, O(n); for tests."""
-        assert self.now_ms >= 0
 
     # Reading.
 
@@ -110,43 +100,14 @@ class SubscriptionCore(ABC):
 
     # Damage.
 
+    @abstractmethod
     def put_aside(self, entries: Mapping[int, BitMap]) -> list[Action]:
         """Give entries to no consumer: the log is damaged where they are. They stay unacknowledged, and out of the way.
 
         That ends with their acknowledgement, and with `reset`, after which they are read, and found out, again.
         """
-        for ledger_id, entry_ids in entries.items():
-            self._damaged[ledger_id] = self._damaged.get(ledger_id, BitMap()) | entry_ids
-        return []
 
-    def damaged_in(self, ledger_id: int) -> BitMap:
-        """Return the entries of a ledger that are put aside and not acknowledged."""
-        known = self._damaged.get(ledger_id)
-        if known is None:
-            return BitMap()
-        left = known - self._cursor.acknowledged_in(ledger_id)
-        # Of a ledger that was trimmed the cursor knows only that all of it is acknowledged.
-        if not left or self._cursor.is_acknowledged(ledger_id, left[0]):
-            del self._damaged[ledger_id]
-            return BitMap()
-        return left
-
-    def damaged(self) -> dict[int, BitMap]:
-        """Return all entries that are put aside and not acknowledged, by ledger."""
-        found = {ledger_id: self.damaged_in(ledger_id) for ledger_id in sorted(self._damaged)}
-        return {ledger_id: entry_ids for ledger_id, entry_ids in found.items() if entry_ids}
-
-    def are_damaged(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_] | None:
-        """Return which of these entries are put aside; None where none is."""
-        if not self._damaged:
-            return None
-        return is_in(self.damaged_in, ledger_ids, entry_ids)
-
-    def _deliverable(self, headers: EntryHeaders) -> EntryHeaders:
-        """Leave out entries that are acknowledged, and those that are put aside."""
-        headers = not_acknowledged(headers, self._cursor)
-        are_damaged = self.are_damaged(headers.ledger_ids, headers.entry_ids)
-        return headers if are_damaged is None else headers.where(~are_damaged)
+    # Time, and what was sent.
 
     def next_wakeup_ms(self) -> int | None:
         """Return when `on_timer` wants to be called."""
@@ -156,37 +117,61 @@ class SubscriptionCore(ABC):
         """Do the work whose time has come."""
         return []
 
-    def note_sent(self, items: Sequence[Item]) -> list[int]:
-        """Return how late those of them are that were delayed and are sent for the first time, in milliseconds."""
-        now_ms, known = self.now_ms, self.unsent_deliver_at_ms
-        by_ledger: defaultdict[int, list[Item]] = defaultdict(list)
-        for item in items:
-            by_ledger[item[LEDGER]].append(item)
-        late_ms: list[int] = []
-        for ledger_id in [ledger_id for ledger_id in by_ledger if ledger_id in self.unsent_delayed]:
-            unsent = self.unsent_delayed[ledger_id]
-            sent = unsent & BitMap([item[ENTRY] for item in by_ledger[ledger_id]])
-            unsent -= sent
-            if not unsent:
-                del self.unsent_delayed[ledger_id]
-            late_ms += [
-                now_ms - (item[ORDER] or known.pop(position_of(item), now_ms))
-                for item in by_ledger[ledger_id]
-                if item[ENTRY] in sent
-            ]
-        return late_ms
+    @abstractmethod
+    def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
+        """Note what was written to a consumer's connection.
+
+        Returns:
+            How late those of them are that were delayed and are sent for the first time, in milliseconds.
+        """
 
     def keeps_order(self, slot: int) -> bool:
         """Whether the entries of a slot are to be sent in order: none before an earlier one that cannot be read now."""
         del slot
         return True
 
+    # Delays; never called where `intake` is None.
+
+    def admit_held(self) -> list[Action]:
+        """Admit entries that were due when they were read, up to the tracker's first, as many as one turn takes."""
+        raise NotImplementedError
+
+    def on_due(
+        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
+    ) -> list[Action]:
+        """Take in entries that the tracker gave; its remaining rows come after them.
+
+        Those that are not due by their headers go back to the tracker.
+
+        Args:
+            headers: Their headers, in the order of the rows, without those that the log does not have.
+            rows: The rows that the tracker gave.
+            lead_ms: How long before its time an entry counts as due.
+            may_repeat: Whether the tracker may give an entry again that was delivered, see `DelayedDeliveryTracker`.
+        """
+        raise NotImplementedError
+
+    def on_untracked(self, headers: EntryHeaders) -> list[Action]:
+        """Take in entries that the tracker has lost: those that are delayed, scanned and held by no consumer."""
+        raise NotImplementedError
+
+    def on_refused(self, headers: EntryHeaders) -> list[Action]:
+        """Take in entries that the tracker refused because they are due."""
+        raise NotImplementedError
+
     # Pause and resume.
 
+    def use_gate(self, gate: DeliveryGate) -> None:
+        """Let messages pass by this gate from now on."""
+        self.gate = gate
+
+    def close_gate(self) -> None:
+        """Let nothing pass until `open_gate`."""
+        self.gate.close()
+
+    @abstractmethod
     def open_gate(self, rate_per_second: float | None) -> list[Action]:
         """Let everything pass that waits, or so many messages a second."""
-        self.gate.open(self.now_ms, rate_per_second)
-        return []
 
     @abstractmethod
     def is_drained(self, last_confirmed: Position) -> bool:
@@ -207,14 +192,13 @@ class SubscriptionCore(ABC):
         del sticky_hash
         return NO_OWNER
 
+    @abstractmethod
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         """Give a consumer permits for this many more messages."""
-        consumer.note_flow(permits, self.now_ms)
-        return []
 
     def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:
         """Give permits back for entries that were given to a consumer and not sent; `on_timer` may then be due."""
-        consumer.permits += sum(item[COUNT] for item in items)
+        consumer.refund(items)
 
     # Acknowledgements.
 
@@ -240,7 +224,16 @@ class SubscriptionCore(ABC):
     def mark_deleted(self, through: Position) -> list[Action]:
         """Forget everything up to a position that was expired or skipped."""
 
-    def note_unacknowledged_from(self, position: Position) -> list[Action]:
+    @abstractmethod
+    def withdraw(self, positions: Sequence[Key]) -> list[Action]:
+        """Give out no entries that the cursor withholds from now on; it has them as acknowledged already."""
+
+    @property
+    def watches_mark_delete(self) -> bool:
+        """Whether `unacknowledged_from` is of interest."""
+        return False
+
+    def unacknowledged_from(self, position: Position) -> list[Action]:
         """Note that everything before a position is acknowledged in the cursor."""
         del position
         return []
@@ -252,3 +245,19 @@ class SubscriptionCore(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Forget everything but the consumers and their permits; `start` must follow."""
+
+    # Questions of operators.
+
+    @property
+    def waiting_count(self) -> int:
+        """How many entries were read and wait, for a consumer or for their turn by time."""
+        return 0
+
+    @property
+    def has_entries_at_hand(self) -> bool:
+        """Whether there may be entries that it has read and that are not acknowledged, beside those of the tracker."""
+        return True
+
+    @abstractmethod
+    def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
+        """Return where an entry is that is not acknowledged."""

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from managed_ledger.disk.keys import FORMAT_KEY, Family
-from managed_ledger.disk.log_marker import FORMAT_VERSION, read_marker, write_marker
+from managed_ledger.disk.keys import EMPTY_BLOCK, FIRST_KEY, FORMAT_KEY, Family
+from managed_ledger.disk.log_marker import FORMAT_VERSION, copy_list_of_files, read_marker, write_marker
 from managed_ledger.disk.rocksdb_edge import checked, damage_advice, log_settings
 from managed_ledger.errors import (
     LedgerError,
@@ -227,6 +227,7 @@ class RocksDatabase(RocksDBStore):
             return
         try:
             write_marker(self._path, sequence)
+            copy_list_of_files(self._path, is_new=False)
         except OSError as error:
             if self._is_marking:
                 logger.warning("The file %s in %s is not renewed: %s", LOG_MARKER_FILE, self._path, error)
@@ -287,6 +288,7 @@ class RocksDatabase(RocksDBStore):
             self.sync()
             with checked(self._path, "close the log"):
                 write_marker(self._path, self.latest_sequence_number())
+                copy_list_of_files(self._path, is_new=False)
         finally:
             self.release()
 
@@ -295,9 +297,13 @@ class RocksDatabase(RocksDBStore):
         if found is None:
             batch = self.new_batch()
             batch.put(Family.META, FORMAT_KEY, _format())
+            for family in set(Family) - {Family.META}:
+                batch.put(family, FIRST_KEY, EMPTY_BLOCK)
             self.write(batch, sync=True)
+            self.flush()
         # The marker is written last: a crash before it leaves a folder that is created anew.
         self._synced_sequence = self._marked_sequence = self.latest_sequence_number()
+        copy_list_of_files(self._path, is_new=True)
         write_marker(self._path, self._marked_sequence)
 
     def _check_read(self, marker: int | None) -> bytes | None:

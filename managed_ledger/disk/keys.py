@@ -2,7 +2,6 @@
 
     meta      "format"                          -> format version and marker
               "counters"                        -> next ledger id, next owner id
-              "format.copies"                   -> rows of meta have copies
               "m" name                          -> owner id of the managed ledger
               "l" owner ledger                  -> `Ledger.record`
               "c" owner name                    -> owner id of the cursor
@@ -15,6 +14,7 @@
               owner 2 ledger                    -> base: acknowledged entries, portable Roaring
               owner 3 sequence                  -> journal: positions acknowledged since
               0xff key                          -> a copy of that row of `meta` (`meta_copies`)
+    the last three: 0 0                         -> an empty block (`FIRST_KEY`)
 
 Numbers in keys are 8 bytes big endian, so keys sort by them. Ledger ids are unique in a store, owner ids (managed
 ledgers and cursors) as well; neither is used twice.
@@ -35,14 +35,18 @@ class Family(StrEnum):
 
 FORMAT_KEY = b"format"
 COUNTERS_KEY = b"counters"
-COPIES_KEY = b"format.copies"
-"""Is there when every row of `meta` that should have a copy has one."""
 
 pair = struct.Struct(">QQ")
 _one = struct.Struct(">Q")
 
 block_key = pair.pack
 """Key of the block of `(ledger_id, first_entry_id)`."""
+
+FIRST_KEY = block_key(0, 0)
+"""Of no ledger and no cursor. It is in a table of each family but `meta` from the start, since `Rdict.repair` forgets a
+family without a table, and with it the rows that the write-ahead log has of it."""
+EMPTY_BLOCK = (4).to_bytes(4, "little")
+"""No headers, and no payloads (`entries.blocks`)."""
 
 
 def ledger_range(ledger_id: int) -> tuple[bytes, bytes]:

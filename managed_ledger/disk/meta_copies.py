@@ -6,8 +6,6 @@ writes its copy in the same batch. Keys of cursors begin with an owner's number,
 """
 
 from managed_ledger.disk import keys
-from managed_ledger.disk.database import Database
-from managed_ledger.disk.keys import Family
 
 PREFIX = b"\xff"
 _KINDS = (b"c", b"h", b"l", b"m", b"r")
@@ -21,12 +19,4 @@ def copy_key(key: bytes) -> bytes:
 
 def has_copy(key: bytes) -> bool:
     """Whether a row of `meta` has a copy. Rows that every commit or every opening writes have none."""
-    return key[:1] in _KINDS and key not in (keys.FORMAT_KEY, keys.COUNTERS_KEY)
-
-
-def differing_copies(database: Database) -> dict[bytes, bytes | None]:
-    """Copies that are missing or wrong, with their right values: of a folder of an earlier version."""
-    rows = {copy_key(key): value for key, value in database.scan(Family.META, b"", PREFIX) if has_copy(key)}
-    copies = dict(database.scan(Family.CURSORS, PREFIX, PREFIX * 2))
-    changed: dict[bytes, bytes | None] = {key: value for key, value in rows.items() if copies.get(key) != value}
-    return changed | dict.fromkeys(copies.keys() - rows.keys())
+    return key[:1] in _KINDS and key != keys.COUNTERS_KEY

@@ -103,27 +103,28 @@ def find(survey: Survey) -> Findings:
 
 def _meta(survey: Survey) -> dict[bytes, bytes]:
     """Rows of `meta`; where some may be missing, their copies say what there was."""
-    meta = dict(survey.rows[Family.META])
+    meta = survey.older_meta | survey.meta
     if Family.META not in survey.damaged:
         return meta
     copies = {
         key[len(meta_copies.PREFIX) :]: value
-        for key, value in survey.rows[Family.CURSORS].items()
+        for key, value in survey.cursors.items()
         if key.startswith(meta_copies.PREFIX)
     }
     if copies and Family.CURSORS not in survey.damaged:
         # Rows of `meta` may be older than their copies, or deleted since.
         return {key: value for key, value in meta.items() if not meta_copies.has_copy(key)} | copies
-    return copies | meta
+    return survey.older_meta | copies | survey.meta
 
 
 def _ledger(survey: Survey, found: Findings, owner_id: int, ledger: Ledger, *, is_last: bool) -> LedgerFinding:
     ledger_id = ledger.ledger_id
     payloads = sorted(survey.payloads.get(ledger_id, {}).values())
     headers = sorted(survey.headers.get(ledger_id, {}).values())
-    if is_last and ledger.is_open and survey.damaged:
-        # The lost part may be the record of the last commit.
+    if ledger.is_open and survey.damaged:
+        # The lost part may be the record of the last commit, or the one that closed it.
         ledger = _grown(ledger, payloads)
+        ledger.is_open = is_last
     counted = _range(0, ledger.entries)
     there = covered(payloads) & counted
     proven = BitMap(entry_id for other_id, entry_id in survey.proven if other_id == ledger_id) & counted
@@ -157,9 +158,8 @@ def _grown(ledger: Ledger, payloads: list[StoredBlock]) -> Ledger:
 
 
 def _find_cursors(survey: Survey, found: Findings) -> None:
-    rows = survey.rows[Family.CURSORS]
     by_cursor: dict[int, list[tuple[bytes, bytes]]] = {}
-    for key, value in sorted(rows.items()):
+    for key, value in sorted(survey.cursors.items()):
         if not key.startswith(meta_copies.PREFIX):
             found.cursor_rows[key] = value
             by_cursor.setdefault(int.from_bytes(key[:8]), []).append((key, value))

@@ -12,14 +12,12 @@ from typing import Final
 
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import NEW_MARKER_FILE
+from managed_ledger.disk.log_marker import OWN_FILES
 from managed_ledger.errors import StoreUnavailableError
-from managed_ledger.repair.tables import read_table
-from managed_ledger.repair.wal import read_log
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, ROCKSDB_NAMES
 
-_NAMES: Final = re.compile(f"{ROCKSDB_NAMES}|{re.escape(NEW_MARKER_FILE)}")
-_ROWS: Final = frozenset({keys.FORMAT_KEY, keys.COUNTERS_KEY, keys.COPIES_KEY})
+_NAMES: Final = re.compile("|".join((ROCKSDB_NAMES, *map(re.escape, OWN_FILES))))
+_ROWS: Final = (keys.FORMAT_KEY, keys.COUNTERS_KEY)
 
 
 def check_is_log(folder: Path) -> None:
@@ -53,11 +51,12 @@ def _names_families(content: bytes) -> bool:
 
 
 def _is_table_of_log(content: bytes) -> bool:
-    return read_table(content).family in tuple(Family)
+    # Properties of a table are not compressed: the end of a key, and the name of the table's family.
+    return any(b"name" + family.encode() in content for family in Family)
 
 
 def _has_row_of_log(content: bytes) -> bool:
-    return any(change.key in _ROWS for change in read_log(content).changes)
+    return any(len(key).to_bytes(1) + key in content for key in _ROWS)
 
 
 _TRACES: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (

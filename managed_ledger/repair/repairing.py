@@ -7,6 +7,7 @@ repair   survey ─► findings ─► a new folder beside ─► it is read ─
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 from pyroaring import BitMap
 
 from managed_ledger.disk.database import RocksDatabase
+from managed_ledger.disk.keys import Family
 from managed_ledger.errors import LedgerError, StoreFullError
 from managed_ledger.repair.findings import Findings, find
 from managed_ledger.repair.rewriting import check_rewritten, exchange, locked, rewrite
-from managed_ledger.repair.survey import EntryFormat, LogProblem, Survey, files_of, folder_bytes, survey
+from managed_ledger.repair.survey import EntryFormat, LogProblem, Survey, survey
 from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES
 from managed_ledger.value_types import OnStage, OnStep
 
@@ -87,8 +89,8 @@ def verify(folder: Path, *, entry_format: EntryFormat | None, on_stage: OnStage,
         LedgerError: There is none, or it cannot be read.
         OSError: The system refuses.
     """
-    with locked(folder, creates=False):
-        return _verified(folder, entry_format, on_stage, on_step)
+    with locked(folder, creates=False), _verified(folder, entry_format, on_stage, on_step) as verdict:
+        return verdict
 
 
 def repair(
@@ -111,8 +113,7 @@ def repair(
         LedgerError: There is none, it cannot be read, or there is no room; nothing was changed.
         OSError: The same.
     """
-    with locked(folder, creates=True):
-        verdict = _verified(folder, entry_format, on_stage, on_step)
+    with locked(folder, creates=True), _verified(folder, entry_format, on_stage, on_step) as verdict:
         if verdict.is_whole:
             return verdict
         target = folder.with_name(f"{folder.name}.repairing")
@@ -133,20 +134,26 @@ def repair(
         return Repaired(verdict, kept, report)
 
 
-def _verified(folder: Path, entry_format: EntryFormat | None, on_stage: OnStage, on_step: OnStep) -> LogVerdict:
-    on_stage("read", len(files_of(folder)))
-    found = survey(folder, entry_format=entry_format, on_file=lambda: on_step(1))
-    if not found.problems:
-        # Faults of files that are not read here, such as of another version of RocksDB.
-        try:
-            RocksDatabase.open_read_only(folder, pause=lambda _: None).release()
-        except LedgerError as error:
-            found.problems.append(LogProblem("the folder", f"a service does not open it: {error}", is_harmless=True))
-    return LogVerdict(folder, found, find(found))
+@contextmanager
+def _verified(
+    folder: Path, entry_format: EntryFormat | None, on_stage: OnStage, on_step: OnStep
+) -> Iterator[LogVerdict]:
+    on_stage("read", len(Family))
+    with survey(folder, entry_format=entry_format, on_family=lambda: on_step(1)) as found:
+        if not found.problems:
+            # Faults of files that are not read here, such as of another version of RocksDB.
+            try:
+                RocksDatabase.open_read_only(folder, pause=lambda _: None).release()
+            except LedgerError as error:
+                what = f"a service does not open it: {error}"
+                found.problems.append(LogProblem("the folder", what, is_harmless=True))
+        yield LogVerdict(folder, found, find(found))
 
 
 def _check_room(folder: Path) -> None:
-    wanted, free = folder_bytes(folder) + REOPEN_BYTES, shutil.disk_usage(folder).free
+    files = (place for pattern in ("*.sst", "*.log") for place in folder.glob(pattern) if place.is_file())
+    wanted = sum(place.stat().st_size for place in files) + REOPEN_BYTES
+    free = shutil.disk_usage(folder).free
     if free < wanted:
         raise StoreFullError(
             f"A repair writes a new folder beside {folder}, which takes up to {wanted / 2**20:.0f} MiB, and "

@@ -24,14 +24,13 @@ from managed_ledger.entries.headers import LOST, NOT_DELAYED, PACK_ROW, ROW, ROW
 from managed_ledger.errors import StoreCorruptedError, StoreLockedError, StoreUnavailableError
 from managed_ledger.repair.findings import Findings, LedgerFinding, covered
 from managed_ledger.repair.log_check import check_is_log
-from managed_ledger.repair.survey import EntryFormat, StoredBlock, Survey
+from managed_ledger.repair.survey import EntryFormat, Survey, value_of
 from managed_ledger.rocksdb_store.files import sync_folder
 from managed_ledger.rocksdb_store.store import StoreBatch
 
 _BATCH_BYTES = 4 * 2**20
 _WRITE_BUFFER_BYTES = 32 * 2**20
 _RENAME_EXCHANGE = 2
-_FLAGS_AT = ROW_BYTES - ROW["flags"].itemsize
 _AT_FDCWD = -100
 LOST_ROW = PACK_ROW(NOT_DELAYED, 0, 0, 0, 0, LOST)
 """The header of an entry that is lost, so that a bulk read of headers finds one for each entry."""
@@ -161,10 +160,11 @@ class _Writing:
 
 def _write_ledger(writing: _Writing, survey: Survey, one: LedgerFinding, entry_format: EntryFormat | None) -> None:
     ledger_id = one.ledger.ledger_id
-    rows = _stored_rows(survey, one)
-    for block, value in survey.values(_by_table(one.payloads)):
+    rows = _stored_rows(one)
+    for block in one.payloads:
         if block.first >= one.ledger.entries:
             continue
+        value = value_of(Family.PAYLOADS, ledger_id, block)
         writing.put(Family.PAYLOADS, keys.block_key(ledger_id, block.first), value)
         for entry_id in one.without_header & covered([block]):
             entry = payload_at(value, entry_id - block.first)
@@ -176,9 +176,8 @@ def _write_ledger(writing: _Writing, survey: Survey, one: LedgerFinding, entry_f
     for entry_id in one.proven:
         proven = survey.proven[ledger_id, entry_id]
         stored = _row_at(rows, entry_id)
-        # The checksum of an entry does not cover its place, so the header in this place must be the entry's. Its flags
-        # may not be: an older version wrote fewer.
-        if stored is not None and stored[:_FLAGS_AT] != proven.row[:_FLAGS_AT]:
+        # The checksum of an entry does not cover its place, so the header in this place must be the entry's.
+        if stored is not None and stored != proven.row:
             one.lost.add(entry_id)
             continue
         _set_row(rows, entry_id, proven.row)
@@ -192,12 +191,12 @@ def _write_ledger(writing: _Writing, survey: Survey, one: LedgerFinding, entry_f
     _count(one, rows)
 
 
-def _stored_rows(survey: Survey, one: LedgerFinding) -> bytearray:
+def _stored_rows(one: LedgerFinding) -> bytearray:
     """Header rows of a ledger by entry; zeros where there is none."""
     rows = bytearray(one.ledger.entries * ROW_BYTES)
-    for block, value in survey.values(_by_table(one.headers)):
+    for block in one.headers:
         start = block.first * ROW_BYTES
-        value = value[: max(0, len(rows) - start)]
+        value = value_of(Family.HEADERS, one.ledger.ledger_id, block)[: max(0, len(rows) - start)]
         rows[start : start + len(value)] = value
     return rows
 
@@ -230,7 +229,6 @@ def _write_rows(writing: _Writing, findings: Findings) -> None:
     """Small rows, and their copies."""
     meta = {key: value for key, value in findings.meta.items() if key[:1] not in (b"l", b"h")}
     meta[keys.COUNTERS_KEY] = struct.pack("<QQ", *findings.next_ids)
-    meta[keys.COPIES_KEY] = b""
     meta.pop(keys.FORMAT_KEY, None)
     for one in findings.ledgers:
         meta[keys.ledger_record_key(one.owner_id, one.ledger.ledger_id)] = one.ledger.record()
@@ -242,13 +240,6 @@ def _write_rows(writing: _Writing, findings: Findings) -> None:
             writing.put(Family.CURSORS, meta_copies.copy_key(key), value)
     for key, value in findings.cursor_rows.items():
         writing.put(Family.CURSORS, key, value)
-
-
-def _by_table(blocks: list[StoredBlock]) -> dict[int, list[StoredBlock]]:
-    tables: dict[int, list[StoredBlock]] = {}
-    for block in blocks:
-        tables.setdefault(block.table, []).append(block)
-    return tables
 
 
 def check_rewritten(folder: Path) -> None:

@@ -1,31 +1,27 @@
-"""Everything that the files of a log still have, newest change first, and the faults by file.
+"""Everything that RocksDB can still read of a log, and the faults by file.
 
-Tables and write-ahead logs are read by themselves, so that none needs another one: the list of files, where it can be
-read, only says which tables are out of use. Small rows are kept in memory; of the blocks of headers and payloads only
-where they are.
+Small rows are kept in memory; of the blocks of headers and payloads only where they are. RocksDB alone knows which
+row of a key is the newest. So rows of the ranges where it reads nothing may be old ones, and those of `meta` are apart.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import NEW_MARKER_FILE, read_marker
+from managed_ledger.disk.log_marker import OWN_FILES, read_marker
+from managed_ledger.disk.rocksdb_edge import checked
 from managed_ledger.entries.blocks import payload_at, payload_count
 from managed_ledger.entries.headers import ROW_BYTES
-from managed_ledger.repair.manifest import FileList
-from managed_ledger.repair.tables import DELETION, RANGE_DELETION, SINGLE_DELETION, Block, TableRow, read_table
-from managed_ledger.repair.wal import DELETE, DELETE_RANGE, WriteAheadLog, read_log, records
+from managed_ledger.rocksdb_store.damaged_folder import DamagedFolder, Gap
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from managed_ledger.rocksdb_store.opening import misplaced_in
 
-_NUMBERED = re.compile(r"(\d+)\.(sst|log)|MANIFEST-(\d+)")
-_NOWHERE = -1
-_CURSOR_KEY_BYTES = (9, 17)
+_WRITE_AHEAD_LOG = re.compile(r"\d+\.log")
 _BLOCK_KEY_BYTES = 16
 
 
@@ -42,7 +38,7 @@ class LogProblem(NamedTuple):
     file: str
     what: str
     is_harmless: bool = False
-    """Whether it was put right, or the file is one that can be made anew."""
+    """Whether the file is one that can be made anew."""
 
 
 class StoredBlock(NamedTuple):
@@ -50,12 +46,7 @@ class StoredBlock(NamedTuple):
 
     first: int
     entries: int
-    sequence: int
-    table: int
-    """The number of the table that has it; -1 for one that is here."""
-    offset: int
-    row: int
-    value: bytes | None
+    source: DamagedFolder
 
     @property
     def end(self) -> int:
@@ -79,10 +70,10 @@ Blocks = dict[int, dict[int, StoredBlock]]
 class Survey:
     """The contents of a folder; made by `survey`."""
 
-    folder: Path
-    tables: list[Path] = field(default_factory=list)
-    rows: dict[Family, dict[bytes, bytes]] = field(default_factory=dict)
-    """Of `meta` and `cursors`."""
+    meta: dict[bytes, bytes] = field(default_factory=dict)
+    older_meta: dict[bytes, bytes] = field(default_factory=dict)
+    """Rows of ranges where the newest ones may be lost."""
+    cursors: dict[bytes, bytes] = field(default_factory=dict)
     headers: Blocks = field(default_factory=dict)
     payloads: Blocks = field(default_factory=dict)
     proven: dict[tuple[int, int], ProvenEntry] = field(default_factory=dict)
@@ -95,251 +86,127 @@ class Survey:
     is_end_missing: bool = False
     """Whether the newest changes are gone, so that nothing names what was in them."""
 
-    def values(self, wanted: dict[int, list[StoredBlock]]) -> Iterator[tuple[StoredBlock, bytes]]:
-        """Blocks with their values, of those given by table."""
-        for table, blocks in sorted(wanted.items()):
-            if table == _NOWHERE:
-                yield from ((block, block.value) for block in blocks if block.value is not None)
-                continue
-            content = read_table(self.tables[table].read_bytes())
-            at: Block | None = None
-            for block in sorted(blocks, key=lambda block: (block.offset, block.row)):
-                if at is None or at.offset != block.offset:
-                    at = content.block_at(block.offset)
-                yield block, at.rows[block.row].value
+    def add_problem(self, file: str, what: str, *, is_harmless: bool = False) -> None:
+        """Name a fault, once."""
+        problem = LogProblem(file, what, is_harmless)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def add_gap(self, gap: Gap) -> None:
+        """Name a range that cannot be read."""
+        self.add_problem(gap.fault.file, f"{gap.fault.what} (family {gap.family})")
+        self.damaged.add(Family(gap.family))
+
+    def lose_end(self, file: str, what: str) -> None:
+        """Say that the newest changes are gone."""
+        self.add_problem(file, what)
+        self.is_end_missing = True
+        self.damaged.update(Family)
 
 
-def survey(
-    folder: Path, *, entry_format: EntryFormat | None = None, on_file: Callable[[], None] = lambda: None
-) -> Survey:
-    """Read all files of a log.
-
-    Args:
-        folder: Where they are.
-        entry_format: Tells whole entries of a damaged block from others; without one they are lost with it.
-        on_file: Called after each file.
+def value_of(family: Family, ledger_id: int, block: StoredBlock) -> bytes:
+    """Read a block again.
 
     Raises:
+        StoreCorruptedError: It cannot be read any more.
+    """
+    with checked(block.source.path, "read the log"):
+        value = block.source.get(family, keys.block_key(ledger_id, block.first))
+    assert value is not None
+    return value
+
+
+@contextmanager
+def survey(
+    path: Path, *, entry_format: EntryFormat | None = None, on_family: Callable[[], None] = lambda: None
+) -> Iterator[Survey]:
+    """Read all of a log; its blocks can be read again until the context ends.
+
+    Args:
+        path: Its folder.
+        entry_format: Tells whole entries of a damaged block from others; without one they are lost with it.
+        on_family: Called after each family.
+
+    Raises:
+        LedgerError: RocksDB cannot read it at all.
         OSError: The system refuses.
     """
-    found = _Surveying(folder, entry_format)
-    found.read_small_files()
-    for path in found.survey.tables:
-        found.read_table(path)
-        on_file()
-    for path in _numbered(folder, "log"):
-        found.read_log(path)
-        on_file()
-    return found.result()
+    found = Survey()
+    folders: list[DamagedFolder] = []
+    try:
+        with checked(path, "read the log"):
+            for name in misplaced_in(path, OWN_FILES):
+                is_data = name.endswith((".sst", ".log"))
+                found.add_problem(name, "it is no file", is_harmless=not is_data)
+                found.damaged.update(Family if is_data else ())
+            folders.append(DamagedFolder.open(path))
+            gaps = _read(found, folders[0], on_family)
+            if gaps:
+                folders.append(DamagedFolder.open(path, without={gap.fault.file for gap in gaps}))
+                _fill_gaps(found, gaps, folders[0], folders[1], entry_format)
+            _check_end(found, path, folders[0].sequence)
+        yield found
+    finally:
+        for folder in folders:
+            folder.close()
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files that `survey` reads one by one."""
-    return [*_numbered(folder, "sst"), *_numbered(folder, "log")]
+def _read(found: Survey, folder: DamagedFolder, on_family: Callable[[], None]) -> list[Gap]:
+    """Keep what a folder has, and its faults; return the ranges that cannot be read."""
+    for file, what in folder.faults:
+        found.add_problem(file, what, is_harmless=file.startswith(("CURRENT", "MANIFEST")))
+        # RocksDB leaves out damaged records of the logs beside a damaged file, without an error.
+        found.damaged.update(Family if file != "CURRENT" else ())
+    lost = [family.value for family in Family if family not in folder.families]
+    if lost:
+        found.lose_end("the tables", f"none is left of {', '.join(lost)}")
+    gaps: list[Gap] = []
+    for family in Family:
+        _keep(found, found.meta, family, folder.rows(family, gaps.append), folder)
+        on_family()
+    for gap in gaps:
+        found.add_gap(gap)
+    return gaps
 
 
-def _numbered(folder: Path, kind: str) -> list[Path]:
-    files = (path for path in folder.iterdir() if path.is_file())
-    found = ((match, path) for path in files if (match := _NUMBERED.fullmatch(path.name)))
-    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match[2] == kind)]
+def _keep(
+    found: Survey,
+    meta: dict[bytes, bytes],
+    family: Family,
+    rows: Iterator[tuple[bytes, bytes]],
+    source: DamagedFolder,
+) -> None:
+    for key, value in rows:
+        match family:
+            case Family.META:
+                meta[key] = value
+            case Family.CURSORS:
+                found.cursors.setdefault(key, value)
+            case _ if len(key) == _BLOCK_KEY_BYTES and key != keys.FIRST_KEY:
+                ledger_id, first = keys.pair.unpack(key)
+                is_payload = family is Family.PAYLOADS
+                blocks = found.payloads if is_payload else found.headers
+                count = payload_count(value) if is_payload else len(value) // ROW_BYTES
+                blocks.setdefault(ledger_id, {}).setdefault(first, StoredBlock(first, count, source))
 
 
-class _Surveying:
-    def __init__(self, folder: Path, entry_format: EntryFormat | None) -> None:
-        self.survey = Survey(folder, _numbered(folder, "sst"))
-        self._entry_format = entry_format
-        self._files: FileList | None = None
-        self._family_ids: dict[int, Family] = {}
-        self._newest: dict[Family, dict[bytes, tuple[int, bytes | None]]] = {Family.META: {}, Family.CURSORS: {}}
-        self._blocks: dict[Family, Blocks] = {
-            Family.HEADERS: self.survey.headers,
-            Family.PAYLOADS: self.survey.payloads,
-        }
-        self._deleted: dict[tuple[Family, int], int] = {}
-        self._unproven: list[tuple[int, Block]] = []
-        self._sequence = 0
-        """The newest change that is known to be there, or to have been in a table."""
-
-    def read_small_files(self) -> None:
-        """The list of files, and what names it."""
-        folder = self.survey.folder
-        misplaced = misplaced_in(folder, [NEW_MARKER_FILE])
-        for name in misplaced:
-            is_data = name.endswith((".sst", ".log"))
-            self._note(name, "it is no file", is_harmless=not is_data)
-            if is_data:
-                self._lacks(None)
-        lists = (path for path in folder.glob("MANIFEST-*") if _NUMBERED.fullmatch(path.name))
-        manifests = sorted(path for path in lists if path.name not in misplaced)
-        try:
-            name = "" if "CURRENT" in misplaced else (folder / "CURRENT").read_bytes().decode().removesuffix("\n")
-        except (OSError, ValueError):
-            name = ""
-        if not any(path.name == name for path in manifests):
-            self._note("CURRENT", "it does not name a list of files that is there", is_harmless=True)
-            name = manifests[-1].name if manifests else ""
-        if not name:
-            self._note("MANIFEST", "the list of files is missing", is_harmless=True)
-            return
-        log, files = WriteAheadLog(), FileList()
-        try:
-            for record in records((folder / name).read_bytes(), log):
-                files.apply(record.data)
-        except ValueError as error:
-            log.damage.append(f"it makes no sense ({error})")
-        for what in (*log.damage, *log.corrected, *(["it ends too early"] if log.is_cut else [])):
-            self._note(name, what, is_harmless=True)
-        # A compaction into the last level sets the sequence numbers of rows to 0 and drops deletions: the newest change
-        # of a whole log may be one that no row tells of any more.
-        self._sequence = max(self._sequence, files.last_sequence)
-        if log.damage or log.is_cut:
-            return
-        self._files = files
-        self._family_ids = {
-            number: Family(family) for number, family in files.families.items() if family in tuple(Family)
-        }
-        there = {int(path.stem): path for path in self.survey.tables}
-        self.survey.tables[:] = [path for number, path in there.items() if number in files.tables]
-        for number in sorted(files.tables.keys() - there.keys()):
-            family = self._family_ids.get(files.tables[number])
-            self._note(f"{number:06}.sst", f"it is missing, with a part of the family {family}")
-            self._lacks(family)
-
-    def read_table(self, path: Path) -> None:
-        """One table."""
-        index = self.survey.tables.index(path)
-        table = read_table(path.read_bytes())
-        family = self._family_of_table(path, table.family, table.family_id)
-        for block in table.blocks():
-            if family is None:
-                family = _family_of_rows(block.rows)
-            if not block.is_proven:
-                if family is Family.PAYLOADS:
-                    self._unproven.append((index, block))
-                continue
-            for number, row in enumerate(block.rows):
-                if family is not None:
-                    self._take(family, row, StoredBlock(0, 0, row.sequence, index, block.offset, number, None))
-        for what in table.damage:
-            self._note(path.name, f"{what} (family {family})")
-        if table.damage:
-            self._lacks(family)
-
-    def read_log(self, path: Path) -> None:
-        """One write-ahead log."""
-        log = read_log(path.read_bytes())
-        for what in log.corrected:
-            self._note(path.name, f"{what}, which was put right", is_harmless=True)
-        for what in log.damage:
-            self._note(path.name, what)
-            self._lacks(None)
-        family_ids = self._family_ids | _families_of_changes(log, self._family_ids)
-        for change in log.changes:
-            family = family_ids.get(change.family_id)
-            if family is None:
-                continue
-            kind = {DELETE: DELETION, DELETE_RANGE: RANGE_DELETION}.get(change.kind, 1)
-            row = TableRow(change.key, change.sequence, kind, change.value)
-            self._take(family, row, StoredBlock(0, 0, change.sequence, _NOWHERE, 0, 0, change.value))
-
-    def result(self) -> Survey:
-        """All of it, without what was deleted."""
-        survey = self.survey
-        for family, newest in self._newest.items():
-            survey.rows[family] = {
-                key: value
-                for key, (sequence, value) in newest.items()
-                if value is not None and sequence >= self._deleted.get((family, _number(key)), 0)
-            }
-        for family, blocks in self._blocks.items():
-            for ledger_id in list(blocks):
-                deleted_at = self._deleted.get((family, ledger_id), 0)
-                blocks[ledger_id] = {
-                    first: block for first, block in blocks[ledger_id].items() if block.sequence >= deleted_at
-                }
-                if not blocks[ledger_id]:
-                    del blocks[ledger_id]
-        for _, block in self._unproven:
-            self._prove(block)
-        if not _numbered(survey.folder, "log"):
-            self.survey.is_end_missing = True
-            self._note("the write-ahead log", "it is missing, with the newest changes")
-            self._lacks(None)
-        self._compare_with_marker()
-        return survey
-
-    def _prove(self, block: Block) -> None:
-        """Keep the entries of a damaged block that are whole, where nothing whole is in their place."""
-        if self._entry_format is None:
-            return
-        for row in block.rows:
-            if row.kind != 1 or len(row.key) != _BLOCK_KEY_BYTES or not _is_payload_block(row.value):
-                continue
-            ledger_id, first = keys.pair.unpack(row.key)
-            if first in self.survey.payloads.get(ledger_id, {}):
-                continue
-            for index in range(payload_count(row.value)):
-                entry = payload_at(row.value, index)
-                header = self._entry_format.header_row(entry)
-                if header is not None:
-                    self.survey.proven[ledger_id, first + index] = ProvenEntry(entry, header)
-
-    def _compare_with_marker(self) -> None:
-        try:
-            marker = read_marker(self.survey.folder)
-        except (ValueError, OSError) as error:
-            self._note(LOG_MARKER_FILE, f"it is unreadable ({error})", is_harmless=True)
-            return
-        if marker is None:
-            self._note(LOG_MARKER_FILE, "it is missing", is_harmless=True)
-        elif marker > self._sequence:
-            self.survey.missing_writes = marker - self._sequence
-            self.survey.is_end_missing = True
-            what = f"at least the newest {self.survey.missing_writes:,} changes are missing, which were on the disk"
-            self._note("the write-ahead log", what)
-            self._lacks(None)
-
-    def _family_of_table(self, path: Path, name: str | None, family_id: int | None) -> Family | None:
-        if name in tuple(Family):
-            family = Family(name)
-            if family_id is not None:
-                self._family_ids[family_id] = family
-            return family
-        if self._files is None:
-            return None
-        return self._family_ids.get(self._files.tables.get(int(path.stem), 0))
-
-    def _take(self, family: Family, row: TableRow, block: StoredBlock) -> None:
-        self._sequence = max(self._sequence, row.sequence)
-        if row.kind == RANGE_DELETION:
-            # The log deletes nothing but all of one ledger, or of one cursor.
-            deleted = (family, _number(row.key))
-            self._deleted[deleted] = max(self._deleted.get(deleted, 0), row.sequence)
-            return
-        is_deletion = row.kind in (DELETION, SINGLE_DELETION)
-        if family in self._newest:
-            newest = self._newest[family]
-            known = newest.get(row.key)
-            if known is None or known[0] <= row.sequence:
-                newest[row.key] = (row.sequence, None if is_deletion else row.value)
-            return
-        if is_deletion or len(row.key) != _BLOCK_KEY_BYTES:
-            return
-        ledger_id, first = keys.pair.unpack(row.key)
-        count = payload_count(row.value) if family is Family.PAYLOADS else len(row.value) // ROW_BYTES
-        blocks = self._blocks[family].setdefault(ledger_id, {})
-        if first not in blocks or blocks[first].sequence <= row.sequence:
-            blocks[first] = block._replace(first=first, entries=count)
-
-    def _lacks(self, family: Family | None) -> None:
-        self.survey.damaged |= set(Family) if family is None else {family}
-
-    def _note(self, file: str, what: str, *, is_harmless: bool = False) -> None:
-        self.survey.problems.append(LogProblem(file, what, is_harmless))
-
-
-def _number(key: bytes) -> int:
-    return int.from_bytes(key[:8])
+def _fill_gaps(
+    found: Survey, gaps: list[Gap], folder: DamagedFolder, others: DamagedFolder, entry_format: EntryFormat | None
+) -> None:
+    """Keep the rows of gaps in the other tables, and the whole entries of the damaged ones."""
+    of_payloads = [gap for gap in gaps if gap.family == Family.PAYLOADS]
+    if of_payloads and entry_format is not None:
+        for key, value in folder.unchecked(of_payloads):
+            if len(key) == _BLOCK_KEY_BYTES and _is_payload_block(value):
+                ledger_id, first = keys.pair.unpack(key)
+                for index in range(payload_count(value)):
+                    entry = payload_at(value, index)
+                    if (row := entry_format.header_row(entry)) is not None:
+                        found.proven[ledger_id, first + index] = ProvenEntry(entry, row)
+    for gap in gaps:
+        family = Family(gap.family)
+        rows = others.rows(family, found.add_gap, gap.start, gap.end)
+        _keep(found, found.older_meta, family, rows, others)
 
 
 def _is_payload_block(value: bytes) -> bool:
@@ -353,29 +220,18 @@ def _is_payload_block(value: bytes) -> bool:
     return offsets == sorted(offsets) and offsets[-1] <= len(value)
 
 
-def _families_of_changes(log: WriteAheadLog, known: dict[int, Family]) -> dict[int, Family]:
-    """Which number each family has, told by what is written to it, where nothing else tells."""
-    by_id: dict[int, list[TableRow]] = {}
-    for change in log.changes:
-        if change.family_id not in known and change.kind not in (DELETE, DELETE_RANGE):
-            by_id.setdefault(change.family_id, []).append(TableRow(change.key, change.sequence, 1, change.value))
-    told = {family_id: _family_of_rows(rows) for family_id, rows in by_id.items()}
-    return {family_id: family for family_id, family in told.items() if family is not None}
-
-
-def _family_of_rows(rows: list[TableRow]) -> Family | None:
-    rows = [row for row in rows if row.kind == 1]
-    if not rows:
-        return None
-    if any(row.key in (keys.COUNTERS_KEY, keys.FORMAT_KEY) or row.key[:1] in (b"m", b"l", b"c", b"r") for row in rows):
-        return Family.META
-    if any(len(row.key) in _CURSOR_KEY_BYTES or row.key[:1] == b"\xff" for row in rows):
-        return Family.CURSORS
-    if all(_is_payload_block(row.value) for row in rows):
-        return Family.PAYLOADS
-    return Family.HEADERS
-
-
-def folder_bytes(folder: Path) -> int:
-    """Return the bytes of the tables and logs of a folder."""
-    return sum(os.path.getsize(path) for path in files_of(folder))  # noqa: PTH202 (a size is all that is wanted)
+def _check_end(found: Survey, path: Path, sequence: int) -> None:
+    """Compare the last write with the one that the marker file says must be there."""
+    try:
+        marker = read_marker(path)
+        if marker is None:
+            found.add_problem(LOG_MARKER_FILE, "it is missing", is_harmless=True)
+    except (ValueError, OSError) as error:
+        found.add_problem(LOG_MARKER_FILE, f"it is unreadable ({error})", is_harmless=True)
+        marker = None
+    if not any(_WRITE_AHEAD_LOG.fullmatch(place.name) for place in path.iterdir()):
+        found.lose_end("the write-ahead log", "it is missing, with the newest changes")
+    if marker is not None and marker > sequence:
+        found.missing_writes = marker - sequence
+        what = f"at least the newest {found.missing_writes:,} changes are missing, which were on the disk"
+        found.lose_end("the write-ahead log", what)

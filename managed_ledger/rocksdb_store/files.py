@@ -13,6 +13,9 @@ from typing import Final
 LOG_MARKER_FILE: Final = "POSTDATE-LOG"
 """The file beside a log (`managed_ledger.disk.log_marker`), by which no folder of snapshots is taken for one."""
 
+SPARE_MANIFEST_FILE: Final = "POSTDATE-MANIFEST"
+"""A copy of RocksDB's list of files (`MANIFEST-*`) beside it, for a repair where that is lost."""
+
 ROCKSDB_NAMES: Final = (
     r"CURRENT|IDENTITY|LOCK|LOG(\.old\.\d+)?|rocksdict-config\.json|lost\+found|"
     r"\d+\.(sst|log|dbtmp)|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?"

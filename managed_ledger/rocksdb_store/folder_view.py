@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
+from managed_ledger.rocksdb_store.files import is_misplaced
+
 logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "postdate-view-"
@@ -58,10 +60,12 @@ class FolderView:
     def _fill(self, source: Path) -> None:
         for pattern in _COPIED:
             for file in source.glob(pattern):
-                self._copy(file)
+                if not is_misplaced(file):
+                    self._copy(file)
         for pattern in ("*.log", "*.sst"):
             for file in source.glob(pattern):
-                (self.path / file.name).symlink_to(file)
+                if not is_misplaced(file):
+                    (self.path / file.name).symlink_to(file)
 
     def _copy(self, file: Path) -> None:
         try:

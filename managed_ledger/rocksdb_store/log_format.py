@@ -16,13 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BLOCK_BYTES: Final = 2**15
-FRAGMENT: Final = struct.Struct("<IHB")
+_BLOCK_BYTES: Final = 2**15
+_FRAGMENT: Final = struct.Struct("<IHB")
 """The header of a fragment: its masked CRC32C, its length, its type."""
-FULL, FIRST, MIDDLE, LAST = range(1, 5)
+_FULL: Final = 1
+"""The type of a fragment that is a whole record."""
+_CONTINUED: Final = (2, 3)
+"""The types of its first fragment and of those between, where it has several."""
 _RECYCLED: Final = frozenset((5, 6, 7, 8, 11, 131))
 """The types above in a recycled log, and those of its timestamps' size and of the log before it."""
-_READ_BYTES: Final = 32 * BLOCK_BYTES
+_READ_BYTES: Final = 32 * _BLOCK_BYTES
 _MANIFEST: Final = re.compile(r"MANIFEST-\d+\n?")
 
 
@@ -34,15 +37,60 @@ def recycled_fragment_in(folder: Path) -> str | None:
     Raises:
         OSError: The system refuses.
     """
+    found = next(_recycled_fragments(folder), None)
+    return None if found is None else f"{found[0].name} has {_text(found[1], found[2])}"
+
+
+def clear_recycled_fragments(folder: Path) -> Iterator[tuple[str, str]]:
+    """Give each such fragment another type, so that RocksDB finds a wrong checksum; yield file and what it had.
+
+    A file that is changed is made anew, so the folder may be one of links.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    while (found := next(_recycled_fragments(folder), None)) is not None:
+        path, offset, kind = found
+        content = bytearray(path.read_bytes())
+        content[offset + _FRAGMENT.size - 1] = _FULL
+        path.unlink()
+        path.write_bytes(content)
+        yield path.name, f"it has {_text(offset, kind)}"
+
+
+def ends_within_a_record(path: Path) -> bool:
+    """Whether the last record of a log is cut off, as a crash leaves it; RocksDB leaves it out without a word.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    content = path.read_bytes()
+    at, kind = 0, _FULL
+    while any(content[at : at + _FRAGMENT.size]):
+        rest = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if rest < _FRAGMENT.size:
+            at += rest
+            continue
+        if len(content) - at < _FRAGMENT.size:
+            return True
+        _, length, kind = _FRAGMENT.unpack_from(content, at)
+        at += _FRAGMENT.size + length
+    return at > len(content) or kind in _CONTINUED
+
+
+def _text(offset: int, kind: int) -> str:
+    return f"at byte {offset} a fragment of type {kind}, which only a recycled log has"
+
+
+def _recycled_fragments(folder: Path) -> Iterator[tuple[Path, int, int]]:
+    """File, offset and type of the first one of each file."""
     for path in (*_list_of_files(folder), *sorted(folder.glob("*.log"))):
         try:
             found = _recycled_fragment(path) if path.is_file() else None
         except FileNotFoundError:
             continue
         if found is not None:
-            offset, kind = found
-            return f"{path.name} has at byte {offset} a fragment of type {kind}, which only a recycled log has"
-    return None
+            yield path, *found
 
 
 def _list_of_files(folder: Path) -> Iterator[Path]:
@@ -61,7 +109,7 @@ def _recycled_fragment(path: Path) -> tuple[int, int] | None:
             content = file.read(_READ_BYTES)
             found = _recycled_header(content)
             if found is not None:
-                return offset + found, content[found + FRAGMENT.size - 1]
+                return offset + found, content[found + _FRAGMENT.size - 1]
             if len(content) < _READ_BYTES:
                 # More that a writer adds meanwhile would not begin with a block.
                 return None
@@ -70,15 +118,15 @@ def _recycled_fragment(path: Path) -> tuple[int, int] | None:
 
 def _recycled_header(content: bytes) -> int | None:
     """Where the first header of a recycled log's fragment is; the content begins with a block."""
-    for start in range(0, len(content), BLOCK_BYTES):
+    for start in range(0, len(content), _BLOCK_BYTES):
         at = start
-        last = min(start + BLOCK_BYTES, len(content)) - FRAGMENT.size
+        last = min(start + _BLOCK_BYTES, len(content)) - _FRAGMENT.size
         while at <= last:
-            _, length, kind = FRAGMENT.unpack_from(content, at)
+            _, length, kind = _FRAGMENT.unpack_from(content, at)
             if kind in _RECYCLED:
                 return at
             if not length and not kind:
                 # Zeros up to the end of the block.
                 break
-            at += FRAGMENT.size + length
+            at += _FRAGMENT.size + length
     return None

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Final, NoReturn
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 _ROCKSDB: Final = ("google_crc32c", "rocksdict")
 _DISPATCHER: Final = (*_ROCKSDB, "mmh3")
@@ -21,12 +19,11 @@ _SERVICE: Final = (
     "click",
     "cryptography",
     "jwt",
-    "lz4",
+    "msgspec",
     "prometheus_client",
     "rich",
-    "xxhash",
 )
-_SPARK: Final = (*_DISPATCHER, "click", "lz4", "pandas", "pyarrow", "pyspark", "rich", "xxhash")
+_SPARK: Final = (*_DISPATCHER, "click", "pandas", "pyarrow", "pyspark", "rich")
 
 MODULES_OF_EXTRAS: Final = {
     "service": _SERVICE,
@@ -70,8 +67,10 @@ def install_advice(module: str | None, words: Sequence[str]) -> str | None:
 
 def install(extra: str) -> str:
     """Return the command that installs an extra, in this environment and from where Postdate itself was installed."""
-    # Imported late: it takes longer than all else here, and only an error asks for it.
+    # Imported late: they take longer than all else here, and only an error asks for them.
     from importlib.metadata import distributions
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
 
     # PEP 610: pip writes it unless the package came from an index, where its name is enough. In a checkout, the folder
     # that setuptools leaves there is found too.

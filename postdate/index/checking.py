@@ -31,13 +31,13 @@ from snapshot_storage.errors import (
 from snapshot_storage.inspection import (
     BucketProperty,
     ProblemKind,
+    ReadableInfos,
     SnapshotProblem,
     metadata_problems,
     orphans,
     ownership_problems,
     segment_problems,
 )
-from snapshot_storage.readable_infos import ReadableInfos
 from snapshot_storage.storage import BucketSnapshotInfo
 
 SECOND_LOOK_AFTER_S = 2.0

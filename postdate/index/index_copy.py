@@ -21,8 +21,7 @@ from postdate.index.cursor_snapshots import bucket_properties
 from postdate.index.opening import Filter
 from snapshot_storage.copying import copy_snapshot, found_copy
 from snapshot_storage.errors import BucketNotFoundError, SnapshotUnreadableError
-from snapshot_storage.inspection import BucketProperty, matched
-from snapshot_storage.readable_infos import readable_infos
+from snapshot_storage.inspection import BucketProperty, matched, readable_infos
 from snapshot_storage.retrying import Retries
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 

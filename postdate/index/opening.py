@@ -17,8 +17,7 @@ from postdate.index.location import Location
 from snapshot_storage.copying import pieces_of
 from snapshot_storage.encoding.codec import SegmentMetadata, decode_metadata
 from snapshot_storage.errors import BucketNotFoundError, SnapshotUnreadableError, StorageCorruptedError
-from snapshot_storage.inspection import BucketProperty
-from snapshot_storage.readable_infos import ReadableInfos, readable_infos
+from snapshot_storage.inspection import BucketProperty, ReadableInfos, readable_infos
 from snapshot_storage.retrying import Retries
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 

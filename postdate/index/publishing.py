@@ -20,9 +20,8 @@ from postdate.index.cursor_snapshots import is_own
 from postdate.index.staging import StagedSnapshot
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import SnapshotStorageError
-from snapshot_storage.inspection import is_bucket_property
+from snapshot_storage.inspection import is_bucket_property, readable_infos
 from snapshot_storage.objects.format import DecodedObject
-from snapshot_storage.readable_infos import readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.bucket_properties import read_properties
 

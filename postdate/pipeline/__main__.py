@@ -1,4 +1,4 @@
-"""Print the program that `spark-submit` takes: `spark-submit "$(python -m pipeline)" rebuild DATA`."""
+"""Print the program that `spark-submit` takes: `spark-submit "$(python -m postdate.pipeline)" rebuild DATA`."""
 
 import sys
 from pathlib import Path

@@ -102,17 +102,6 @@ class DelayedIndexes:
         """Return the rows in arrays of their own, where these may be parts of larger ones and keep those."""
         return type(self)(self.deliver_at_ms.copy(), self.ledger_ids.copy(), self.entry_ids.copy())
 
-    def descents(self) -> NDArray[np.intp]:
-        """Return the rows whose predecessor is behind them in order of (deliver_at_ms, ledger_id, entry_id)."""
-        is_behind = self.deliver_at_ms[:-1] > self.deliver_at_ms[1:]
-        # Mostly, few neighbours have the same time.
-        undecided = np.flatnonzero(self.deliver_at_ms[:-1] == self.deliver_at_ms[1:])
-        for key in (self.ledger_ids, self.entry_ids):
-            before, after = key[undecided], key[undecided + 1]
-            is_behind[undecided[before > after]] = True
-            undecided = undecided[before == after]
-        return np.flatnonzero(is_behind) + 1
-
     def is_sorted(self) -> bool:
         """Whether the rows are in order of (deliver_at_ms, ledger_id, entry_id); equal rows are in order.
 

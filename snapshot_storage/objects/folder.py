@@ -8,52 +8,27 @@ has RocksDB, which reads and lists faster. A file gets its name when all of it i
 where the name is taken.
 """
 
-import logging
 import os
 import secrets
-import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
-from weakref import WeakSet
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final
 
 from managed_ledger.rocksdb_store.files import is_misplaced, sync_folder
-from snapshot_storage.errors import (
-    BucketNotFoundError,
-    SnapshotCorruptedError,
-    SnapshotStorageError,
-    StorageAccessError,
-    StorageReadOnlyError,
-    StorageUnavailableError,
-)
-from snapshot_storage.objects.format import (
-    FRONT_BYTES,
-    ObjectHead,
-    SnapshotNames,
-    checked_entries,
-    decode_object_head,
-    decode_object_info,
-    encode_object_head,
-    object_extent,
-    table_of,
-)
-from snapshot_storage.objects.keys import Serials, bucket_id_for, bucket_id_of, list_prefix, marks_prefix, object_key
-from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
-from snapshot_storage.threaded import BlockingSnapshots, ThreadedBucketSnapshotStorage
+from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
+from snapshot_storage.objects.format import ObjectHead, SnapshotNames, encode_object_head, table_of
+from snapshot_storage.objects.keys import bucket_id_for, marks_prefix, object_key
+from snapshot_storage.objects.snapshots import ObjectPiece, ObjectSnapshots
+from snapshot_storage.objects.storage import ObjectBucketSnapshotStorage
 
-logger = logging.getLogger(__name__)
-
-_BUCKET_IDS = range(2**63)
-_ABANDONED_AGE_S_MIN = 24 * 3600.0
-_THREADS_MAX = 8
+_HEAD_BYTES: Final = 2**17
+_TABLE_CACHE_BYTES: Final = 4 * 2**20
+_ABANDONED_AGE_S_MIN: Final = 24 * 3600.0
+_THREADS_MAX: Final = 8
 
 
-class ObjectFolderBucketSnapshotStorage(ThreadedBucketSnapshotStorage["ObjectFolder"]):
+class ObjectFolderBucketSnapshotStorage(ObjectBucketSnapshotStorage):
     """Keeps snapshots as files of a folder; `start` makes it, unless it is only read."""
 
     def __init__(self, path: str | os.PathLike[str], *, is_read_only: bool = False) -> None:
@@ -63,29 +38,41 @@ class ObjectFolderBucketSnapshotStorage(ThreadedBucketSnapshotStorage["ObjectFol
         self._is_read_only = is_read_only
 
     def _open_snapshots(self) -> "ObjectFolder":
-        return ObjectFolder(self._path, is_read_only=self._is_read_only)
-
-    async def find_damage(self) -> list[SnapshotStorageError]:
-        """Check the header of every file."""
-        return list(await self._run("check the headers", lambda folder: folder.damage()))
+        return ObjectFolder(Files(self._path, is_read_only=self._is_read_only), is_read_only=self._is_read_only)
 
 
-class ObjectFolder(BlockingSnapshots):
-    """An open folder, with blocking calls that any thread may make."""
+class ObjectFolder(ObjectSnapshots):
+    """An open folder."""
 
-    def __init__(self, path: Path, *, is_read_only: bool) -> None:
-        """Open it; to write, remove unfinished snapshots that are a day old.
+    def __init__(self, files: "Files", *, is_read_only: bool) -> None:
+        super().__init__(
+            files, "", is_read_only=is_read_only, head_bytes=_HEAD_BYTES, table_cache_bytes=_TABLE_CACHE_BYTES
+        )
+        self._files = files
+
+    def _write(self, names: SnapshotNames, metadata: bytes, segments: Sequence[bytes]) -> tuple[int, ObjectHead]:
+        table = table_of([metadata, *segments])
+        encoded = encode_object_head(names, table)
+        while True:
+            bucket_id = bucket_id_for(names.topic_name, names.cursor_name, serial=self._serials.next())
+            if self._files.create(object_key("", bucket_id), (encoded, metadata, *segments)):
+                return bucket_id, ObjectHead(names, table, len(encoded))
+
+
+class Files:
+    """The files of a folder as objects: a key is a path below it."""
+
+    def __init__(self, folder: Path, *, is_read_only: bool) -> None:
+        """Open the folder; to write, remove unfinished files that are a day old.
 
         Raises:
             StorageAccessError: It is to be read, and there is none.
             StorageUnavailableError: The disk refuses.
         """
-        self._path = path
-        self._is_read_only = is_read_only
-        self._serials = Serials()
-        self._writings: WeakSet[FileWriting] = WeakSet()
-        if is_read_only and not path.is_dir():
-            raise StorageAccessError(f"there is no folder {path} of snapshots")
+        self._folder = folder
+        self._unfinished = self._path_of(marks_prefix(""))
+        if is_read_only and not folder.is_dir():
+            raise StorageAccessError(f"there is no folder {folder} of snapshots")
         if not is_read_only:
             with _mapped("open the folder"):
                 self._unfinished.mkdir(parents=True, exist_ok=True)
@@ -100,185 +87,68 @@ class ObjectFolder(BlockingSnapshots):
                 if now_s - left.stat().st_mtime > _ABANDONED_AGE_S_MIN:
                     left.unlink()
 
-    @property
-    def _unfinished(self) -> Path:
-        return self._path / marks_prefix("").strip("/")
+    def _path_of(self, key: str) -> Path:
+        return self._folder / key.strip("/")
 
     def close(self) -> None:
-        """Remove snapshots that are being written, as their writers cannot commit any more."""
-        for writing in list(self._writings):
-            with suppress(SnapshotStorageError):
-                writing.forget()
+        """There is nothing to let go of."""
 
-    def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> "FileWriting":
-        if self._is_read_only:
-            raise StorageReadOnlyError("create a snapshot")
-        names = SnapshotNames(bucket_key, topic_name, cursor_name)
-        writing = FileWriting(self._path, self._unfinished, self._serials, names)
-        self._writings.add(writing)
-        return writing
-
-    def read_head(self, bucket_id: int) -> BucketSnapshotHead:
-        with self._opened(bucket_id) as (file, size):
-            head = _head_of(file, size, bucket_id)
-            data = file.read(int(head.table["length"][METADATA_ENTRY]))
-        metadata = checked_entries(head, METADATA_ENTRY, data, bucket_id=bucket_id)[0]
-        return BucketSnapshotHead(head.info(bucket_id), metadata)
-
-    def read_metadata(self, bucket_id: int) -> bytes:
-        with self._opened(bucket_id) as (file, size):
-            head = _head_of(file, size, bucket_id)
-            data = file.read(int(head.table["length"][METADATA_ENTRY]))
-        return checked_entries(head, METADATA_ENTRY, data, bucket_id=bucket_id)[METADATA_ENTRY]
-
-    def read_segments(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        with self._opened(bucket_id) as (file, size):
-            head = _head_of(file, size, bucket_id)
-            starts = head.starts()
-            end_entry = min(last_entry, head.segment_count) + 1
-            if first_entry >= end_entry:
-                return []
-            file.seek(int(starts[first_entry]))
-            data = file.read(int(starts[end_entry] - starts[first_entry]))
-        return checked_entries(head, first_entry, data, bucket_id=bucket_id)[: end_entry - first_entry]
-
-    def info(self, bucket_id: int) -> BucketSnapshotInfo:
-        with self._opened(bucket_id) as (file, size):
-            front = file.read(FRONT_BYTES)
-            extent = object_extent(front, object_bytes=size, bucket_id=bucket_id)
-            data = front + file.read(extent.names_end - len(front))
-        return decode_object_info(data, object_bytes=size, bucket_id=bucket_id)
-
-    def delete(self, bucket_id: int) -> None:
-        if self._is_read_only:
-            raise StorageReadOnlyError("delete a snapshot")
-        if bucket_id in _BUCKET_IDS:
-            path = _file_of(self._path, bucket_id)
-            with _mapped("delete a snapshot"), suppress(FileNotFoundError):
-                path.unlink()
-                sync_folder(path.parent)
-
-    def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
-        """List snapshots without the damaged ones, which are logged; `damage` names them."""
-        infos, damage = self._infos(topic_name, cursor_name)
-        for error in damage:
-            logger.warning("left out of a list of snapshots: %s", error)
-        return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
-
-    def damage(self) -> Sequence[SnapshotCorruptedError]:
-        """Return the faults of headers."""
-        return self._infos(None, None)[1]
-
-    def _infos(
-        self, topic_name: str | None, cursor_name: str | None
-    ) -> tuple[Sequence[BucketSnapshotInfo], Sequence[SnapshotCorruptedError]]:
-        """Return what the files of a topic and cursor, and of some others, say of themselves; and the damaged ones."""
-        infos, errors = [], []
-        for bucket_id in self._ids(list_prefix("", topic_name, cursor_name)):
-            try:
-                infos.append(self.info(bucket_id))
-            except BucketNotFoundError:
-                continue
-            except SnapshotCorruptedError as error:
-                errors.append(error)
-        return infos, errors
-
-    def _ids(self, prefix: str) -> Sequence[int]:
-        with _mapped("list snapshots"):
-            paths = (self._path / prefix.strip("/")).rglob("*")
-            found = (bucket_id_of("", f"/{path.relative_to(self._path).as_posix()}") for path in paths)
-            return sorted(bucket_id for bucket_id in found if bucket_id is not None)
-
-    @contextmanager
-    def _opened(self, bucket_id: int) -> Iterator[tuple[IO[bytes], int]]:
-        if bucket_id not in _BUCKET_IDS:
-            raise BucketNotFoundError(bucket_id)
-        path = _file_of(self._path, bucket_id)
+    def read(self, key: str, start: int, end: int) -> ObjectPiece | None:
+        """Return the bytes from `start` to before `end`; None where there is no file. What is none has no bytes."""
+        path = self._path_of(key)
         with _mapped("read a snapshot"):
             if is_misplaced(path):
-                raise SnapshotCorruptedError("it is no file", bucket_id=bucket_id)
+                return ObjectPiece(b"", 0)
             try:
                 file = path.open("rb")
             except FileNotFoundError:
-                raise BucketNotFoundError(bucket_id) from None
+                return None
             with file:
-                yield file, os.fstat(file.fileno()).st_size
+                file.seek(start)
+                return ObjectPiece(file.read(end - start), os.fstat(file.fileno()).st_size)
 
+    def create(self, key: str, pieces: Sequence[bytes]) -> bool:
+        """Write a file that no reader sees until all of it is on the disk; False where there is one already."""
+        unfinished = self._unfinished / secrets.token_hex(8)
+        with _mapped("create a snapshot"):
+            try:
+                with unfinished.open("xb") as file:
+                    file.writelines(pieces)
+                    file.flush()
+                    os.fsync(file.fileno())
+                return self._is_linked(unfinished, self._path_of(key))
+            finally:
+                with suppress(OSError):
+                    # Another start removes it.
+                    unfinished.unlink(missing_ok=True)
 
-class FileWriting:
-    """One snapshot that comes piece by piece: segments wait in a file, as the head before them is known last."""
+    def _is_linked(self, unfinished: Path, path: Path) -> bool:
+        """Give the file its name, durably; False where it is taken."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(unfinished, path)
+        except FileExistsError:
+            return False
+        try:
+            for folder in (path.parent, path.parent.parent, self._folder):
+                sync_folder(folder)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return True
 
-    def __init__(self, folder: Path, unfinished: Path, serials: Serials, names: SnapshotNames) -> None:
-        self._folder = folder
-        self._serials = serials
-        self._names = names
-        nonce = secrets.token_hex(8)
-        self._waiting, self._whole = unfinished / f"{nonce}.segments", unfinished / nonce
-        self._tables: list[NDArray[np.void]] = []
-        self._made: Path | None = None
-        # An abort waits here until a call that was cancelled has ended in its thread.
-        self._turn = threading.Lock()
+    def delete(self, key: str) -> None:
+        """Delete a file if there is one."""
+        path = self._path_of(key)
+        with _mapped("delete a snapshot"), suppress(FileNotFoundError):
+            path.unlink()
+            sync_folder(path.parent)
 
-    def add(self, segments: Sequence[bytes]) -> None:
-        with self._turn, _mapped("create a snapshot"):
-            self._tables.append(table_of(segments))
-            with self._waiting.open("ab") as file:
-                file.writelines(segments)
-
-    def commit(self, metadata: bytes) -> int:
-        with self._turn, _mapped("create a snapshot"):
-            head = encode_object_head(self._names, np.concatenate([table_of([metadata]), *self._tables]))
-            with self._whole.open("xb") as whole:
-                whole.write(head + metadata)
-                if self._tables:
-                    with self._waiting.open("rb") as waiting:
-                        shutil.copyfileobj(waiting, whole, 2**20)
-                whole.flush()
-                os.fsync(whole.fileno())
-            bucket_id = self._linked()
-            self._remove_parts()
-            return bucket_id
-
-    def _linked(self) -> int:
-        """Give the file its name, durably."""
-        while True:
-            bucket_id = bucket_id_for(self._names.topic_name, self._names.cursor_name, serial=self._serials.next())
-            path = _file_of(self._folder, bucket_id)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                os.link(self._whole, path)
-                break
-        self._made = path
-        for folder in (path.parent, path.parent.parent, self._folder):
-            sync_folder(folder)
-        return bucket_id
-
-    def abort(self) -> None:
-        with self._turn, _mapped("remove what was written"):
-            self._remove_parts()
-            if self._made is not None:
-                self._made.unlink(missing_ok=True)
-
-    def forget(self) -> None:
-        """Remove the parts that no reader sees yet."""
-        with self._turn, _mapped("remove what was written"):
-            self._remove_parts()
-
-    def _remove_parts(self) -> None:
-        self._waiting.unlink(missing_ok=True)
-        self._whole.unlink(missing_ok=True)
-
-
-def _file_of(folder: Path, bucket_id: int) -> Path:
-    return folder / object_key("", bucket_id).strip("/")
-
-
-def _head_of(file: IO[bytes], size: int, bucket_id: int) -> ObjectHead:
-    """Read the head of a file, before the entries; the file is at the first of them then."""
-    front = file.read(FRONT_BYTES)
-    extent = object_extent(front, object_bytes=size, bucket_id=bucket_id)
-    data = front + file.read(extent.head_end - len(front))
-    return decode_object_head(data, object_bytes=size, bucket_id=bucket_id)
+    def list(self, prefix: str) -> Iterator[str]:
+        """Give all keys with a prefix, which is a folder."""
+        with _mapped("list snapshots"):
+            for path in self._path_of(prefix).rglob("*"):
+                yield f"/{path.relative_to(self._folder).as_posix()}"
 
 
 @contextmanager

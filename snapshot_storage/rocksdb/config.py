@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from managed_ledger.value_types import InvalidValueError
+
 _MIB = 2**20
 _BYTES_MIN = 2**16
 
@@ -30,7 +32,7 @@ class RocksDBMemory:
     def __post_init__(self) -> None:
         for name in ("write_buffer_bytes", "block_cache_bytes"):
             if getattr(self, name) < _BYTES_MIN:
-                raise ValueError(f"{name} must be {_BYTES_MIN} or more, but is {getattr(self, name)}")
+                raise InvalidValueError(name, "{least} or more", value=getattr(self, name), least=_BYTES_MIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

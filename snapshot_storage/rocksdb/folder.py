@@ -1,6 +1,14 @@
 """One RocksDB folder of snapshots, with blocking calls that any thread may make.
 
-`layout` has the keys and values, `opening` opens a folder and puts a damaged one aside, `writing` makes a snapshot.
+`layout` has the keys and values, `opening` opens a folder and puts a damaged one aside. A snapshot is one synced batch:
+header, entries and the next id together. No other Python thread runs while RocksDB takes a batch, so a snapshot that
+outgrows a MiB goes in several:
+
+1. batches of segments, not synced, with the key that says "not whole";
+2. one synced batch with the metadata and the header, which also takes that key away. Its sync covers step 1, as the log
+   is one.
+
+The entries that a crash leaves of step 1 are found by that key and removed when the folder is opened.
 """
 
 import logging
@@ -43,10 +51,10 @@ from snapshot_storage.rocksdb.layout import (
     index_range,
     indexed_id,
     unfinished_key,
+    with_checksum,
 )
 from snapshot_storage.rocksdb.lock import LOCK_FILE
 from snapshot_storage.rocksdb.opening import OpenDatabase, open_to_read, open_to_write
-from snapshot_storage.rocksdb.writing import SnapshotWriting
 from snapshot_storage.storage import (
     FIRST_SEGMENT_ENTRY,
     METADATA_ENTRY,
@@ -60,6 +68,9 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 _Result = TypeVar("_Result")
+
+BATCH_BYTES_MAX: Final = 2**20
+"""More than a usual snapshot has: 50,000 rows are 0.7 to 0.9 MiB."""
 
 DELETED_ONE_BY_ONE_MAX: Final = 100
 """A snapshot with fewer segments is deleted entry by entry, a larger one as one range.
@@ -85,7 +96,6 @@ class RocksDBFolder(BlockingSnapshots):
         # A folder that was put back from a backup, or lost the end of its log, knows nothing of ids that were given
         # later.
         self._next_bucket_id = max(first_bucket_id(), 0 if stored is None else int.from_bytes(stored))
-        self._is_closed = False
         self.damage: str | None = None
         """The damage of the folder as a whole, because of which it is to be put aside; None while none is known."""
         self._is_stuck = False
@@ -133,9 +143,7 @@ class RocksDBFolder(BlockingSnapshots):
                     self._path,
                     reason,
                 )
-        with self._write_lock:
-            self._is_closed = True
-            self._opened.close()
+        self._opened.close()
 
     def _check_writable(self, operation: str) -> None:
         """Refuse a write to a folder that is open to read.
@@ -163,29 +171,53 @@ class RocksDBFolder(BlockingSnapshots):
             )
         return is_in_place
 
-    def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> SnapshotWriting:
-        """Begin a snapshot that comes piece by piece."""
+    def create(
+        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        """Store a snapshot and return its id."""
         self._check_writable("create a snapshot")
-        return SnapshotWriting(self, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
+        length_bytes = len(metadata) + sum(map(len, segments))
+        info = BucketSnapshotInfo(
+            self._new_bucket_id(), bucket_key, topic_name, cursor_name, len(segments), length_bytes
+        )
+        try:
+            self._write_snapshot(info, metadata, segments)
+        except BaseException:
+            try:
+                # A write that fails may have taken effect.
+                self._remove(info.bucket_id, info)
+            except SnapshotStorageError as error:
+                # The caller has to know the first error.
+                logger.warning("a part of a snapshot could not be removed: %s", error)
+            raise
+        return info.bucket_id
 
-    def new_batch(self) -> StoreBatch:
-        """An empty batch."""
-        return self._store.new_batch()
-
-    def new_bucket_id(self) -> int:
-        """Give an id, never the same one again."""
+    def _new_bucket_id(self) -> int:
         with self._write_lock:
             bucket_id = self._next_bucket_id
             self._next_bucket_id += 1
             return bucket_id
 
-    def put_header(self, batch: StoreBatch, info: BucketSnapshotInfo) -> None:
-        """Add to a batch what makes a snapshot exist."""
+    def _write_snapshot(self, info: BucketSnapshotInfo, metadata: bytes, segments: Sequence[bytes]) -> None:
+        batch, batch_bytes = self._store.new_batch(), 0
+        for entry, payload in (*enumerate(segments, FIRST_SEGMENT_ENTRY), (METADATA_ENTRY, metadata)):
+            if batch_bytes and batch_bytes + len(payload) > BATCH_BYTES_MAX:
+                # 1. The entries so far are written without the header, so that no reader sees them.
+                batch.put(DEFAULT_FAMILY, unfinished_key(info.bucket_id), b"")
+                self._write(batch, is_synced=False)
+                batch, batch_bytes = self._store.new_batch(), 0
+            key = entry_key(info.bucket_id, entry)
+            batch.put(DEFAULT_FAMILY, key, with_checksum(key, payload))
+            batch_bytes += len(payload)
+        # 2. The header makes the whole snapshot visible.
         batch.put(DEFAULT_FAMILY, header_key(info.bucket_id), encode_header(info))
         batch.put(DEFAULT_FAMILY, index_key(info), b"")
+        batch.delete(DEFAULT_FAMILY, unfinished_key(info.bucket_id))
+        self._write(batch, is_synced=True)
 
-    def put_removal(self, batch: StoreBatch, bucket_id: int, info: BucketSnapshotInfo | None) -> None:
-        """Add to a batch what removes every trace of a snapshot; `info` is None where its header does not say."""
+    def _remove(self, bucket_id: int, info: BucketSnapshotInfo | None = None) -> None:
+        """Remove every trace of a snapshot; `info` is None where its header does not say."""
+        batch = self._store.new_batch()
         batch.delete(DEFAULT_FAMILY, header_key(bucket_id))
         batch.delete(DEFAULT_FAMILY, unfinished_key(bucket_id))
         if info is not None and info.segment_count < DELETED_ONE_BY_ONE_MAX:
@@ -197,18 +229,16 @@ class RocksDBFolder(BlockingSnapshots):
             )
         for key in self._index_keys_of(bucket_id) if info is None else [index_key(info)]:
             batch.delete(DEFAULT_FAMILY, key)
+        self._write(batch, is_synced=True)
 
     def _index_keys_of(self, bucket_id: int) -> list[bytes]:
         keys = (key for key, _ in self._store.scan(DEFAULT_FAMILY, *index_range(None, None)))
         return [key for key in keys if indexed_id(key) == bucket_id]
 
-    def write(self, batch: StoreBatch, *, is_synced: bool) -> None:
+    def _write(self, batch: StoreBatch, *, is_synced: bool) -> None:
         """Return when the batch is in the log, and on the disk if it is synced."""
         try:
             with self._write_lock:
-                if self._is_closed:
-                    # The snapshot was begun before the folder was opened again, which has removed its entries.
-                    raise StorageUnavailableError(f"cannot write: {self._path} was opened again; begin again")
                 if not self._is_in_place():
                     raise StorageUnavailableError(f"cannot write: {self._path} was removed or replaced")
                 batch.put(DEFAULT_FAMILY, NEXT_ID_KEY, self._next_bucket_id.to_bytes(8))
@@ -221,7 +251,7 @@ class RocksDBFolder(BlockingSnapshots):
         except (StorageAccessError, StorageUnavailableError):
             # Writes stay refused after a full disk until the folder is opened again. It is opened only where there is
             # room: without room it could not be read either. A folder that is gone is made anew.
-            self._is_stuck = not self._is_closed and (self._is_gone or has_room_to_open(self._path))
+            self._is_stuck = self._is_gone or has_room_to_open(self._path)
             raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
@@ -285,11 +315,6 @@ class RocksDBFolder(BlockingSnapshots):
             logger.warning("deleting a snapshot that is damaged: %s", error)
         self._remove(bucket_id, info)
 
-    def _remove(self, bucket_id: int, info: BucketSnapshotInfo | None = None) -> None:
-        batch = self.new_batch()
-        self.put_removal(batch, bucket_id, info)
-        self.write(batch, is_synced=True)
-
     def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
         """Return what the headers of this topic and cursor say, in order of id, without those that are damaged."""
         try:
@@ -350,6 +375,6 @@ class RocksDBFolder(BlockingSnapshots):
         except OSError as error:
             raise StorageUnavailableError(f"cannot make a checkpoint in {path}: {error}") from error
         self._store.checkpoint(path)
-        # Where it is damaged later, it is known to be a folder of snapshots by this.
+        # A writer knows it as a folder of snapshots by this.
         with Translated(error_of, path, "make a checkpoint"):
             (path / LOCK_FILE).touch()

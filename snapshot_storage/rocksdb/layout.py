@@ -12,8 +12,7 @@ snapshots of a topic or a cursor without a look at those of others. A CRC32C cov
 value under another's key is found out too. RocksDB checks a checksum for each block it reads and each record of its
 log; ours reaches from the caller that gave the bytes to the one that gets them, over memory, compression and cache.
 
-A folder of another layout is not read: it is put aside as a damaged one is (`opening`), and the index is built again.
-This layout's predecessors are versions 1 to 3: the first without checksums of its own, the last with each header twice.
+A folder of another layout is not read: it is put aside as a damaged one is, and the index is built again.
 """
 
 import json
@@ -27,9 +26,7 @@ from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo
 
 FORMAT_KEY = b"format"
-MARK = b"postdate snapshots "
-"""The formats of all versions begin so."""
-FORMAT = MARK + b"4"
+FORMAT = b"postdate snapshots 4"
 NEXT_ID_KEY = b"next"
 HEADERS = b"h", b"i"
 """Between these keys all headers are, the second one excluded."""

@@ -7,11 +7,9 @@ go when the process ends, however it does.
 
 import fcntl
 import os
-import time
 from pathlib import Path
 from typing import Self
 
-from managed_ledger.rocksdb_store.files import is_misplaced
 from snapshot_storage.errors import StorageLockedError
 
 LOCK_FILE = "WRITER"
@@ -32,7 +30,6 @@ class WriterLock:
             StorageLockedError: Another process, or another storage of this one, has it.
             OSError: The system refuses.
         """
-        _clear(path / LOCK_FILE)
         descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,9 +60,3 @@ class WriterLock:
     def release(self) -> None:
         """Let others write; once."""
         os.close(self._descriptor)
-
-
-def _clear(file: Path) -> None:
-    """Rename what is no file in the place of the lock, which has nothing to lose; RocksDB's own lock still holds."""
-    if is_misplaced(file):
-        file.rename(file.with_name(f"{LOCK_FILE}-was-no-file-{time.time_ns()}"))

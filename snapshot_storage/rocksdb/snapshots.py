@@ -1,7 +1,6 @@
 """Snapshots in a RocksDB folder of their own: the storage of a single machine.
 
-The blocking work is in `folder`, and runs on threads (`threaded`). No other Python thread runs during a write of
-rocksdict (`managed_ledger.rocksdb_store`), so a snapshot is written in pieces (`writing`).
+The blocking work is in `folder`, and runs on threads (`threaded`).
 """
 
 import asyncio
@@ -21,6 +20,8 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.opening import check_ours
+from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
@@ -60,12 +61,17 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         self._memory = memory if memory is not None else RocksDBMemory()
         self._pace = ReopeningPace(clock_s)
         self._damage: str | None = None
+        self._was_open = False
 
     def _open_snapshots(self) -> RocksDBFolder:
+        if not self._is_read_only and not self._was_open:
+            # Where the folder was removed while it was open, RocksDB may have left some files in its place.
+            check_ours(self._path)
         folder = RocksDBFolder.open(
             self._path, memory=self._memory, is_read_only=self._is_read_only, damage=self._damage
         )
         self._damage = None
+        self._was_open = True
         return folder
 
     async def _run(self, operation: str, work: Callable[[RocksDBFolder], _Result]) -> _Result:
@@ -91,6 +97,11 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             return False
         self._pace.put_off()
         return True
+
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        return await self._run("list snapshots", lambda folder: folder.list(topic_name, cursor_name))
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """Check the headers; entries are checked when they are read."""

@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
+from managed_ledger.value_types import InvalidValueError
+
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{2,254}")
 _REGION = re.compile(r"[A-Za-z0-9-]+")
 _PREFIX = re.compile(r"[A-Za-z0-9._=-]+(/[A-Za-z0-9._=-]+)*")
@@ -80,35 +82,32 @@ class S3Config:
         for name in ("bucket", "endpoint"):
             # The message does not repeat the refused value: a URL may contain a password.
             if "@" in (getattr(self, name) or ""):
-                raise ValueError(
-                    f"{name} must be without a user or password: they are access_key_id and secret_access_key"
-                )
+                rule = "without a user or password: they are {access_key_id} and {secret_access_key}"
+                raise InvalidValueError(name, rule)
         if self.bucket and not _BUCKET.fullmatch(self.bucket):
-            raise ValueError(
-                "bucket must be 3 to 255 letters, digits, '.', '_', '-', ':' and '/' that begin with a letter or a "
-                f"digit, but is {self.bucket}"
-            )
+            rule = "3 to 255 letters, digits, '.', '_', '-', ':' and '/' that begin with a letter or a digit"
+            raise InvalidValueError("bucket", rule, value=self.bucket)
         if not _PREFIX.fullmatch(self.prefix) or len(self.prefix) > _PREFIX_LENGTH_MAX:
-            raise ValueError(
-                "prefix must be words of letters, digits, '.', '_', '=' and '-' with single slashes between, at most "
-                f"{_PREFIX_LENGTH_MAX} characters, but is {self.prefix}"
+            rule = (
+                "words of letters, digits, '.', '_', '=' and '-' with single slashes between, at most {most} characters"
             )
+            raise InvalidValueError("prefix", rule, value=self.prefix, most=_PREFIX_LENGTH_MAX)
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"endpoint must be a URL that begins with http:// or https://, but is {self.endpoint}")
+            raise InvalidValueError("endpoint", "a URL that begins with http:// or https://", value=self.endpoint)
         if self.region is not None and not _REGION.fullmatch(self.region):
-            raise ValueError(f"region must be a name such as eu-central-1, but is {self.region}")
+            raise InvalidValueError("region", "a name such as eu-central-1", value=self.region)
         if self.access_key_id is not None and self.secret_access_key is None:
-            raise ValueError("access_key_id must be set together with secret_access_key")
+            raise InvalidValueError("access_key_id", "set together with {secret_access_key}")
         if self.secret_access_key is not None and self.access_key_id is None:
-            raise ValueError("secret_access_key must be set together with access_key_id")
+            raise InvalidValueError("secret_access_key", "set together with {access_key_id}")
         if self.session_token is not None and self.access_key_id is None:
-            raise ValueError("session_token must be set together with access_key_id and secret_access_key")
+            raise InvalidValueError("session_token", "set together with {access_key_id} and {secret_access_key}")
         encryptions = ("AES256", "aws:kms", "aws:kms:dsse")
         if self.server_side_encryption not in (None, *encryptions):
             found = self.server_side_encryption
-            raise ValueError(f"server_side_encryption must be {' or '.join(encryptions)}, but is {found}")
+            raise InvalidValueError("server_side_encryption", " or ".join(encryptions), value=found)
         if self.kms_key_id is not None and self.server_side_encryption in (None, "AES256"):
-            raise ValueError("kms_key_id must be set together with server_side_encryption aws:kms")
+            raise InvalidValueError("kms_key_id", "set together with {server_side_encryption} aws:kms")
         for name, least, most in (
             ("connect_timeout_ms", 1, 3_600_000),
             ("read_timeout_ms", 1, 3_600_000),
@@ -116,4 +115,5 @@ class S3Config:
             ("head_bytes", 1_024, 64 * 2**20),
         ):
             if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be from {least} to {most}, but is {getattr(self, name)}")
+                value = getattr(self, name)
+                raise InvalidValueError(name, "from {least} to {most}", value=value, least=least, most=most)

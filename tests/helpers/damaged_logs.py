@@ -10,7 +10,9 @@ import google_crc32c
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.reopening import ReopeningDatabase
+from managed_ledger.entries.headers import header_in
 from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
 from postdate.index.entry_format import PulsarEntries
@@ -23,6 +25,8 @@ ENTRIES = 240
 CONFIG = ManagedLedgerConfig(entries_per_ledger_max=100, write_buffer_bytes=2**20)
 NOW_MS = 1_700_000_000_000
 ACKNOWLEDGED = range(3, 50, 3)
+ENTRIES_OF_A_RECORD = 80
+"""More than RocksDB skips of a write-ahead log for one wrong byte: up to 32 KiB, and the commits that reach beyond."""
 
 Content = dict[str, dict[tuple[int, int], bytes]]
 
@@ -45,6 +49,20 @@ def make_entry(topic: int, number: int) -> bytes:
     return b"\x0e\x01" + google_crc32c.value(rest).to_bytes(4) + rest
 
 
+def _append(ledger: ManagedLedger, topic: int, number: int) -> None:
+    entry = make_entry(topic, number)
+    row = PulsarEntries().header_row(entry)
+    assert row is not None
+    header = header_in(row, 0)
+    ledger.append_nowait(
+        entry,
+        publish_time_ms=header.publish_time_ms,
+        deliver_at_ms=header.deliver_at_ms,
+        sticky_hash=header.sticky_hash,
+        flags=header.flags,
+    )
+
+
 async def fill(folder: Path) -> None:
     """Make a log, closed, and beside it one whose process was killed (`-killed`)."""
     opened: list[RocksDatabase] = []
@@ -63,26 +81,15 @@ async def fill(folder: Path) -> None:
         for topic, ledger in enumerate(ledgers):
             cursor = await ledger.open_cursor("sub", properties={"bucket": "17"})
             for number in range(start, start + ENTRIES // 2):
-                metadata = make_entry(topic, number)
-                header = PulsarEntries().header_row(metadata)
-                assert header is not None
-                deliver_at_ms = NOW_MS + 10**7 + number if number % 3 == 0 else -1
-                sticky_hash = int.from_bytes(header[16:20], "little")
-                ledger.append_nowait(
-                    metadata,
-                    publish_time_ms=NOW_MS + number,
-                    deliver_at_ms=deliver_at_ms,
-                    sticky_hash=sticky_hash,
-                    # The headers of the first topic are as older versions wrote them.
-                    flags=int.from_bytes(header[28:32], "little") if topic else 0,
-                )
+                _append(ledger, topic, number)
                 if number % 20 == 19:
                     await ledger.committed()
             cursor.acknowledge([ledger.first_position.ledger_id] * len(ACKNOWLEDGED), ACKNOWLEDGED)
             await cursor.flush()
         if start == 0:
             opened[0].flush()
-    # As a process that is killed: the log stays.
+    # As a process that is killed a second later: the log stays.
+    opened[0].mark_synced()
     shutil.copytree(folder, folder.with_name(folder.name + "-killed"))
     await store.close()
 
@@ -100,7 +107,7 @@ def fill_in_a_burst(folder: Path, *, entries: int, idle_s: float) -> None:
         )
         ledger = await store.open_managed_ledger(TOPICS[0])
         for number in range(entries):
-            ledger.append_nowait(make_entry(0, number), publish_time_ms=NOW_MS + number)
+            _append(ledger, 0, number)
             await ledger.committed()
         await asyncio.sleep(idle_s)
         shutil.copytree(running, folder)

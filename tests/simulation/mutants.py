@@ -3,7 +3,7 @@
     python tests/simulation/mutants.py [--group dispatcher tracker items found] [--seeds 300] [--only NAME]
 
 Each fault is put into a copy of the project and seeds are run on it until one fails that passes without it; with
-`--all` every seed is run and those that fail are counted. `docs/simulation.md` has the last tables. A fault whose old
+`--all` every seed is run and those that fail are counted. `lab-book.md` has the last tables. A fault whose old
 text is gone from the code is named, and the exit status is 2.
 """
 
@@ -28,9 +28,9 @@ from tests.simulation.known_mutants import DISPATCHER, FOUND, ITEMS, SCHEDULED, 
 from tests.simulation.whole_service.variants import variant_of
 
 PARTS: Final = (
-    "broker",
     "dispatcher",
     "managed_ledger",
+    "postdate",
     "snapshot_storage",
     "tracker",
     "tests/simulation",

@@ -30,7 +30,14 @@ PROGRESS_SECONDS: Final = 10
 
 
 ROOT: Final = Path(__file__).parents[2]
-SIMULATED: Final = ("broker", "dispatcher", "managed_ledger", "snapshot_storage", "tracker", "tests/simulation")
+SIMULATED: Final = (
+    "postdate/broker",
+    "dispatcher",
+    "managed_ledger",
+    "snapshot_storage",
+    "tracker",
+    "tests/simulation",
+)
 
 
 def first_seed_of_source() -> int:

@@ -14,6 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md"))
+ROOMS = sorted(
+    package.parent
+    for packages in ("*/__init__.py", "postdate/*/__init__.py")
+    for package in ROOT.glob(packages)
+    if package.parent.name != "benchmarks"
+)
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
@@ -55,19 +61,20 @@ def test_every_test_that_a_docstring_or_a_comment_names_exists() -> None:
 
 def test_each_room_is_a_package_that_has_a_layer_and_a_place_in_the_architecture() -> None:
     """Other tools find packages by themselves: a folder without `__init__.py` would not be in the wheel."""
-    rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks"}
-    modules = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    modules = [path for room in ROOMS for path in room.rglob("*.py")]
+    rooms = {room.relative_to(ROOT).as_posix() for room in ROOMS} - {"postdate"}
 
     assert [str(path) for path in modules if not (path.parent / "__init__.py").exists()] == []
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    assert {room.strip() for layer in contracts[0]["layers"] for room in layer.split("|")} == rooms
+    layers = {room.strip().replace(".", "/") for layer in contracts[0]["layers"] for room in layer.split("|")}
+    assert layers == rooms
     assert [room for room in sorted(rooms) if f"**`{room}/`**" not in (ROOT / "ARCHITECTURE.md").read_text()] == []
 
 
 def test_each_room_has_tests_in_a_folder_of_its_name() -> None:
     """Otherwise `make test ROOM=...` runs none and fails: it looks into the folders of these kinds alone."""
     (kinds,) = re.findall(r"foreach kind,([\w ]+),\$\(wildcard tests/", (ROOT / "Makefile").read_text())
-    rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks"}
+    rooms = {room.name for room in ROOMS}
     tested = {path.parent.name for kind in kinds.split() for path in ROOT.glob(f"tests/{kind}/*/test_*.py")}
 
     assert rooms - tested == set()
@@ -77,9 +84,9 @@ def test_each_room_has_tests_in_a_folder_of_its_name() -> None:
 def test_the_head_of_each_room_names_its_sub_rooms() -> None:
     unnamed = [
         str(sub.parent.relative_to(ROOT))
-        for room in ROOT.glob("*/__init__.py")
-        for sub in room.parent.glob("*/__init__.py")
-        if sub.parent.name != "pb" and not re.search(rf"\b{sub.parent.name}\b", room.read_text())
+        for room in ROOMS
+        for sub in room.glob("*/__init__.py")
+        if sub.parent.name != "pb" and not re.search(rf"\b{sub.parent.name}\b", (room / "__init__.py").read_text())
     ]
 
     assert unnamed == []
@@ -146,7 +153,7 @@ def test_the_logger_of_a_module_has_one_name() -> None:
 
 @pytest.mark.slow
 def test_the_delivery_time_has_one_name() -> None:
-    """It is `deliver_at_ms` from the header to the consumer (ARCHITECTURE.md, section 1)."""
+    """It is `deliver_at_ms` from the header to the consumer (ARCHITECTURE.md)."""
     others = {"due_ms", "due_at_ms", "deliver_ms", "delivery_ms", "delivery_time_ms", "timestamp_ms", "next_ms"}
     others |= {"head_ms", "next_segment_ms"}
     found: dict[str, set[str]] = {}
@@ -203,6 +210,6 @@ def _comments(source: str) -> Iterator[str]:
 
 def _python_files(*, of_rooms_alone: bool = False) -> Iterator[Path]:
     """Yield the source files of all rooms, benchmarks and tests, without those that protobuf generates."""
-    rooms = [package.parent for package in ROOT.glob("*/__init__.py") if package.parent.name != "benchmarks"]
+    rooms = [room for room in ROOMS if room.parent == ROOT]
     for folder in rooms if of_rooms_alone else (*rooms, ROOT / "benchmarks", ROOT / "tests"):
         yield from (path for path in folder.rglob("*.py") if "pb" not in path.parts)

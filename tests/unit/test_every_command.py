@@ -16,8 +16,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from postdate.broker.cli.service_commands import postdate
 from postdate.command_line.extras import install
+from postdate.command_line.program import postdate
 from postdate.demo.process import free_ports
 from tests.helpers.command_cases import CASES, REFUSED, Case
 from tests.helpers.command_data import copied, make_folders, words_of
@@ -191,7 +191,7 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
 )
 def test_a_command_says_which_extra_it_needs(missing: str, words: list[str], extra: str, names: dict[str, str]) -> None:
     """Each optional package may be missing, beginning with a core install, which has no click."""
-    program = f"import sys; sys.modules[{missing!r}] = None; from postdate.broker.cli.main import main; main()"
+    program = f"import sys; sys.modules[{missing!r}] = None; from postdate.command_line.main import main; main()"
 
     result = subprocess.run(
         [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
@@ -237,7 +237,7 @@ class Interrupting:
 sys.meta_path.insert(0, Interrupting())
 del sys.argv[1]
 sys.argv[0] = "postdate"
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 main()
 """
 

@@ -17,14 +17,14 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.fences.fence import Consumers, OrderFence
+from dispatcher.core.fences.fence import Consumers, DrainingHashEntry, OrderFence
 from dispatcher.core.items import SLOT, Item
 from dispatcher.core.selectors.assignment import Assignment
 from managed_ledger.position import Position
@@ -37,20 +37,10 @@ _NO_COLUMNS: Final = {name: array(code) for name, code in _COLUMN_TYPES.items()}
 """Shared by all subscriptions in which nothing drains; never changed."""
 
 
-class DrainingHashEntry(NamedTuple):
-    """One draining slot."""
-
-    slot: int
-    owner_index: int
-    """The consumer that still holds entries."""
-    ref_count: int
-    blocked_count: int
-    """How many entries were held back by it."""
-    since_ms: int
-
-
 class DrainingHashesTracker(OrderFence):
     """The draining slots; empty, and free of cost, unless a membership change left something behind."""
+
+    reason = "another consumer has not acknowledged earlier messages of the hash"
 
     def __init__(self) -> None:
         self.slots = BitMap()
@@ -65,11 +55,9 @@ class DrainingHashesTracker(OrderFence):
         return bool(self._columns["slots"])
 
     def get(self, slot: int) -> DrainingHashEntry | None:
-        """Return the entry of a slot, None if it does not drain."""
         return self._entry(self._row(slot)) if slot in self.slots else None
 
     def entries(self, owner_index: int | None = None) -> list[DrainingHashEntry]:
-        """Return the entries of one consumer, or of all, by slot."""
         owners = self._columns["owners"]
         return [self._entry(row) for row, owner in enumerate(owners) if owner_index is None or owner == owner_index]
 
@@ -139,7 +127,6 @@ class DrainingHashesTracker(OrderFence):
         return slots
 
     def cleared_total(self, owner_index: int) -> int:
-        """Return how many slots of a consumer were cleared since it came."""
         return self._cleared_totals.get(owner_index, 0)
 
     # Questions and messages of the core.

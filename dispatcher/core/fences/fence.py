@@ -11,19 +11,35 @@ leaves. The order within a slot is not a fence's business: no entry of a slot ov
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Item, Key
 from dispatcher.core.selectors.assignment import Assignment
+from dispatcher.stats import NewcomerStats
 from managed_ledger.position import Position
 
 Consumers = Mapping[int, ConsumerState]
 """The registered consumers by index."""
 
 
+class DrainingHashEntry(NamedTuple):
+    """One draining slot."""
+
+    slot: int
+    owner_index: int
+    """The consumer that still holds entries."""
+    ref_count: int
+    blocked_count: int
+    """How many entries were held back by it."""
+    since_ms: int
+
+
 class OrderFence(ABC):
     """Holds back entries that would break the order of a key."""
+
+    reason: ClassVar[str] = ""
+    """Why it holds an entry back, in words."""
 
     @property
     @abstractmethod
@@ -64,6 +80,24 @@ class OrderFence(ABC):
     def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
         """Note that everything before a position is acknowledged; return the slots that may go on, as `leaves`."""
         return []
+
+    # Questions of operators.
+
+    def get(self, slot: int) -> DrainingHashEntry | None:
+        """Return the entry of a slot that drains."""
+        return None
+
+    def entries(self, owner_index: int | None = None) -> list[DrainingHashEntry]:
+        """Return the slots that a consumer drains, or all, by slot."""
+        return []
+
+    def cleared_total(self, owner_index: int) -> int:
+        """Return how many slots a consumer has drained since it came."""
+        return 0
+
+    def newcomers(self, consumers: Consumers, indices: Collection[int]) -> NewcomerStats | None:
+        """Return what the ordering modes before PIP-379 show of the consumers with these indices."""
+        return None
 
     @abstractmethod
     def clear(self) -> None:

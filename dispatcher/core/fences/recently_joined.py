@@ -19,7 +19,7 @@ altogether, and a slot that moves between two consumers that are no newcomers is
 
 from abc import abstractmethod
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -28,6 +28,7 @@ from pyroaring import BitMap
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.fence import Consumers, OrderFence
 from dispatcher.core.items import ENTRY, LEDGER, Item, Key
+from dispatcher.stats import NewcomerStats
 from managed_ledger.position import Position
 from tracker.columns.position_set import PositionSet
 
@@ -66,6 +67,7 @@ class RecentlyJoinedFence(OrderFence):
         view: The log and the cursor.
     """
 
+    reason = "its consumer joined lately, and what came before that is not all acknowledged"
     watches_mark_delete = True
     # A bound is a position. By time, an entry beyond it could stand before one that must be acknowledged to lift it.
     is_by_position = True
@@ -124,6 +126,14 @@ class RecentlyJoinedFence(OrderFence):
         for index in released:
             del self.bounds[index]
         return list(waiting) if released else []
+
+    def newcomers(self, consumers: Consumers, indices: Collection[int]) -> NewcomerStats:
+        return NewcomerStats(
+            position_when_joining=[self.position_when_joining(index) for index in indices],
+            is_waiting=[index in self.bounds for index in indices],
+            last_sent_position=None,
+            individually_sent_positions=[],
+        )
 
     def clear(self) -> None:
         self.bounds.clear()
@@ -227,6 +237,22 @@ class LastSentPositionFence(RecentlyJoinedFence):
         """Return the last sent position of that moment."""
         bound = self.bounds_when_joining.get(consumer_index)
         return None if bound is None else self.before(bound)
+
+    def newcomers(self, consumers: Consumers, indices: Collection[int]) -> NewcomerStats:
+        ranges: list[tuple[Position, Position]] = []
+        for ledger_id, entries in self.individually_sent(consumers).items():
+            ids = np.array(entries.to_array(), dtype=np.int64)
+            begins = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+            ends = np.append(begins[1:], len(ids)) - 1
+            ranges += [
+                (Position(ledger_id, first - 1), Position(ledger_id, last))
+                for first, last in zip(ids[begins].tolist(), ids[ends].tolist(), strict=True)
+            ]
+        return replace(
+            super().newcomers(consumers, indices),
+            last_sent_position=self.before(self.first_unsent(consumers)),
+            individually_sent_positions=ranges,
+        )
 
     def before(self, position: Position) -> Position:
         """Return the position before another one; entry -1 of the first ledger when there is none."""

@@ -26,6 +26,8 @@ from tracker.columns.row_order import RowKey, row_count_through
 class HeldHeaders:
     """Headers ordered by delivery time, then position."""
 
+    __slots__ = ("_positions", "_runs")
+
     def __init__(self) -> None:
         self._runs: list[EntryHeaders] = []
         self._positions = PositionSet()

@@ -4,7 +4,7 @@ A key whose consumer is stuck must not stop the others, so reading goes on past 
 bytes a row. Each slot has a tail of rows, in order as a rule; one to which something earlier was added is sorted
 when that is reached.
 
-Left out: which consumer may have an entry, and the rule when an entry is parked (`waiting.py`).
+Left out: which consumer may have an entry, and the rule when an entry is parked (`replay_queue.py`).
 """
 
 from collections.abc import Iterator
@@ -80,6 +80,8 @@ class _Tail:
 
 class ParkedEntries:
     """Rows by slot, in the order of their delivery."""
+
+    __slots__ = ("_count", "_discarded", "_tails", "first")
 
     def __init__(self) -> None:
         self.first: dict[int, Item] = {}

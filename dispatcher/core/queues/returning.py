@@ -4,7 +4,7 @@ A consumer that leaves or asks for everything again can give back 50,000 entries
 microsecond each, so they are out of its hands at once, lie here, and go to their queues a portion at a time. No entry
 of a slot is given to a consumer before all of the slot are back, so the order of the slot is kept.
 
-Left out: the reasons to give entries back (`../multiple_consumers.py`), and the queues (`waiting.py`).
+Left out: the reasons to give entries back (`../multiple_consumers.py`), and the queues (`replay_queue.py`).
 """
 
 from collections import Counter
@@ -16,6 +16,8 @@ from dispatcher.core.items import SLOT, Item, Key, position_of
 
 class ReturningEntries:
     """Items by position, and how many there are of each slot."""
+
+    __slots__ = ("items", "slot_counts")
 
     def __init__(self) -> None:
         self.slot_counts: dict[int, int] = {}

@@ -118,15 +118,15 @@ TOPIC_FIGURES: Final[tuple[Metric[TopicSnapshot], ...]] = (
     Metric(
         "postdate_next_due_timestamp_seconds",
         "When the next scheduled message comes due, in seconds since the epoch; 0 where there is none, no sample where "
-        "that is not known. Of topics of more than 100,000 entries it is an estimate: of the delayed index, where the "
-        "message may have been cancelled, or of the last count in the log, where an earlier one may be due.",
+        "that is not known. It is an estimate: of the delayed index, where the message may have been cancelled, or of "
+        "the last count in the log, where an earlier one may be due.",
         lambda topic: _seconds(topic.next_deliver_at_ms),
         has_sum=False,
     ),
     Metric(
         "postdate_last_due_timestamp_seconds",
         "When the last scheduled message comes due, in seconds since the epoch; 0 where there is none, no sample where "
-        "that is not known. Of topics of more than 100,000 entries it is an upper bound.",
+        "that is not known. It is an upper bound.",
         lambda topic: _seconds(topic.last_deliver_at_ms),
         has_sum=False,
     ),

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from dispatcher.lateness import LATENESS_MS, LatenessHistogram
 from dispatcher.stats import ConsumerStats
 from managed_ledger.durations import BOUNDS_SECONDS
-from postdate.broker.admin.deleted_topics import DeletedTopics
+from postdate.broker.admin.ended_topics import EndedTopics
 from postdate.broker.admin.exposition import Labels, Sample, Samples, SummedSamples, family, label_text, label_texts
 from postdate.broker.admin.figures import (
     CONSUMER_FIGURES,
@@ -44,7 +44,7 @@ T = TypeVar("T")
 async def stream_metrics(
     cluster: str,
     topics: Iterable[TopicSnapshot],
-    deleted: Iterable[DeletedTopics] = (),
+    ended: Iterable[EndedTopics] = (),
     *,
     connection_count: int,
     topic_counts: Mapping[str, int],
@@ -58,7 +58,7 @@ async def stream_metrics(
     Args:
         cluster: The cluster's name.
         topics: Gives the figures of one topic after the other.
-        deleted: The counts of deleted topics, as they are at the moment that says which topics there are.
+        ended: The counts of topics that were closed, as they are at the moment that says which topics there are.
         connection_count: Open connections.
         topic_counts: The topics by namespace, also those of which no figures are known yet.
         is_by_topic: Whether topics and subscriptions have series of their own.
@@ -69,8 +69,8 @@ async def stream_metrics(
     page = MetricsPage(cluster, is_by_topic=is_by_topic, is_by_consumer=is_by_consumer)
     async for topic in in_slices(topics):
         page.add(topic)
-    for one in deleted:
-        page.add_deleted(one)
+    for one in ended:
+        page.add_ended(one)
     chunks = page.chunks(connection_count=connection_count, topic_counts=topic_counts, turns=turns, store=store)
     async for chunk in in_slices(chunks):
         yield chunk
@@ -130,15 +130,15 @@ class MetricsPage:
             self._subscription_counters.add(labels, topic.deleted_counters)
         self._add_index(labels, topic.shared_index, summed(topic.shared_index, topic.index_counters_before))
 
-    def add_deleted(self, deleted: DeletedTopics) -> None:
-        """Add what the deleted topics of a namespace have counted to its sums."""
-        labels = {**self._cluster, "namespace": deleted.namespace}
+    def add_ended(self, ended: EndedTopics) -> None:
+        """Add what topics of a namespace had counted when they were closed or deleted to its sums."""
+        labels = {**self._cluster, "namespace": ended.namespace}
         if not self._is_by_topic:
             for table in (self._topics, self._subscription_counters):
-                table.add_totals(labels, deleted.totals)
-            if any(deleted.lateness.counts):
-                self._add_lateness(labels, deleted.lateness)
-        self._add_index(labels, None, deleted.index_counters)
+                table.add_totals(labels, ended.totals)
+            if any(ended.lateness.counts):
+                self._add_lateness(labels, ended.lateness)
+        self._add_index(labels, None, ended.index_counters)
 
     def _add_lateness(self, labels: Labels, one: LatenessHistogram) -> None:
         text = label_text(labels)

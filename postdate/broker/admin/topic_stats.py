@@ -4,21 +4,24 @@ Names, nesting and units are a real Pulsar's (`tests/golden/admin`). Rates are t
 (`rates.py`). Fields of features that do not exist here are left out: replication, transactions, offloading, filters,
 throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages). Topics in, plain values out;
 thousands of subscriptions or consumers are described in slices; the figures of one subscription are of one moment.
-`stats_routes.py` sends them.
+`pulsar_handlers.py` sends them.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.stats import ConsumerStats, KeyStatus, NewcomerStats, SubscriptionStats
+from dispatcher.stats import ConsumerStats, NewcomerStats, SubscriptionStats
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.position import Position
 from managed_ledger.value_types import Json
+from postdate.broker.admin.refusal import RefusalError
+from postdate.broker.scheduled.answers import Count
 from postdate.broker.slices import in_slices
 from postdate.broker.topics.consumer import Consumer
 from postdate.broker.topics.rates import ConsumerCounters
@@ -227,36 +230,74 @@ async def topic_internal_stats(topic: Topic) -> Json:
     }
 
 
-async def topic_delayed_index(topic: Topic) -> Json:
-    """Return what `GET .../delayedIndex` answers; ours: the buckets of each index, over the ledgers of the log."""
-    indexes = []
-    async for name, stats, buckets in in_slices(topic.delayed_indexes()):
-        indexes.append(
-            {
-                "subscription": name,
-                "messages": stats.message_count,
-                "indexesInMemory": stats.index_loaded,
-                "snapshotSizeBytes": stats.snapshot_size_bytes,
-                "buckets": [
-                    {
-                        "firstLedgerId": one.first_ledger_id,
-                        "lastLedgerId": one.last_ledger_id,
-                        "state": one.state,
-                        "segments": one.segments,
-                        "loadedSegments": one.loaded_segments,
-                        "indexes": one.rows,
-                        "loadedIndexes": one.loaded_rows,
-                        "sizeBytes": one.size_bytes,
-                    }
-                    for one in buckets
-                ],
-            }
+class IndexBucket(Struct, kw_only=True, rename="camel"):
+    """A bucket of a delayed index."""
+
+    first_ledger_id: Count
+    last_ledger_id: Count
+    state: str
+    segments: Count
+    loaded_segments: Count
+    indexes: Count
+    loaded_indexes: Count
+    size_bytes: Count
+
+
+class Index(Struct, kw_only=True, rename="camel"):
+    """A delayed index."""
+
+    subscription: Annotated[str | None, Meta(description="Null for the index that subscriptions share")]
+    messages: Count
+    indexes_in_memory: Count
+    snapshot_size_bytes: Count
+    buckets: list[IndexBucket]
+
+
+class IndexLedger(Struct, kw_only=True, rename="camel"):
+    """A ledger of the log."""
+
+    ledger_id: Count
+    entries: Count
+    size: Count
+    is_open: bool
+
+
+class DelayedIndex(Struct, kw_only=True, rename="camel"):
+    """The buckets of each index, over the ledgers of the log."""
+
+    ledgers: list[IndexLedger]
+    indexes: list[Index]
+
+
+async def topic_delayed_index(topic: Topic) -> DelayedIndex:
+    """Return the answer of `GET .../delayedIndex`, an endpoint that Pulsar has not."""
+    indexes = [
+        Index(
+            subscription=name,
+            messages=stats.message_count,
+            indexes_in_memory=stats.index_loaded,
+            snapshot_size_bytes=stats.snapshot_size_bytes,
+            buckets=[
+                IndexBucket(
+                    first_ledger_id=one.first_ledger_id,
+                    last_ledger_id=one.last_ledger_id,
+                    state=one.state,
+                    segments=one.segments,
+                    loaded_segments=one.loaded_segments,
+                    indexes=one.rows,
+                    loaded_indexes=one.loaded_rows,
+                    size_bytes=one.size_bytes,
+                )
+                for one in buckets
+            ],
         )
+        async for name, stats, buckets in in_slices(topic.delayed_indexes())
+    ]
     ledgers = [
-        {"ledgerId": one.ledger_id, "entries": one.entries, "size": one.bytes, "isOpen": one.is_open}
+        IndexLedger(ledger_id=one.ledger_id, entries=one.entries, size=one.bytes, is_open=one.is_open)
         for one in topic.ledger.ledgers()
     ]
-    return {"ledgers": ledgers, "indexes": indexes}
+    return DelayedIndex(ledgers=ledgers, indexes=indexes)
 
 
 def _cursor(topic: Topic, subscription: Subscription) -> Json:
@@ -319,22 +360,51 @@ def _acknowledged_runs(topic: Topic, cursor: Cursor) -> Iterator[tuple[int, NDAr
         yield ledger.ledger_id, ids[begins], ids[ends]
 
 
-def key_status(key: bytes, status: KeyStatus) -> Json:
-    """Return the answer of `GET .../keyStatus`, an endpoint that Pulsar has not."""
-    return {
-        "key": key.decode(errors="backslashreplace"),
-        "hash": status.slot,
-        "owner": status.owner,
-        "waitingEntries": status.waiting_entries,
-        "reason": status.reason,
-        "blockedBy": status.draining_at,
-        "blockedSinceTimestamp": status.draining_since_ms,
-        "unackedEntries": len(status.held_by),
-        "unacked": [
-            {"position": _text(held.position), "consumerName": held.consumer_name}
+class UnackedEntry(Struct, kw_only=True, rename="camel"):
+    """An unacknowledged entry of a key."""
+
+    position: str
+    consumer_name: str
+
+
+class KeyStatusAnswer(Struct, kw_only=True, rename="camel"):
+    """Where a key is, and what it waits for."""
+
+    key: str
+    hash: Count
+    owner: str | None
+    waiting_entries: Count
+    reason: str
+    blocked_by: str | None
+    blocked_since_timestamp: int | None
+    unacked_entries: Count
+    unacked: list[UnackedEntry]
+
+
+def key_status(key: bytes, subscription: Subscription) -> KeyStatusAnswer:
+    """Return the answer about a key, which Pulsar has not.
+
+    Raises:
+        RefusalError: The subscription has no Key_Shared consumers.
+    """
+    status = None if subscription.dispatcher is None else subscription.dispatcher.key_status(key)
+    if status is None:
+        error = f"Subscription {subscription.name} has no Key_Shared consumers, so keys have no owners"
+        raise RefusalError(409, error, field="subscription", advice="Ask once a Key_Shared consumer is connected")
+    return KeyStatusAnswer(
+        key=key.decode(errors="backslashreplace"),
+        hash=status.slot,
+        owner=status.owner,
+        waiting_entries=status.waiting_entries,
+        reason=status.reason,
+        blocked_by=status.draining_at,
+        blocked_since_timestamp=status.draining_since_ms,
+        unacked_entries=len(status.held_by),
+        unacked=[
+            UnackedEntry(position=_text(held.position), consumer_name=held.consumer_name)
             for held in status.held_by[:HELD_SHOWN_MAX]
         ],
-    }
+    )
 
 
 def _text(position: Position) -> str:

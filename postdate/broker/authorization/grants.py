@@ -4,7 +4,7 @@
 
 That is the record of one namespace, so a change of a grant is one synced write: whole or not at all. A record that
 cannot be read grants nothing. Permissions are decided in `postdate.broker.authorization.permissions`, HTTP is in
-`postdate.broker.admin.permission_routes`.
+`postdate.broker.admin.pulsar_handlers`.
 """
 
 import asyncio

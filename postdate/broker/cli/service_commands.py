@@ -10,9 +10,7 @@ from typing import Any
 
 import click
 
-from postdate.broker.cli.command_groups import InstalledCommands
 from postdate.broker.cli.common import config_options, configure_logging, refusing, service_options
-from postdate.broker.cli.token_commands import token as token_group
 from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.broker.configuration.table import (
     commented_config,
@@ -32,20 +30,7 @@ logger = logging.getLogger(__name__)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.group(
-    cls=InstalledCommands,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=help_end("postdate demo", "postdate serve --config config/broker.conf", "postdate serve --help"),
-)
-@click.version_option(package_name="postdate", prog_name="postdate")
-def postdate() -> None:
-    """Delayed delivery: published now, delivered at its time, in key order, to one consumer per key."""
-
-
-postdate.add_command(token_group)
-
-
-@postdate.command(
+@click.command(
     epilog=help_end(
         "postdate serve",
         "postdate serve --config config/broker.conf",
@@ -189,7 +174,7 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-@postdate.command(
+@click.command(
     epilog=help_end(
         "postdate config",
         "postdate config --config config/broker.conf --changed",
@@ -244,7 +229,7 @@ def config(
         click.echo(config_lines(effective, changed_only=changed), nl=False)
 
 
-@postdate.command(
+@click.command(
     epilog=help_end(
         "postdate keys orders billing customer-17",
         "postdate keys shop/eu/orders billing customer-17 --url http://127.0.0.1:8081",

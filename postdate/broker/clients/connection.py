@@ -26,7 +26,6 @@ from postdate.broker.clients.acknowledging import acknowledge
 from postdate.broker.clients.publishing import Publisher
 from postdate.broker.clients.request_queues import RequestQueues
 from postdate.broker.clients.writability import READ_BYTES_MAX, Writability
-from postdate.broker.event_loop import call_at_end_of_turn
 from postdate.broker.network.listener import Accepted
 from postdate.broker.protocol import commands
 from postdate.broker.protocol.errors import ProtocolError
@@ -51,7 +50,7 @@ UNREAD_BYTES_MAX: Final = 32 * 1024 * 1024
 they may be larger than by default, so is this."""
 
 UNSENT_BYTES_MAX: Final = 64 * 1024
-"""Bytes of one turn that are kept for its end. A call of the system takes 15 µs, however little it sends."""
+"""Bytes of one turn that are kept for the next one. A call of the system takes 15 µs, however little it sends."""
 
 REQUESTS_MAX: Final = 1_000
 """Requests that wait for an answer; reading pauses above it."""
@@ -127,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         """By id of a producer that was closed for a refused message: the answer to its client's next request for it."""
         self._pauses: set[str] = set()
         self._unsent: list[bytes] = []
-        """Written in this turn of the event loop; sent at its end."""
+        """Written in this turn of the event loop; sent with the next one."""
         self._unsent_bytes = 0
         self._is_leaving = False
 
@@ -155,6 +154,7 @@ class Connection(asyncio.BufferedProtocol):
             logger.info("connection %s lost: %s", self.peer, exc)
         self._transport = None
         self.service.connections.discard(self)
+        self.service.ended_total += 1
         if self._accepted is not None:
             self._accepted.leave()
         self._begin_to_leave()
@@ -263,8 +263,10 @@ class Connection(asyncio.BufferedProtocol):
         is_first = not self._unsent
         self._unsent.append(data)
         self._unsent_bytes += len(data)
-        if self._unsent_bytes >= UNSENT_BYTES_MAX or (is_first and not call_at_end_of_turn(self._send)):
+        if self._unsent_bytes >= UNSENT_BYTES_MAX:
             self._send()
+        elif is_first:
+            asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         """Send what was written; many answers and messages of one turn are one call of the system."""

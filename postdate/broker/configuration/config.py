@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.value_types import InvalidValueError
 from postdate.broker.configuration.access import AccessConfig
 from postdate.broker.configuration.sources import collect
 from postdate.broker.configuration.text import ConfigError, Given, may_hold_password
@@ -35,62 +36,32 @@ _INT32: Final = (-(2**31), 2**31 - 1)
 """Pulsar's range of intervals. The next turn of a job with a much longer one is beyond the last date there is."""
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?0*([0-9]+)")
 _DIGITS_MAX: Final = 19
-_WORD: Final = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """The configuration of the service."""
+    """The configuration of the service; what each key means is told in `config/broker.conf` alone."""
 
     bind_address: str = field(default="127.0.0.1", metadata={"key": "bindAddress", "is_host": True})
-    """The address that both ports listen on; without authentication one of this machine alone.
-
-    Default 127.0.0.1, in Pulsar 0.0.0.0.
-    """
-
     is_insecure_bind_allowed: bool = field(default=False, metadata={"key": "insecureBindAllowed"})
-    """Whether other machines may connect without authentication (ours). Default off."""
-
     service_port: int | None = field(default=6650, metadata={"key": "brokerServicePort", "range": (1, 65535)})
-    """The port for Pulsar clients without TLS, None for none. Default 6650."""
-
     service_port_tls: int | None = field(default=None, metadata={"key": "brokerServicePortTls", "range": (1, 65535)})
-    """The port for Pulsar clients with TLS, None for none. Default none."""
-
     web_port: int | None = field(default=8080, metadata={"key": "webServicePort", "range": (1, 65535)})
-    """The port for health and metrics over HTTP, None for none. Default 8080."""
-
     web_port_tls: int | None = field(default=None, metadata={"key": "webServicePortTls", "range": (1, 65535)})
-    """The port for health and metrics over HTTPS, None for none. Default none."""
-
     tls: TlsConfig = field(default_factory=TlsConfig)
     """The certificates of the ports with TLS."""
 
     advertised_address: str | None = field(
         default=None, metadata={"key": "advertisedAddress", "is_host": True, "is_named": True}
     )
-    """The host name that look-ups answer, where clients reach the service by another than `bindAddress`.
-
-    Default empty: the bind address.
-    """
-
     access: AccessConfig = field(default_factory=AccessConfig)
     """Authentication and authorization."""
 
     cluster_name: str = field(default="standalone", metadata={"key": "clusterName"})
-    """The name in the metrics' `cluster` label and before the names of unnamed producers. Default standalone."""
-
     data_directory: Path = field(default=Path("data"), metadata={"key": "dataDirectory"})
-    """The folder of the log and of the snapshots, made when missing (ours). Default ./data."""
-
     bucket_snapshot_storage: str = field(
         default="rocksdb", metadata={"key": "bucketSnapshotStorage", "choices": ("rocksdb", "s3", "memory")}
     )
-    """Where snapshots of the delayed index are kept: `rocksdb` in the data folder, `s3`, or `memory` (ours).
-
-    `memory` loses them at every stop, and the index is read again from the log. Default rocksdb.
-    """
-
     s3: S3Config = field(default_factory=S3Config)
     """The place on S3, for `bucket_snapshot_storage` s3."""
 
@@ -100,8 +71,6 @@ class BrokerConfig:
     message_size_max: int = field(
         default=5 * 2**20, metadata={"key": "maxMessageSize", "range": (1, 2**31 - 1 - 10 * 1024)}
     )
-    """The largest message in bytes, metadata included; a larger one closes its connection. Default 5,242,880."""
-
     publish_buffer_bytes_max: int = field(
         default=256 * 2**20,
         metadata={
@@ -110,31 +79,13 @@ class BrokerConfig:
             "range": (2**20 * _INT32[0], 2**20 * _INT32[1]),
         },
     )
-    """Bytes of messages that may wait for the disk, of all connections; above it, nothing is read from senders.
-
-    Larger takes more memory while the disk stalls; 0 or less is no bound. Default 268,435,456, Pulsar's half of the
-    direct memory.
-    """
-
     keep_alive_interval_s: int = field(default=30, metadata={"key": "keepAliveIntervalSeconds", "range": _INT32})
-    """A client silent for this long is asked for a sign of life, and disconnected after as long again.
-
-    Smaller finds dead clients sooner; 0 or less never asks. Default 30.
-    """
-
     liveness_timeout_ms: int = field(
         default=5_000, metadata={"key": "connectionLivenessCheckTimeoutMillis", "range": (0, 3_600_000)}
     )
-    """How long a client may take to give a sign of life when another wants the key ranges that it has for itself.
-
-    Smaller frees the ranges of a dead client sooner, but may end one that is only slow; 0 never asks. Default 5,000.
-    """
-
     ttl_ms: int = field(
         default=0, metadata={"key": "ttlDurationDefaultInSeconds", "factor": 1_000, "range": (0, _INT64_MAX)}
     )
-    """A message is acknowledged by itself this long after it was published; 0 is never. Default 0."""
-
     expiry_check_interval_s: int = field(
         default=5 * 60,
         metadata={
@@ -143,30 +94,13 @@ class BrokerConfig:
             "range": (60 * _INT32[0], 60 * _INT32[1]),
         },
     )
-    """How often messages beyond their time to live are looked for; 0 or less switches it off. Default 5 minutes."""
-
     retention_check_interval_s: int = field(
         default=120, metadata={"key": "retentionCheckIntervalInSeconds", "range": _INT32}
     )
-    """How often ledgers are closed by age, and those that every subscription has finished are deleted.
-
-    Larger keeps finished ledgers on the disk for longer; 0 or less switches both off. Default 120.
-    """
-
     stats_interval_s: int = field(default=60, metadata={"key": "statsUpdateFrequencyInSecs", "range": _INT32})
-    """How often rates are computed and a line of statistics is logged; 0 or less is never. Default 60."""
-
     is_unsupported_ignored: bool = field(default=False, metadata={"key": "unsupportedConfigIgnored"})
-    """Whether keys of Pulsar for features that are missing here warn instead of refusing the start (ours).
-
-    Never those of security. Default off.
-    """
     has_topic_metrics: bool = field(default=True, metadata={"key": "exposeTopicLevelMetricsInPrometheus"})
-    """Whether `/metrics` has series for each topic and subscription; else for each namespace. Default on."""
-
     has_consumer_metrics: bool = field(default=False, metadata={"key": "exposeConsumerLevelMetricsInPrometheus"})
-    """Whether it has series for each consumer, too. Default off."""
-
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     """How many connections, topics, subscriptions, producers and consumers there may be."""
 
@@ -193,7 +127,8 @@ class BrokerConfig:
             _check_limits(one, getattr(self, one.name))
         self._check_ports()
         if self.bucket_snapshot_storage == "s3" and not self.s3.bucket:
-            raise ValueError("bucket_snapshot_storage must be rocksdb or memory where bucketSnapshotS3Bucket is empty")
+            rule = "rocksdb or memory where bucketSnapshotS3Bucket is empty"
+            raise InvalidValueError("bucket_snapshot_storage", rule)
 
     def refusal(self, key: str, reason: str) -> ConfigError:
         """Return the error that a key's value cannot be used: a file that it names cannot be read, for example."""
@@ -203,14 +138,14 @@ class BrokerConfig:
     def _check_ports(self) -> None:
         for plain, with_tls in (("service_port", "service_port_tls"), ("web_port", "web_port_tls")):
             if getattr(self, plain) is None and getattr(self, with_tls) is None:
-                raise ValueError(f"{plain} must be a port where {with_tls} is empty")
+                raise InvalidValueError(plain, f"a port where {{{with_tls}}} is empty")
             if getattr(self, with_tls) is not None and self.tls.certificate_path is None:
-                raise ValueError(f"{with_tls} must be empty where tlsCertificateFilePath and tlsKeyFilePath are")
+                raise InvalidValueError(with_tls, "empty where tlsCertificateFilePath and tlsKeyFilePath are")
         taken: dict[int, str] = {}
         for name in ("service_port", "service_port_tls", "web_port", "web_port_tls"):
             port = getattr(self, name)
             if port in taken:
-                raise ValueError(f"{name} must be another port than {taken[port]}, but is {port}")
+                raise InvalidValueError(name, f"another port than {{{taken[port]}}}", value=port)
             if port is not None:
                 taken[port] = name
 
@@ -357,41 +292,19 @@ def _expanded(setting: Setting, given: Given) -> Path:
 def _build(default: Any, changes: dict[str, Any], section: str | None, given: Mapping[str, Given]) -> Any:
     """Apply changes to a dataclass; when it refuses them, name the key at fault.
 
-    The dataclasses know fields, not keys: their `ValueError` starts with the field's name and says what it must be.
+    That is the key of the field that breaks a rule, or where that was not given, of the first other one in the rule.
     """
     try:
         return replace(default, **changes)
-    except ValueError as error:
+    except InvalidValueError as error:
         by_field = {setting.field.name: setting for setting in settings() if setting.section == section}
-        blamed = by_field[_field_at_fault(default, changes, str(error), by_field)]
-        raise _error(blamed, given[blamed.key], _in_keys(str(error), blamed, by_field)) from error
-
-
-def _field_at_fault(default: Any, changes: Mapping[str, Any], complaint: str, by_field: Mapping[str, Setting]) -> str:
-    """Return the first changed field that the error names, otherwise the one without which the rest is accepted."""
-    words: list[str] = _WORD.findall(complaint)
-    for word in words:
-        if word in by_field and word in changes:
-            return word
-    for name in changes:
-        try:
-            replace(default, **{other: value for other, value in changes.items() if other != name})
-        except ValueError:
-            continue
-        if name in by_field:
-            return name
-    return next(name for name in changes if name in by_field)
-
-
-def _in_keys(complaint: str, blamed: Setting, by_field: Mapping[str, Setting]) -> str:
-    """Return the text of a dataclass's error with keys for fields, and its bound in the file's unit."""
-    text = _WORD.sub(lambda word: by_field[word[0]].key if word[0] in by_field else word[0], complaint)
-    limit = re.search(r"must be .*", text)
-    if limit is None or not complaint.startswith(f"{blamed.field.name} "):
-        return text
-    # The error names the value elsewhere. Bounds are in the field's unit; in the file's unit they round up.
-    text = re.sub(r", but is .*", "", limit[0])
-    return re.sub(r"-?\d+", lambda number: str(-(-int(number[0]) // blamed.factor)), text)
+        broken = by_field[error.field]
+        reason = f"must be {error.rule_in({name: one.key for name, one in by_field.items()}, broken.factor)}"
+        blamed = next(by_field[name] for name in (error.field, *error.other_fields) if by_field[name].key in given)
+        if blamed is not broken:
+            value = error.value // broken.factor if isinstance(error.value, int) else error.value
+            reason = f"{broken.key} {reason}, but is {value}"
+        raise _error(blamed, given[blamed.key], reason) from error
 
 
 def _error(setting: Setting, given: Given, reason: str) -> ConfigError:
@@ -405,11 +318,11 @@ def _error(setting: Setting, given: Given, reason: str) -> ConfigError:
 def _check_limits(one: Field[Any], value: Any) -> None:
     least, most = one.metadata.get("range", (None, None))
     if least is not None and value is not None and not least <= value <= most:
-        raise ValueError(f"{one.name} must be from {least} to {most}, but is {value}")
+        raise InvalidValueError(one.name, "from {least} to {most}", value=value, least=least, most=most)
     if one.metadata.get("is_host", False) and value is not None and not is_host(value):
-        raise ValueError(f"{one.name} must be a host name or an address, without scheme and port, but is {value}")
+        raise InvalidValueError(one.name, "a host name or an address, without scheme and port", value=value)
     if one.metadata.get("is_named", False) and value is not None and is_wildcard(value):
-        raise ValueError(f"{one.name} must be one host that clients can connect to, but is {value}")
+        raise InvalidValueError(one.name, "one host that clients can connect to", value=value)
     choices = one.metadata.get("choices")
     if choices is not None and value not in choices:
-        raise ValueError(f"{one.name} must be {' or '.join(choices)}, but is {value}")
+        raise InvalidValueError(one.name, " or ".join(choices), value=value)

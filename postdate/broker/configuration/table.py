@@ -9,7 +9,7 @@ from typing import Final
 
 from postdate.broker.configuration.config import BrokerConfig, settings
 
-_OF_THE_CHECKOUT: Final = Path(__file__).parents[2] / "config/broker.conf"
+_OF_THE_CHECKOUT: Final = Path(__file__).parents[3] / "config/broker.conf"
 
 
 def commented_config() -> str:

@@ -1,44 +1,31 @@
-"""The ports: accept connections, tell TLS from plain, and hand connections over to their protocol.
+"""The ports: accept connections, count them, end silent ones, and hand the others over to their protocol.
 
-    accept ─► counted ─► first byte ─┬─ as the port has it ─► TLS handshake, on a TLS port ─► Connection or web handler
-                                     └─ the other kind ─────► a line in the log, and the end
+    accept ─► counted ─► TLS handshake, on a TLS port ─► first byte ─┬─► Connection or web handler
+                                                                     └─ TLS on a plain port ─► a line in the log
 
-Until its first byte arrives, a connection is a socket and a timer, so many silent ones cost little. From accept on a
+Until its first byte arrives, a connection is a transport and a timer, so many silent ones cost little. From accept on a
 connection counts for the limits, and its time to CONNECT runs. Protocols are left out; certificates are in
 `postdate.broker.network.tls`.
 """
 
 import asyncio
-import errno
 import logging
 import resource
-import socket
 import ssl
-from asyncio import sslproto
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 128
 """Connections that the operating system keeps until they are accepted."""
 
-ACCEPT_RETRY_S: Final = 1.0
-"""The pause of accepting after the process has run out of file descriptors or memory."""
-
-TLS_BUFFER_BYTES: Final = 16 * 1024
-"""The receive buffer of a TLS connection: the size of a TLS record."""
-
 TLS_CLOSE_S: Final = 1.0
 """How long a client may take to confirm the end of TLS."""
 
-_LEAST_HANDSHAKE_S: Final = 0.001
-
 _TLS_HANDSHAKE: Final = b"\x16"
 """The first byte of every TLS connection. As the beginning of a frame it would stand for over 350 MB."""
-
-_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TlsContexts(Protocol):
@@ -98,7 +85,7 @@ class Port:
         factory: Makes the protocol that speaks on a connection, and calls `Accepted.leave` when it is lost.
         connect_timeout_s: From accept to the end of the TLS handshake and the first byte.
         tls: The certificates, None for a plain port.
-        advice: Advice for a client of the other kind, for the log.
+        advice: Advice for a client that speaks TLS on a plain port, or the other way round; for the log.
         admission: Decides which connections are accepted, None for all.
     """
 
@@ -125,167 +112,150 @@ def allow_open_files() -> int:
     return hard
 
 
-def limit_tls_buffers() -> None:
-    """Let a TLS connection keep 16 KiB instead of asyncio's 256; called by the main program before it listens.
-
-    The constant is asyncio's own, of the whole process, and there is no other way to it.
-    """
-    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
-
-
-_TLS_READ_BUFFER: Final = bytearray(TLS_BUFFER_BYTES)
-
-
-def _share_read_buffer(transport: asyncio.Transport) -> None:
-    """Let a connection with TLS read into one buffer with all others: it is emptied in the same turn of the loop.
-
-    asyncio has no other way to it than its own attributes; without them, a connection keeps a buffer of its own.
-    """
-    protocol = getattr(transport, "_ssl_protocol", None)
-    if protocol is not None:
-        protocol._ssl_buffer = _TLS_READ_BUFFER
-        protocol._ssl_buffer_view = memoryview(_TLS_READ_BUFFER)
-
-
 async def listen(port: Port) -> "Listener":
     """Listen on a port.
 
     Raises:
         OSError: It cannot be listened on.
     """
-    server = await asyncio.get_running_loop().create_server(
-        asyncio.Protocol, port.host, port.number, start_serving=False
-    )
-    # asyncio's server is used for binding alone: its accept would start the protocol before the first byte.
-    sockets = [one.dup() for one in server.sockets]
-    server.close()
-    for one in sockets:
-        one.setblocking(False)
-        one.listen(BACKLOG)
-    return Listener(port, sockets)
+    listener = Listener(port)
+    await listener.open()
+    return listener
 
 
 class Listener:
     """One port that is listened on; made by `listen`."""
 
-    def __init__(self, port: Port, sockets: list[socket.socket]) -> None:
-        self._port = port
-        self.number: int = sockets[0].getsockname()[1]
-        """The port's number."""
-        self._sockets = sockets
-        self._loop = asyncio.get_running_loop()
-        self._silent: dict[socket.socket, tuple[Accepted, asyncio.TimerHandle]] = {}
-        self._beginning: set[asyncio.Task[None]] = set()
-        self._retry: asyncio.TimerHandle | None = None
-        self._is_closed = False
-        self._accept_from_all()
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.number = port.number
+        """The port's number; a free one once it listens, where 0 was asked for."""
+        self.arrivals: set[_Arrival] = set()
+        """Connections that have no protocol yet."""
+
+    async def open(self) -> None:
+        """Begin to accept.
+
+        Raises:
+            OSError: The port cannot be listened on.
+        """
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Arrival(self), self.port.host, self.port.number, backlog=BACKLOG
+        )
+        self.number = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Stop accepting, and end connections that no protocol has taken over yet; a second call changes nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._retry is not None:
-            self._retry.cancel()
-        for one in self._sockets:
-            self._loop.remove_reader(one)
-            one.close()
-        for one in list(self._silent):
-            self._drop(one)
-        for task in self._beginning:
-            task.cancel()
-        await asyncio.gather(*self._beginning, return_exceptions=True)
+        self._server.close()
+        await asyncio.gather(*(one.end() for one in list(self.arrivals)))
 
-    # ---- accept ----
 
-    def _accept_from_all(self) -> None:
-        self._retry = None
-        for one in self._sockets:
-            self._loop.add_reader(one, self._accept, one)
+class _Arrival(asyncio.Protocol):
+    """A connection from accept to its first byte, in the clear or of TLS; then its own protocol takes over.
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(BACKLOG):
-            try:
-                accepted, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-                self._rest(error)
-                return
-            self._add(accepted, address[:2])
+    Args:
+        listener: The port that it came to.
+    """
 
-    def _rest(self, error: OSError) -> None:
-        logger.error("no connection is accepted on port %d for %g s: %s", self.number, ACCEPT_RETRY_S, error)
-        for one in self._sockets:
-            self._loop.remove_reader(one)
-        self._retry = self._loop.call_later(ACCEPT_RETRY_S, self._accept_from_all)
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._port = listener.port
+        self._received = b""
 
-    # ---- until the first byte ----
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        loop = asyncio.get_running_loop()
+        self._abort = transport.abort
+        self._timer = loop.call_later(self._port.connect_timeout_s, transport.abort)
+        peer = transport.get_extra_info("peername")[:2]
+        self._accepted = Accepted(self._port.admission, peer, self._timer.when())
+        self._transport: asyncio.Transport | None = transport
+        self._handshake: asyncio.Task[None] | None = None
+        self._listener.arrivals.add(self)
+        if self._port.tls is not None:
+            self._transport = None
+            transport.pause_reading()
+            self._handshake = loop.create_task(self._start_tls(transport, self._port.tls.current()))
 
-    def _add(self, silent: socket.socket, peer: tuple[str, int]) -> None:
-        silent.setblocking(False)
-        timer = self._loop.call_later(self._port.connect_timeout_s, self._drop, silent)
-        self._silent[silent] = (Accepted(self._port.admission, peer, timer.when()), timer)
-        self._loop.add_reader(silent, self._look, silent)
-
-    def _look(self, silent: socket.socket) -> None:
+    async def _start_tls(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
         try:
-            first = silent.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            first = b""
-        if not first:
-            self._drop(silent)
-        elif (first == _TLS_HANDSHAKE) is not (self._port.tls is not None):
-            logger.warning(
-                "closing connection %s: it speaks %s, and port %d %s; %s",
-                self._silent[silent][0].peer,
-                *(("TLS", self.number, "does not") if self._port.tls is None else ("no TLS", self.number, "does")),
-                self._port.advice,
+            self._transport = await asyncio.get_running_loop().start_tls(
+                transport,
+                self,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=self._port.connect_timeout_s,
+                ssl_shutdown_timeout=TLS_CLOSE_S,
             )
-            self._drop(silent)
-        else:
-            task = self._loop.create_task(self._hand_over(silent, self._take(silent)))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
-
-    def _drop(self, silent: socket.socket) -> None:
-        self._take(silent).leave()
-        silent.close()
-
-    def _take(self, silent: socket.socket) -> Accepted:
-        accepted, timer = self._silent.pop(silent)
-        timer.cancel()
-        self._loop.remove_reader(silent)
-        return accepted
-
-    # ---- from the first byte ----
-
-    async def _hand_over(self, connection: socket.socket, accepted: Accepted) -> None:
-        try:
-            transport, _ = await self._loop.connect_accepted_socket(
-                lambda: self._port.factory(accepted), connection, **self._tls_options(accepted)
-            )
-            _share_read_buffer(transport)
-        except BaseException as error:
-            accepted.leave()
-            if not isinstance(error, OSError):
-                raise
+        except OSError as error:
             # An end without a text has no reason either; some clients do not report that they distrust the certificate.
             reason = str(error) or "the client ended it, as one may that does not trust the certificate"
-            logger.warning("TLS handshake with %s failed: %s", accepted.peer, reason)
-            # asyncio's frames hold the error that holds them; without its trace, the buffers go now and not at some
-            # collection of garbage.
-            error.__traceback__ = None
+            advice = f"; {self._port.advice}" if isinstance(error, ssl.SSLError) and _is_plain(error) else ""
+            logger.warning("TLS handshake with %s failed: %s%s", self._accepted.peer, reason, advice)
+            self._leave()
+            return
+        if self._transport is None:
+            # asyncio gives no transport where the connection was aborted.
+            self._leave()
+        elif self._received:
+            # They came with the last message of the handshake.
+            self._hand_over(self._received)
 
-    def _tls_options(self, accepted: Accepted) -> dict[str, Any]:
-        if self._port.tls is None:
-            return {}
-        return {
-            "ssl": self._port.tls.current(),
-            "ssl_handshake_timeout": max(accepted.deadline_s - self._loop.time(), _LEAST_HANDSHAKE_S),
-            "ssl_shutdown_timeout": TLS_CLOSE_S,
-        }
+    def data_received(self, data: bytes) -> None:
+        if self._port.tls is None and data.startswith(_TLS_HANDSHAKE):
+            logger.warning(
+                "closing connection %s: it speaks TLS, and port %d does not; %s",
+                self._accepted.peer,
+                self._listener.number,
+                self._port.advice,
+            )
+            self._abort()
+        elif self._transport is None:
+            self._received += data
+        else:
+            self._hand_over(data)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._leave()
+
+    async def end(self) -> None:
+        """End the connection; the end of a handshake is waited for."""
+        self._abort()
+        if self._handshake is not None:
+            await asyncio.wait([self._handshake])
+
+    def _hand_over(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._forget()
+        protocol = self._port.factory(self._accepted)
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        _feed(protocol, data)
+
+    def _leave(self) -> None:
+        self._forget()
+        self._accepted.leave()
+
+    def _forget(self) -> None:
+        self._timer.cancel()
+        self._listener.arrivals.discard(self)
+
+
+def _is_plain(error: ssl.SSLError) -> bool:
+    """Whether a handshake failed because the client speaks no TLS."""
+    return error.reason in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER")
+
+
+def _feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
+    """Give a protocol bytes that came before it."""
+    if not isinstance(protocol, asyncio.BufferedProtocol):
+        assert isinstance(protocol, asyncio.Protocol)
+        protocol.data_received(data)
+        return
+    while data:
+        # The stub says Buffer, of which no length is known.
+        buffer = memoryview(protocol.get_buffer(len(data)))
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        protocol.buffer_updated(size)
+        data = data[size:]

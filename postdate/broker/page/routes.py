@@ -4,7 +4,7 @@
     GET /page/...     its modules, style, icon and charting library (uPlot, with its licence)
 
 The files hold no data, so every caller may read them. The page reads its data from the API, with the token of its user.
-Each file has a route of its own, so no other file of the machine can be read.
+The files are read when the module is imported, so no other file of the machine can be asked for.
 """
 
 import hashlib
@@ -15,7 +15,6 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 _HEADERS: Final = {
     # Scripts, styles and connections of this origin alone: a name that came from a producer can run nothing.
@@ -61,20 +60,20 @@ PAGE_PATHS: Final = frozenset(_FILES)
 """The paths that every caller may read."""
 
 
-def page_routes() -> list[web.RouteDef]:
-    """Return the routes, to be given to `start_web`."""
-    return [web.get(path, _sending(file)) for path, file in _FILES.items()]
+def page_response(request: web.Request) -> web.Response:
+    """Return the answer to a request for a file of the page.
 
-
-def _sending(file: _File) -> Handler:
-    async def send(request: web.Request) -> web.StreamResponse:
-        known = request.if_none_match or ()
-        is_known = any(one.value in (file.etag, "*") for one in known)
-        response = web.Response(status=304, headers=_HEADERS) if is_known else _whole(file)
-        response.etag = file.etag
-        return response
-
-    return send
+    Raises:
+        HTTPNotFound: The page has no file of this path.
+    """
+    file = _FILES.get(request.path)
+    if file is None:
+        raise web.HTTPNotFound
+    known = request.if_none_match or ()
+    is_known = any(one.value in (file.etag, "*") for one in known)
+    response = web.Response(status=304, headers=_HEADERS) if is_known else _whole(file)
+    response.etag = file.etag
+    return response
 
 
 def _whole(file: _File) -> web.Response:

@@ -2,10 +2,10 @@
 
 The index does not know it while it recovers, and a subscription that has had no consumer since the start has no index:
 it costs memory, and most of ten thousand topics are quiet. The headers in the log and the cursor say it exactly. A
-request for the stats of one topic counts all its subscriptions. `/metrics` asks for all topics, again and again, so it
-counts those whose dispatcher does not know all or has other entries than delayed ones, and in a long log those whose
-index does not say when the next message comes due (`postdate.broker.scheduled.due_times`). Of a long log only a few
-times are kept, and it is counted again only so often that counting takes a small share of the time.
+request for the stats of one topic counts all its subscriptions. A periodic job counts, for `/metrics`, those whose
+dispatcher does not know all or has other entries than delayed ones, and in a long log those whose index does not say
+when the next message comes due; `/metrics` itself reads the last count. Of a long log only a few times are kept, and it
+is counted again only so often that counting takes a small share of the time.
 """
 
 import logging
@@ -16,15 +16,17 @@ from typing import Final
 from managed_ledger.errors import LedgerError
 from managed_ledger.value_types import Clock
 from postdate.broker.scheduled.catalog import ScheduleCatalog
-from postdate.broker.scheduled.due_times import EXACT_ENTRIES_MAX, may_have_delayed, next_in_index
 from postdate.broker.scheduled.topic_schedule import schedules_of_each, totals_of_each
 from postdate.broker.slices import Turns
 from postdate.broker.topics.delayed_range import delays_through
-from postdate.broker.topics.figures import NOTHING_SCHEDULED, ScheduledCounts
+from postdate.broker.topics.figures import ScheduledCounts
 from postdate.broker.topics.subscription import DelayedInLog, Subscription
 from postdate.broker.topics.topic import Topic
 
 logger = logging.getLogger(__name__)
+
+KEPT_ENTRIES_MAX: Final = 100_000
+"""The longest log whose columns are kept."""
 
 COUNTED_ENTRIES_MAX: Final = 5_000_000
 """The longest log whose messages are counted for its stats: 80 MB of columns, 0.3 s where they are not in memory."""
@@ -42,7 +44,7 @@ async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) 
     The result is empty for a longer log, and for one that cannot be read.
     """
     if topic.ledger.entries_total > COUNTED_ENTRIES_MAX:
-        await note_delayed(topic, catalog, now_ms)
+        await count_delayed(topic, catalog, now_ms)
         return {}
     delaying = [one for one in topic.subscriptions.values() if one.has_delays]
     try:
@@ -53,20 +55,18 @@ async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) 
         return {}
 
 
-async def note_delayed(
+async def count_delayed(
     topic: Topic,
     catalog: ScheduleCatalog,
     now_ms: Clock,
     *,
-    kept_entries_max: int = EXACT_ENTRIES_MAX,
+    kept_entries_max: int = KEPT_ENTRIES_MAX,
     monotonic_s: Callable[[], float] = time.monotonic,
-) -> list[Subscription]:
-    """Note at each subscription how many messages are delayed, overdue and in hand; log what fails.
+) -> None:
+    """Count for each subscription how many messages are delayed, overdue and in hand; log what fails.
 
     The log is counted where a dispatcher does not know it: other entries than delayed ones wait as well, or consumers
     have some. Where nothing has changed since the last count, that one holds.
-
-    The result is the subscriptions that may have delayed messages.
 
     Args:
         topic: An open topic.
@@ -77,19 +77,16 @@ async def note_delayed(
     """
     is_long = topic.ledger.entries_total > kept_entries_max
     now = now_ms()
-    delaying: list[Subscription] = []
     counted: list[Subscription] = []
     turns = Turns()
     for subscription in list(topic.subscriptions.values()):
-        may_delay = may_have_delayed(topic, subscription, now)
-        known = _known(subscription)
-        if may_delay:
-            delaying.append(subscription)
+        may_delay = subscription.may_have_delayed(now)
+        known = subscription.known_counts()
         if known is not None:
             subscription.scheduled = known
             if not may_delay:
                 subscription.delayed_in_log = DelayedInLog()
-        is_next_unknown = may_delay and is_long and next_in_index(subscription, now) is None
+        is_next_unknown = may_delay and is_long and subscription.next_in_index(now) is None
         if (known is None or is_next_unknown) and not _is_as_counted(topic, subscription, now):
             counted.append(subscription)
         await turns.give_way()
@@ -97,7 +94,7 @@ async def note_delayed(
     backlogs = [one.cursor.backlog for one in counted]
     is_costly = is_long or topic.ledger.entries_total * len(counted) > COUNTED_ENTRIES_MAX
     if not counted or (is_costly and all(begin_s < one.delayed_in_log.valid_until_s for one in counted)):
-        return delaying
+        return
     # A catalog without room keeps nothing.
     columns = ScheduleCatalog(bytes_max=0) if is_long else catalog
     share = COUNTING_SHARE_WHILE_SENT if all(one.knows_all_delayed for one in counted) else COUNTING_SHARE
@@ -108,7 +105,7 @@ async def note_delayed(
         logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
         for subscription in counted:
             subscription.scheduled = None
-        return delaying
+        return
     end_s = monotonic_s()
     for subscription, of_one, backlog in zip(counted, totals, backlogs, strict=True):
         subscription.scheduled = ScheduledCounts(of_one.delayed, of_one.overdue, of_one.in_hand)
@@ -120,17 +117,6 @@ async def note_delayed(
             of_one.some_deliver_at_ms,
             delays_through(subscription.cursor, topic.delayed_delivery),
         )
-    return delaying
-
-
-def _known(subscription: Subscription) -> ScheduledCounts | None:
-    """Return the counts where the log need not be read for them."""
-    if not subscription.has_delays or not subscription.cursor.backlog:
-        return NOTHING_SCHEDULED
-    if subscription.dispatcher is None or not subscription.knows_all_delayed:
-        return None
-    delayed = subscription.dispatcher.delayed_if_quiet()
-    return None if delayed is None else ScheduledCounts(delayed)
 
 
 def _is_as_counted(topic: Topic, subscription: Subscription, now_ms: int) -> bool:

@@ -15,19 +15,20 @@ complete, the state of a message whose time to live has ended is `acknowledged`,
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import Final
 
 import numpy as np
+from msgspec.structs import asdict
 from pyroaring import BitMap
 
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.errors import DAMAGE_REMEDY
 from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Json
-from postdate.broker.scheduled.messages import READ_ENTRIES, both, described, described_without_entry
+from postdate.broker.scheduled.answers import ExplainedMessage, Explanation, State, both
+from postdate.broker.scheduled.messages import READ_ENTRIES, described, described_without_entry
 from postdate.broker.scheduled.operations import Selector
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
 from postdate.broker.topics.delayed_range import delays_through
@@ -46,14 +47,16 @@ SEARCHED_ENTRIES_MAX: Final = 1_000_000
 class KeyExplanation:
     """The messages found of a key, and how far the search for undelayed ones went."""
 
-    answer: Json
+    answer: Explanation
     searched: int
     """Entries of the backlog whose headers were looked at."""
     is_whole: bool
     """Whether that was the whole backlog."""
 
 
-async def explain_message(schedule: TopicSchedule, message_id: Position, *, now_ms: int, ttl_ms: int) -> Json | None:
+async def explain_message(
+    schedule: TopicSchedule, message_id: Position, *, now_ms: int, ttl_ms: int
+) -> Explanation | None:
     """Return the state of a message, None where the log has none of this id.
 
     Raises:
@@ -68,7 +71,7 @@ async def explain_message(schedule: TopicSchedule, message_id: Position, *, now_
     if entry is None and not damaged:
         return None
     found = _explained(schedule, entry, headers, 0, now_ms, ttl_ms)
-    return {"sentence": found["sentence"], "messages": [found]}
+    return Explanation(sentence=found.sentence, messages=[found])
 
 
 async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_ms: int) -> KeyExplanation:
@@ -81,7 +84,7 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
     """
     selector = Selector(key=key)
     wanted = selector.wanted
-    found: list[tuple[int, Json]] = []
+    found: list[tuple[int, ExplainedMessage]] = []
 
     async def take(headers: EntryHeaders) -> None:
         entries, damaged = await schedule.topic.ledger.read_intact_payloads(headers.ledger_ids, headers.entry_ids)
@@ -92,7 +95,7 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
                 continue
             explained = _explained(schedule, entry, headers, row, now_ms, ttl_ms)
             # It may have been acknowledged meanwhile.
-            if any(state["state"] not in _ENDS for state in explained["subscriptions"]):
+            if any(one.state not in _ENDS for one in explained.subscriptions):
                 found.append((_time_ms(headers, row), explained))
 
     while len(found) <= MESSAGES_MAX:
@@ -108,13 +111,13 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
             break
     # Stable: messages of one time stay in the order of the log.
     found.sort(key=lambda one: one[0])
-    messages = [json for _, json in found[:MESSAGES_MAX]]
+    messages = [one for _, one in found[:MESSAGES_MAX]]
     sentence = ""
     if messages:
         count = str(len(messages)) if len(found) <= MESSAGES_MAX else f"more than {MESSAGES_MAX}"
         what = "1 message of this key is" if count == "1" else f"{count} messages of this key are"
-        sentence = f"{what} not acknowledged; the first one: {messages[0]['sentence']}"
-    return KeyExplanation({"sentence": sentence, "messages": messages}, search.searched, search.is_whole)
+        sentence = f"{what} not acknowledged; the first one: {messages[0].sentence}"
+    return KeyExplanation(Explanation(sentence=sentence, messages=messages), search.searched, search.is_whole)
 
 
 class _BacklogSearch:
@@ -168,29 +171,29 @@ def _time_ms(headers: EntryHeaders, row: int) -> int:
 
 def _explained(
     schedule: TopicSchedule, entry: bytes | None, headers: EntryHeaders, row: int, now_ms: int, ttl_ms: int
-) -> Json:
+) -> ExplainedMessage:
     """Explain one message; `entry` is None where the log is damaged."""
-    json = described_without_entry(row, headers) if entry is None else described(entry, row, headers, has_payload=False)
-    deliver_at_ms = int(headers.deliver_at_ms[row])
+    is_ahead = int(headers.deliver_at_ms[row]) > now_ms
+    message = (
+        described_without_entry(row, headers) if entry is None else described(entry, row, headers, has_payload=False)
+    )
     states = [
         _with_ignored_delay(
             _of_subscription(schedule, one, headers, row, now_ms, ttl_ms, is_damaged=entry is None),
             one,
-            is_ahead=deliver_at_ms > now_ms,
+            is_ahead=is_ahead,
         )
         for one in schedule.subscriptions
     ]
-    if deliver_at_ms == NOT_DELAYED:
-        json = json | both("deliverAt", None)
     if not states:
-        sentence = f"{json['messageId']} is in the log, and the topic has no subscription that would get it."
+        sentence = f"{message.message_id} is in the log, and the topic has no subscription that would get it."
     else:
         # A state before the acknowledgement says more than one after it.
-        first = min(states, key=lambda one: _ENDS.get(one["state"], 0))
-        sentence = first["sentence"]
+        first = min(states, key=lambda one: _ENDS.get(one.state, 0))
+        sentence = first.sentence
         if len(states) > 1:
-            sentence = f"{first['subscription']}: {sentence}"
-    return json | {"sentence": sentence, "subscriptions": states}
+            sentence = f"{first.subscription}: {sentence}"
+    return ExplainedMessage(**asdict(message), sentence=sentence, subscriptions=states)
 
 
 def _of_subscription(
@@ -202,18 +205,18 @@ def _of_subscription(
     ttl_ms: int,
     *,
     is_damaged: bool,
-) -> Json:
+) -> State:
     position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
-    state: Json = {
-        "subscription": subscription.name,
-        "state": "",
-        "sentence": "",
-        "consumer": None,
-        **both("since", None),
-        "slot": None,
-        "reason": None,
-        "mayHaveExpired": False,
-    }
+    answer = partial(
+        State,
+        subscription=subscription.name,
+        consumer=None,
+        since_ms=None,
+        since=None,
+        slot=None,
+        reason=None,
+        may_have_expired=False,
+    )
     deliver_at_ms = int(headers.deliver_at_ms[row])
     is_delayed = (
         deliver_at_ms != NOT_DELAYED
@@ -222,91 +225,77 @@ def _of_subscription(
     )
     if schedule.moment.is_acknowledged(subscription, position):
         lives_from_ms = max(deliver_at_ms, int(headers.publish_time_ms[row]))
+        is_over = 0 < ttl_ms <= now_ms - lives_from_ms
+        ended = f" {iso(lives_from_ms + ttl_ms)}" if is_over else ""
         if subscription.has_expired(position):
-            return state | _expired(position, lives_from_ms, now_ms, ttl_ms)
-        return state | _ended(position, lives_from_ms, now_ms, ttl_ms)
+            # Without the end: the configuration may have another time to live by now.
+            sentence = f"{position} expired: its time to live ended{ended} before it was acknowledged."
+            return answer(state="expired", sentence=sentence, may_have_expired=True)
+        ends = "delivered, cancelled, or replaced by a copy with another time"
+        if is_over:
+            ends += f", or it expired: its time to live ended{ended}"
+        sentence = f"{position} is acknowledged: it was {ends}."
+        return answer(state="acknowledged", sentence=sentence, may_have_expired=is_over)
     if is_damaged:
-        return state | {
-            "state": "damaged",
-            "sentence": f"{position} cannot be read, as the log is damaged where it is, so no consumer gets it. "
+        return answer(
+            state="damaged",
+            sentence=f"{position} cannot be read, as the log is damaged where it is, so no consumer gets it. "
             f"{DAMAGE_REMEDY}.",
-            "reason": "the log is damaged where it is",
-        }
+            reason="the log is damaged where it is",
+        )
     dispatcher = subscription.dispatcher
     status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
     if status is not None and status.consumer is not None:
         given = "" if status.given_ms is None else f" at {iso(status.given_ms)}"
-        return state | {
-            "state": "pending",
-            "sentence": f"{position} was given to consumer {status.consumer}{given}, which has not acknowledged it.",
-            "consumer": status.consumer,
+        return answer(
+            state="pending",
+            sentence=f"{position} was given to consumer {status.consumer}{given}, which has not acknowledged it.",
+            consumer=status.consumer,
             **both("since", status.given_ms),
-            "slot": status.slot,
-        }
+            slot=status.slot,
+        )
     pause = subscription.pause
     if is_delayed and deliver_at_ms > now_ms:
         held = f"; then the pause since {iso(pause.paused_since_ms)} holds it" if pause.paused_since_ms else ""
-        return state | {
-            "state": "delayed",
-            "sentence": f"{position} is delayed until {iso(deliver_at_ms)}{held}.",
+        return answer(
+            state="delayed",
+            sentence=f"{position} is delayed until {iso(deliver_at_ms)}{held}.",
             **both("since", int(headers.publish_time_ms[row])),
-        }
+        )
     due = f"has been due since {iso(deliver_at_ms)}" if is_delayed else "is due"
     if pause.paused_since_ms is not None:
-        return state | {
-            "state": "held",
-            "sentence": f"{position} {due}, and the pause since {iso(pause.paused_since_ms)} holds it.",
+        return answer(
+            state="held",
+            sentence=f"{position} {due}, and the pause since {iso(pause.paused_since_ms)} holds it.",
             **both("since", pause.paused_since_ms),
-        }
+        )
     if status is None:
         reason, owner, slot = "no consumer is connected", None, None
     else:
         reason = status.reason or ("it is about to be sent" if status.is_waiting else "it is about to be read")
         owner, slot = status.draining_at or status.owner, status.slot
     behind = "" if owner is None else f" behind consumer {owner}"
-    return state | {
-        "state": "waiting",
-        "sentence": f"{position} {due} and waits{behind}: {reason}.",
-        "consumer": owner,
+    return answer(
+        state="waiting",
+        sentence=f"{position} {due} and waits{behind}: {reason}.",
+        consumer=owner,
         **both("since", deliver_at_ms if is_delayed else int(headers.publish_time_ms[row])),
-        "slot": slot,
-        "reason": reason,
-    }
+        slot=slot,
+        reason=reason,
+    )
 
 
-def _with_ignored_delay(state: Json, subscription: Subscription, *, is_ahead: bool) -> Json:
+def _with_ignored_delay(state: State, subscription: Subscription, *, is_ahead: bool) -> State:
     """Say in the sentence why a message whose time is to come is not delayed."""
     kind = subscription.type_without_delays
-    if not is_ahead or state["state"] not in ("held", "waiting", "pending"):
+    if not is_ahead or state.state not in ("held", "waiting", "pending"):
         return state
     if kind is not None:
         reason = f"its subscription is {kind.value}, which does not delay"
-    elif state["state"] != "pending":
+    elif state.state != "pending":
         reason = "delayed delivery is switched off for its topic"
     else:
         # It may have come a tick early.
         return state
-    return state | {"sentence": f"{state['sentence'].removesuffix('.')}; {reason}."}
-
-
-def _expired(position: Position, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
-    # The configuration may have another time to live by now.
-    is_known = 0 < ttl_ms <= now_ms - lives_from_ms
-    ended = f" {iso(lives_from_ms + ttl_ms)}" if is_known else ""
-    return {
-        "state": "expired",
-        "sentence": f"{position} expired: its time to live ended{ended} before it was acknowledged.",
-        "mayHaveExpired": True,
-    }
-
-
-def _ended(position: Position, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
-    ends = "delivered, cancelled, or replaced by a copy with another time"
-    may_have_expired = 0 < ttl_ms <= now_ms - lives_from_ms
-    if may_have_expired:
-        ends += f", or it expired: its time to live ended {iso(lives_from_ms + ttl_ms)}"
-    return {
-        "state": "acknowledged",
-        "sentence": f"{position} is acknowledged: it was {ends}.",
-        "mayHaveExpired": may_have_expired,
-    }
+    state.sentence = f"{state.sentence.removesuffix('.')}; {reason}."
+    return state

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from managed_ledger.value_types import Clock, Json
+from managed_ledger.value_types import Clock
+from postdate.broker.scheduled import answers
+from postdate.broker.scheduled.answers import both
 from postdate.broker.scheduled.catalog import ScheduleCatalog
-from postdate.broker.scheduled.messages import PAGE_BYTES_MAX, both, described, described_without_entry, fitting
+from postdate.broker.scheduled.histogram import ScheduleTotals
+from postdate.broker.scheduled.messages import PAGE_BYTES_MAX, described, described_without_entry, fitting
 from postdate.broker.scheduled.moment import Moment
 from postdate.broker.scheduled.operations import Selector
 from postdate.broker.scheduled.page_token import PageToken
@@ -20,9 +23,12 @@ CANDIDATES_MAX: Final = 200_000
 """The most entries that one page reads; with few matches the page ends early and names where to continue."""
 
 
+_NOTHING: Final = ScheduleTotals(0, 0, 0, None, None, ())
+
+
 async def list_messages(
     schedule: TopicSchedule, selector: Selector, *, limit: int, after: PageToken | None, has_payload: bool
-) -> tuple[list[Json], PageToken | None]:
+) -> tuple[list[answers.MessageAnswer], PageToken | None]:
     """Return the first selected messages, and the token of the next page; None at the end.
 
     A page can be shorter than the limit and not the last: where messages are large, or few of many are selected.
@@ -31,7 +37,7 @@ async def list_messages(
         LedgerError: The log cannot be read.
     """
     wanted = replace(selector.wanted, after=None if after is None else after.place)
-    messages: list[Json] = []
+    messages: list[answers.MessageAnswer] = []
     candidates = bytes_read = 0
     turns = Turns()
     while True:
@@ -74,21 +80,21 @@ async def _if_more(schedule: TopicSchedule, selector: Selector, place: RowKey | 
     return PageToken(place) if len(rows) else None
 
 
-def undelayed(subscriptions: Sequence[Subscription]) -> list[Json]:
+def undelayed(subscriptions: Sequence[Subscription]) -> list[answers.Undelayed]:
     """Return those that do not delay, with a sentence about each; a reader's is left out, as it lasts no longer."""
     kinds = [(one.name, one.type_without_delays) for one in subscriptions if one.cursor.is_durable]
     return [
-        {
-            "subscription": name,
-            "type": kind.value,
-            "sentence": f"Nothing is scheduled for {name}: its subscription is {kind.value}, which does not delay",
-        }
+        answers.Undelayed(
+            subscription=name,
+            type=kind.value,
+            sentence=f"Nothing is scheduled for {name}: its subscription is {kind.value}, which does not delay",
+        )
         for name, kind in kinds
         if kind is not None
     ]
 
 
-async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> Json:
+async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> answers.TopicAnswer:
     """Return the summary of a topic, for all of its subscriptions and for each.
 
     Raises:
@@ -101,44 +107,54 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -
     schedules = [TopicSchedule(topic, catalog, group, now_ms, moment=moment) for group in groups]
     of_all, *of_each_in_order = await totals_of_each(catalog, schedules)
     of_each = dict(zip(delaying, of_each_in_order, strict=True))
-    shown = []
-    for one in subscriptions:
-        totals = of_each.get(one)
-        shown.append(
-            {
-                **_kind_of(one),
-                "consumers": len(one.consumers),
-                "backlog": one.cursor.backlog,
-                "delayed": 0 if totals is None else totals.delayed,
-                "overdue": 0 if totals is None else totals.overdue,
-                "inHand": 0 if totals is None else totals.in_hand,
-                **both("nextDue", None if totals is None else totals.next_deliver_at_ms),
-                **both("lastDue", None if totals is None else totals.last_deliver_at_ms),
-                "paused": one.pause.is_paused,
-                **both("pausedSince", one.pause.paused_since_ms),
-                "ratePerSecond": one.pause.rate_per_second,
-            }
+    shown = [
+        answers.TopicSubscription(
+            **_kind_of(one),
+            **counts_of(of_each.get(one)),
+            **pause_of(one),
+            consumers=len(one.consumers),
+            backlog=one.cursor.backlog,
         )
+        for one in subscriptions
+    ]
+    return answers.TopicAnswer(
+        name=topic.name.short,
+        subscriptions=shown,
+        **counts_of(of_all),
+        backlog=sum(one.cursor.backlog for one in subscriptions),
+        paused=any(one.pause.is_paused for one in subscriptions),
+        published_without_subscription=topic.published_without_subscription_total,
+    )
+
+
+def counts_of(totals: ScheduleTotals | None) -> dict[str, Any]:
+    """Return the fields of `answers.Counts`; nothing is scheduled for a subscription without totals."""
+    totals = totals or _NOTHING
     return {
-        "name": f"{topic.name.namespace_name}/{topic.name.local_name}",
-        "subscriptions": shown,
-        "delayed": of_all.delayed,
-        "overdue": of_all.overdue,
-        "inHand": of_all.in_hand,
-        **both("nextDue", of_all.next_deliver_at_ms),
-        **both("lastDue", of_all.last_deliver_at_ms),
-        "backlog": sum(one.cursor.backlog for one in subscriptions),
-        "paused": any(one.pause.is_paused for one in subscriptions),
-        "publishedWithoutSubscription": topic.published_without_subscription_total,
+        "delayed": totals.delayed,
+        "overdue": totals.overdue,
+        "in_hand": totals.in_hand,
+        **both("next_due", totals.next_deliver_at_ms),
+        **both("last_due", totals.last_deliver_at_ms),
     }
 
 
-def subscriptions_of(topic: Topic) -> list[Json]:
+def pause_of(subscription: Subscription) -> dict[str, Any]:
+    """Return the fields of `answers.SubscriptionPause` but for the name."""
+    pause = subscription.pause
+    return {
+        "paused": pause.is_paused,
+        **both("paused_since", pause.paused_since_ms),
+        "rate_per_second": pause.rate_per_second,
+    }
+
+
+def subscriptions_of(topic: Topic) -> list[answers.SubscriptionKind]:
     """Return the subscriptions of a topic and whether they delay, without a look at the log."""
-    return [_kind_of(one) for one in topic.subscriptions.values()]
+    return [answers.SubscriptionKind(**_kind_of(one)) for one in topic.subscriptions.values()]
 
 
-def _kind_of(subscription: Subscription) -> Json:
+def _kind_of(subscription: Subscription) -> dict[str, Any]:
     kind = subscription.subscription_type or subscription.type_without_delays
     return {
         "name": subscription.name,

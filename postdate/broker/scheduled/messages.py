@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.entries.headers import EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.entries.message_metadata import MessageMetadataError
 from managed_ledger.entries.messages import MessageFilter, StoredMessage, message_of
 from managed_ledger.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
-from managed_ledger.value_types import Json, Mask
+from managed_ledger.value_types import Mask
+from postdate.broker.scheduled.answers import MessageAnswer, both
 from postdate.broker.scheduled.selection import Rows
 from postdate.broker.slices import Turns
-from postdate.command_line.output import iso_or_none
 
 READ_ENTRIES: Final = 1_024
 """Entries whose metadata is read in one slice."""
@@ -29,17 +29,8 @@ PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The most bytes of entries behind one page, since an answer is written at once; a larger page ends early."""
 
 
-def both(name: str, time_ms: int | None) -> Json:
-    """Return a time as milliseconds and as text.
-
-    >>> both("deliverAt", 0)
-    {'deliverAtMs': 0, 'deliverAt': '1970-01-01T00:00:00.000Z'}
-    """
-    return {f"{name}Ms": time_ms, name: iso_or_none(time_ms)}
-
-
-def described(entry: bytes, row: int, headers: EntryHeaders, *, has_payload: bool) -> Json:
-    """Return a message as JSON.
+def described(entry: bytes, row: int, headers: EntryHeaders, *, has_payload: bool) -> MessageAnswer:
+    """Return a message as an answer has it.
 
     Args:
         entry: Its entry.
@@ -51,44 +42,42 @@ def described(entry: bytes, row: int, headers: EntryHeaders, *, has_payload: boo
         message = message_of(entry)
     except MessageMetadataError:
         message = StoredMessage(None, {}, "", entry, "UNREADABLE", len(entry))
-    json = _of_header(row, headers) | {
-        **key_json(message.key),
-        "properties": dict(message.properties),
-        "sizeBytes": message.size,
-        "producerName": message.producer_name,
-    }
+    answer = described_without_entry(row, headers)
+    answer.damaged = False
+    answer.key, answer.key_base64 = _texts_of(message.key)
+    answer.properties = dict(message.properties)
+    answer.size_bytes = message.size
+    answer.producer_name = message.producer_name
     if has_payload:
-        json["payload"] = base64.b64encode(message.payload).decode()
-        json["payloadCompression"] = message.payload_compression
-    return json
+        answer.payload = base64.b64encode(message.payload).decode()
+        answer.payload_compression = message.payload_compression
+    return answer
 
 
-def described_without_entry(row: int, headers: EntryHeaders) -> Json:
-    """Return as JSON what the header tells of an entry that is damaged: not its key, nor its properties."""
-    return _of_header(row, headers) | {"damaged": True}
+def described_without_entry(row: int, headers: EntryHeaders) -> MessageAnswer:
+    """Return what the header tells of an entry that is damaged: not its key, nor its properties."""
+    deliver_at_ms = int(headers.deliver_at_ms[row])
+    return MessageAnswer(
+        message_id=str(Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))),
+        **both("deliver_at", None if deliver_at_ms == NOT_DELAYED else deliver_at_ms),
+        **both("publish_time", int(headers.publish_time_ms[row])),
+        key=None,
+        key_base64=None,
+        properties={},
+        size_bytes=int(headers.sizes[row]),
+        producer_name="",
+        damaged=True,
+    )
 
 
-def _of_header(row: int, headers: EntryHeaders) -> Json:
-    return {
-        "messageId": str(Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))),
-        **both("deliverAt", int(headers.deliver_at_ms[row])),
-        **both("publishTime", int(headers.publish_time_ms[row])),
-        **key_json(None),
-        "properties": {},
-        "sizeBytes": int(headers.sizes[row]),
-        "producerName": "",
-        "damaged": False,
-    }
-
-
-def key_json(key: bytes | None) -> Json:
-    """Return a key as text, and one that is no text in base64."""
+def _texts_of(key: bytes | None) -> tuple[str | None, str | None]:
+    """Return a key as text, or one that is no text in base64."""
     if key is None:
-        return {"key": None, "keyBase64": None}
+        return None, None
     try:
-        return {"key": key.decode(), "keyBase64": None}
+        return key.decode(), None
     except UnicodeDecodeError:
-        return {"key": None, "keyBase64": base64.b64encode(key).decode()}
+        return None, base64.b64encode(key).decode()
 
 
 OnSearched = Callable[[int, int], None]

@@ -11,7 +11,7 @@ from postdate.broker.admin.web import WebPort
 from postdate.broker.clients.connection import Connection
 from postdate.broker.clients.requests import HANDLERS
 from postdate.broker.configuration.config import BrokerConfig, settings
-from postdate.broker.network.listener import Listener, Port, limit_tls_buffers, listen
+from postdate.broker.network.listener import Listener, Port, listen
 from postdate.broker.service.service import Service
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ def open_tls(config: BrokerConfig) -> "ServerTls | None":
     # Imported late: a service without TLS needs none of it.
     from postdate.broker.network.tls import ServerTls, TlsFileError
 
-    limit_tls_buffers()
     try:
         return ServerTls(config.tls)
     except TlsFileError as error:

@@ -23,15 +23,13 @@ import numpy.ma  # noqa: F401 - np.unique imports it at its first call, which wo
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from postdate.broker.admin.permission_routes import permission_routes
-from postdate.broker.admin.policy_routes import policy_routes
-from postdate.broker.admin.scheduled_routes import scheduled_routes
-from postdate.broker.admin.stats_routes import stats_routes
+from postdate.broker.admin.endpoint import routes_of
+from postdate.broker.admin.endpoints import SERVICE_ENDPOINTS
 from postdate.broker.admin.web import start_web
 from postdate.broker.admin.web_access import access_middleware
+from postdate.broker.admin.web_service import Served
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.network.listening import WebAudience
-from postdate.broker.page.routes import page_routes
 from postdate.broker.server.ports import listen_for_clients, open_tls, web_ports
 from postdate.broker.server.service_manager import ServiceManager
 from postdate.broker.service.clock_steps import steady_ms
@@ -39,7 +37,7 @@ from postdate.broker.service.scheduler import Housekeeping, Job
 from postdate.broker.service.service import TASKS_SHARE, Service
 from postdate.broker.service.snapshot_storages import tell_of_put_aside
 from postdate.broker.topics.limits import ConnectionController
-from postdate.broker.tuning import TRIM_INTERVAL_S, trim_of_c_library
+from postdate.broker.tuning import FREEZE_INTERVAL_S, TRIM_INTERVAL_S, OldObjects, trim_of_c_library
 
 logger = logging.getLogger(__name__)
 
@@ -114,13 +112,15 @@ async def serve(
             jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
             trim = partial(asyncio.to_thread, trim_of_c_library())
             jobs.append(Job("give memory back", TRIM_INTERVAL_S, trim))
+            old_objects = OldObjects(lambda: service.ended_total)
+            jobs.append(Job("spare old objects", FREEZE_INTERVAL_S, old_objects.freeze))
             jobs.append(Job("watchdog", manager.watchdog_interval_s, manager.note_alive, is_time_limit=True))
             if tls is not None:
                 jobs.append(Job("certificates", config.tls.refresh_interval_s, partial(asyncio.to_thread, tls.refresh)))
             housekeeping = Housekeeping(jobs, service.clock_watch)
             try:
                 housekeeping.start()
-                service.spawn(service.survey_topics())
+                service.spawn(service.resting.visit_unknown())
                 service.spawn(asyncio.to_thread(tell_of_put_aside, config))
                 announce()
                 manager.note_ready()
@@ -145,14 +145,8 @@ async def serve(
 
 
 def all_routes(service: Service) -> list[web.RouteDef]:
-    """Return every endpoint but health and metrics, which `start_web` adds; `openapi` describes all of them."""
-    return [
-        *policy_routes(service),
-        *permission_routes(service),
-        *stats_routes(service),
-        *scheduled_routes(service),
-        *page_routes(),
-    ]
+    """Return every endpoint but health and metrics, which `start_web` adds."""
+    return routes_of(SERVICE_ENDPOINTS, Served(service))
 
 
 def access_of(service: Service) -> Middleware | None:

@@ -38,6 +38,7 @@ class PeriodicJobs:
         connections: The open connections.
         resting: The topics that are closed because they are unused.
         refusal_log: Counts refused clients.
+        count_delayed: Counts delayed messages for `/metrics`.
         now_ms: The wall clock in milliseconds.
         steady_ms: A clock that is never set.
     """
@@ -50,6 +51,7 @@ class PeriodicJobs:
         connections: Collection[ClientLink],
         resting: RestingTopics,
         refusal_log: RefusalLog,
+        count_delayed: Callable[[], Awaitable[None]],
         now_ms: Clock,
         steady_ms: Clock,
     ) -> None:
@@ -59,6 +61,7 @@ class PeriodicJobs:
         self._connections = connections
         self._resting = resting
         self._refusal_log = refusal_log
+        self._count_delayed = count_delayed
         self._now_ms = now_ms
         self._steady_ms = steady_ms
 
@@ -71,6 +74,7 @@ class PeriodicJobs:
             Job("make room", MAKE_ROOM_INTERVAL_S, self._make_room),
             Job("count refusals", REFUSAL_LOG_S, self._refusal_log.say_counts),
             Job("statistics", config.stats_interval_s, self._end_rate_window),
+            Job("count delayed messages", config.stats_interval_s, self._count_delayed),
             Job("close unused topics", REST_CHECK_INTERVAL_S, self._resting.rest_unused),
         ]
         if config.inactive_topics.is_deleted:

@@ -1,32 +1,30 @@
-"""Unused topics: they are closed to free their memory, and their figures stay.
+"""Unused topics: they are closed to free their memory, and a few numbers of them stay (`broker.topics.closed_topics`).
 
-    open ── unused for REST_AFTER_MS ──► resting: a few numbers for /metrics ── next use ──► open
-      └──── inactive by Pulsar's rules, where brokerDeleteInactiveTopicsEnabled ──► deleted: its counters are in a sum
+    open ── unused for REST_AFTER_MS ──► closed: its numbers are stored, for /metrics ── next use ──► open
+      └──── inactive by Pulsar's rules, where brokerDeleteInactiveTopicsEnabled ──► deleted
 
-After a start a topic is neither open nor resting: the log knows its name alone. `survey` opens one topic after the
-other in the background, expires its old messages, and lets it rest again. So the figures are complete after a while,
-and a start does not wait for them. Finished ledgers are deleted while a topic is open, or when disk space is short.
+What a topic has counted goes into the sums of its namespace when it ends, and it counts from 0 when it is opened again.
+After a start no topic is open, and a start opens none but those that have no numbers: after a kill in their first life.
+Finished ledgers are deleted while a topic is open, or when disk space is short.
 """
 
 import asyncio
 import logging
-import pickle
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Final, Protocol
 
 from managed_ledger.errors import LedgerError
 from managed_ledger.value_types import Clock
-from postdate.broker.admin.deleted_topics import DeletedTopics, with_deleted
+from postdate.broker.admin.ended_topics import EndedTopics, with_ended
 from postdate.broker.errors import BrokerError, SnapshotsLeftError
 from postdate.broker.slices import in_slices
-from postdate.broker.topics.figures import ScheduledCounts, SubscriptionSnapshot, TopicSnapshot
-from postdate.broker.topics.inactive import REST_AFTER_MS, InactiveTopicsConfig
+from postdate.broker.topics.closed_topics import ClosedTopics
+from postdate.broker.topics.figures import TopicSnapshot
+from postdate.broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS, REST_AFTER_MS, InactiveTopicsConfig
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
-from tracker.stats import TrackerCounters, summed
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +41,11 @@ class OpenTopics(Protocol):
     async def visited_topic(self, name: TopicName) -> Topic | None:
         """Open a topic without counting that as use, None if it is missing."""
 
-    async def note_last_due_times(self, topic: Topic) -> None:
-        """Note at a topic that is to be closed when its messages are due and how many wait; logs what fails."""
+    def topic_names(self) -> list[str]:
+        """List all topics by full name, open or not."""
+
+    async def count_delayed_at_the_end(self, topic: Topic) -> None:
+        """Count the messages with a delivery time of a topic that is to be closed; logs what fails."""
 
     def take_away(self, topic: Topic) -> asyncio.Future[None]:
         """Close an open topic; a later request for it waits until it is closed."""
@@ -54,26 +55,31 @@ class OpenTopics(Protocol):
 
 
 class RestingTopics:
-    """Closes unused topics, and keeps their figures.
+    """Closes unused topics, and keeps their numbers.
 
     Args:
         service: Opens and closes topics.
+        closed: Stores the numbers.
         config: The rules by which inactive topics are deleted.
         now_ms: The wall clock.
         steady_ms: A clock that is never set.
     """
 
-    def __init__(self, service: OpenTopics, config: InactiveTopicsConfig, now_ms: Clock, steady_ms: Clock) -> None:
+    def __init__(
+        self,
+        service: OpenTopics,
+        closed: ClosedTopics,
+        config: InactiveTopicsConfig,
+        now_ms: Clock,
+        steady_ms: Clock,
+    ) -> None:
         self._service = service
+        self._closed = closed
         self._config = config
         self._now_ms = now_ms
         self._steady_ms = steady_ms
-        self._figures: dict[str, bytes] = {}
-        """By full name, pickled: half of what objects take, and there may be thousands of them."""
-        self._deleted: dict[str, DeletedTopics] = {}
+        self._ended: dict[str, EndedTopics] = {}
         """By namespace."""
-        self._left_over: set[TopicName] = set()
-        """Topics that could not be deleted."""
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -88,33 +94,33 @@ class RestingTopics:
             yield topic
 
     def figures(self) -> Iterator[TopicSnapshot]:
-        """Give the figures of each resting topic, as they were when it was closed; delayed until the last one is due.
+        """Give the figures of each closed topic, one by one; the topics are those of this call."""
+        return self._closed.figures(self._names(), self._now_ms())
 
-        One by one, as to unpack those of thousands would hold up the event loop; the topics are those of this call.
-        """
-        return map(self._unpacked, list(self._figures.values()))
+    def _names(self) -> list[str]:
+        """List the topics that are not open."""
+        are_open = set(map(str, self._service.topics))
+        return [name for name in self._service.topic_names() if name not in are_open]
 
-    def _unpacked(self, packed: bytes) -> TopicSnapshot:
-        figures: TopicSnapshot = pickle.loads(packed)
-        now_ms = self._now_ms()
-        if figures.last_deliver_at_ms is not None and figures.last_deliver_at_ms <= now_ms:
-            return _without_delayed(figures)
-        if figures.next_deliver_at_ms and figures.next_deliver_at_ms <= now_ms:
-            return _with_next_due(figures, now_ms)
-        return figures
+    def ended(self) -> list[EndedTopics]:
+        """Return what the topics of each namespace had counted when they were closed or deleted."""
+        return list(self._ended.values())
 
-    def deleted(self) -> list[DeletedTopics]:
-        """Return what the deleted topics of each namespace have counted."""
-        return list(self._deleted.values())
+    def remove_namespace(self, namespace: str) -> None:
+        """Remove the sums of a namespace whose last topic is gone; those of the next topic begin at 0."""
+        self._ended.pop(namespace, None)
 
-    def forget_deleted(self, namespace: str) -> None:
-        """Forget a namespace whose last topic is gone: its sums end, and those of the next topic begin at 0."""
-        self._deleted.pop(namespace, None)
+    def count_ended(self, topic: Topic) -> None:
+        """Add what a topic has counted to the sums of its namespace; in one step with the end of its own figures."""
+        namespace = topic.name.namespace_name
+        self._ended[namespace] = with_ended(self._ended.get(namespace), topic.metrics())
 
-    def take(self, name: TopicName) -> TopicSnapshot | None:
-        """Return the figures of a topic that is opened, and forget them; None without any."""
-        packed = self._figures.pop(str(name), None)
-        return None if packed is None else self._unpacked(packed)
+    async def keep(self, topic: Topic) -> None:
+        """Store the numbers of a topic that is about to be closed; logs what fails."""
+        try:
+            await self._closed.put(topic.metrics_at_the_end())
+        except LedgerError as error:
+            logger.warning("%s: its numbers are not stored: %s", topic.name, error)
 
     async def rest_unused(self) -> None:
         """Close the topics that have not been used for a while."""
@@ -122,7 +128,7 @@ class RestingTopics:
             if topic.is_used:
                 topic.note_use()
             elif self._is_unused(topic):
-                await self._service.note_last_due_times(topic)
+                await self._service.count_delayed_at_the_end(topic)
                 # Meanwhile it may have been used, or another call may have closed it.
                 if self._is_unused(topic) and self._service.topics.get(topic.name) is topic:
                     await self._rest(topic)
@@ -149,7 +155,7 @@ class RestingTopics:
         finally:
             topic.looks -= 1
         if not was_open and self._may_rest(topic):
-            await self._service.note_last_due_times(topic)
+            await self._service.count_delayed_at_the_end(topic)
             if self._may_rest(topic):
                 await self._rest(topic)
 
@@ -159,9 +165,10 @@ class RestingTopics:
         return not (is_left or topic.is_used or topic.looks or topic.was_asked_for)
 
     async def delete_inactive(self) -> None:
-        """Delete the topics that have been inactive for long enough."""
-        async for name in in_slices(list(self._left_over)):
-            await self._open_again(name)
+        """Delete the topics that have been inactive for long enough; closed ones are opened first."""
+        async for name in in_slices(self._names()):
+            if self._may_be_inactive(name):
+                await self._visit(TopicName.parse(name), ttl_ms=0)
         async for topic in self.open_topics():
             # The deletions before may have taken long, and another call may have closed it meanwhile.
             if self._service.topics.get(topic.name) is not topic:
@@ -171,47 +178,45 @@ class RestingTopics:
             elif self._steady_ms() - topic.last_active_ms >= self._config.inactive_ms_max:
                 await self._delete(topic)
 
+    def _may_be_inactive(self, name: str) -> bool:
+        """Whether a closed topic has nothing that keeps it, as far as is known."""
+        closed = self._closed.of(name)
+        if closed is None:
+            return True
+        return not (closed.subscriptions if self._config.mode == DELETE_WHEN_NO_SUBSCRIPTIONS else closed.has_backlog)
+
     async def _delete(self, topic: Topic) -> None:
-        # In one step with the end of its figures. Where the deletion fails, the topic begins at 0 when it is opened
-        # again.
-        namespace = topic.name.namespace_name
-        self._deleted[namespace] = with_deleted(self._deleted.get(namespace), topic.metrics())
         try:
+            # First: where the rest fails, a topic without numbers is opened again, and deleted later.
+            await self._closed.remove(topic.name)
+            if self._service.topics.get(topic.name) is not topic or topic.is_active(self._config.mode):
+                return
             await self._service.take_away_for_good(topic)
         except (LedgerError, BrokerError) as error:
             logger.warning("%s could not be deleted, which is tried again later: %s", topic.name, error)
-            if not self._stopping.is_set():
-                await self._open_again(topic.name)
         else:
             inactive_s = self._config.inactive_ms_max // 1_000
             logger.info("%s was deleted: it had been inactive for %d s", topic.name, inactive_s)
 
-    async def _open_again(self, name: TopicName) -> None:
-        """Open a topic that could not be deleted: an open one has figures, and is deleted once it is inactive again."""
-        self._left_over.add(name)
-        try:
-            await self._service.visited_topic(name)
-        except (LedgerError, BrokerError) as error:
-            logger.warning("%s could not be deleted, and cannot be opened: %s", name, error)
-        else:
-            self._left_over.discard(name)
-
-    async def survey(self, names: Iterable[str], *, ttl_ms: int) -> None:
-        """Visit the topics that have not been opened since the start, one after the other."""
-        async for name in in_slices(names):
-            await self._visit(TopicName.parse(name), ttl_ms=ttl_ms)
+    async def visit_unknown(self) -> None:
+        """Visit the topics that have no numbers, one after the other."""
+        async for name in in_slices(self._names()):
+            if self._closed.of(name) is None:
+                await self._visit(TopicName.parse(name), ttl_ms=0)
 
     async def expire(self, *, ttl_ms: int) -> None:
-        """Visit the resting topics in which messages can expire."""
-        async for figures in in_slices(self.figures()):
-            if any(one.backlog for one in figures.subscriptions):
-                await self._visit(TopicName.parse(figures.name), ttl_ms=ttl_ms)
+        """Visit the closed topics in which messages can expire."""
+        async for name in in_slices(self._names()):
+            closed = self._closed.of(name)
+            if closed is not None and closed.has_backlog:
+                await self._visit(TopicName.parse(name), ttl_ms=ttl_ms)
 
     async def make_room(self) -> None:
-        """Visit the resting topics that take disk space and have nothing to deliver."""
-        async for figures in in_slices(self.figures()):
-            if figures.storage_size_bytes and not any(one.backlog for one in figures.subscriptions):
-                await self._visit(TopicName.parse(figures.name), ttl_ms=0, is_for_room=True)
+        """Visit the closed topics that take disk space and have nothing to deliver."""
+        async for name in in_slices(self._names()):
+            closed = self._closed.of(name)
+            if closed is not None and closed.storage_size_bytes and not closed.has_backlog:
+                await self._visit(TopicName.parse(name), ttl_ms=0, is_for_room=True)
 
     async def _visit(self, name: TopicName, *, ttl_ms: int, is_for_room: bool = False) -> None:
         if name in self._service.topics or self._stopping.is_set():
@@ -227,7 +232,7 @@ class RestingTopics:
                 await topic.make_room(self._now_ms())
             # Otherwise nothing is trimmed: right after a start, subscribers may still be connecting.
             await topic.swept()
-            await self._service.note_last_due_times(topic)
+            await self._service.count_delayed_at_the_end(topic)
             if self._may_rest(topic):
                 await self._rest(topic)
         except SnapshotsLeftError:
@@ -241,8 +246,6 @@ class RestingTopics:
                 await self._stopping.wait()
 
     async def _rest(self, topic: Topic) -> None:
-        figures = _at_rest(topic.metrics())
-        self._figures[figures.name] = pickle.dumps(figures, pickle.HIGHEST_PROTOCOL)
         try:
             await self._service.take_away(topic)
         except LedgerError as error:
@@ -251,70 +254,3 @@ class RestingTopics:
     def _is_to_be_deleted(self, topic: Topic) -> bool:
         """Whether it stays open until it is deleted."""
         return self._config.is_deleted and not topic.is_active(self._config.mode)
-
-
-def _with_next_due(figures: TopicSnapshot, now_ms: int) -> TopicSnapshot:
-    """Return the figures once the first message has come due; the next one is not known before the next use."""
-
-    def is_due(one: SubscriptionSnapshot) -> bool:
-        return one.next_deliver_at_ms is not None and one.next_deliver_at_ms <= now_ms
-
-    return replace(
-        figures,
-        subscriptions=[_with_one_due(one) if is_due(one) else one for one in figures.subscriptions],
-        next_deliver_at_ms=None,
-    )
-
-
-def _with_one_due(one: SubscriptionSnapshot) -> SubscriptionSnapshot:
-    is_told = one.scheduled is None or one.scheduled.overdue
-    return one if is_told else replace(one, scheduled=_due(one.scheduled, count=1))
-
-
-def _due(counts: ScheduledCounts | None, *, count: int | None) -> ScheduledCounts | None:
-    """Return the counts once so many delayed messages have come due, None for all of them."""
-    if counts is None:
-        return None
-    due = counts.delayed if count is None else min(count, counts.delayed)
-    return counts._replace(delayed=counts.delayed - due, overdue=counts.overdue + due)
-
-
-def _without_delayed(figures: TopicSnapshot) -> TopicSnapshot:
-    """Return the figures with every message due."""
-    if not figures.next_deliver_at_ms and not any(one.delayed for one in figures.subscriptions):
-        return figures
-    return replace(
-        figures,
-        subscriptions=[
-            replace(one, delayed=0, scheduled=_due(one.scheduled, count=None)) for one in figures.subscriptions
-        ],
-        next_deliver_at_ms=0,
-        last_deliver_at_ms=0,
-    )
-
-
-def _at_rest(figures: TopicSnapshot) -> TopicSnapshot:
-    """Leave out what a closed topic has not: dispatchers and delayed indexes, whose counters are kept."""
-    subscriptions = tuple(
-        replace(
-            one,
-            dispatcher=None,
-            tracker=None,
-            index_counters_before=_counted(one.tracker, one.index_counters_before),
-        )
-        for one in figures.subscriptions
-    )
-    return replace(
-        figures,
-        subscriptions=subscriptions,
-        shared_index=None,
-        index_counters_before=_counted(figures.shared_index, figures.index_counters_before),
-        # There may be thousands of such topics.
-        lateness=figures.lateness if figures.lateness is not None and any(figures.lateness.counts) else None,
-    )
-
-
-def _counted(*counters: TrackerCounters | None) -> TrackerCounters | None:
-    """Return the sums of counters, None where nothing was counted."""
-    total = summed(*counters)
-    return None if total is None or total == TrackerCounters() else total

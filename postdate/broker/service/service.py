@@ -4,8 +4,7 @@
                      └─────► subscriptions ─► dispatchers ─► trackers ─► snapshot storage (another folder)
 
 This module opens and closes the folders and lists the periodic jobs; sockets and signals are in
-`postdate.broker.server.server`. A topic is opened on its first use, or by `survey_topics` after a start, and closed
-when it is unused (`resting`).
+`postdate.broker.server.server`. A topic is opened on its first use and closed when it is unused (`resting`).
 """
 
 import asyncio
@@ -37,8 +36,7 @@ from postdate.broker.errors import NotAllowedError, ServiceStartError
 from postdate.broker.event_loop import turns_of
 from postdate.broker.hosts import is_wildcard
 from postdate.broker.scheduled.catalog import ScheduleCatalog
-from postdate.broker.scheduled.delayed_counts import note_delayed
-from postdate.broker.scheduled.due_times import note_due_times
+from postdate.broker.scheduled.delayed_counts import count_delayed
 from postdate.broker.service.clock_steps import ClockWatch, steady_ms
 from postdate.broker.service.jobs import PeriodicJobs
 from postdate.broker.service.publishing_buffer import PublishBuffer
@@ -49,6 +47,7 @@ from postdate.broker.service.snapshot_storages import snapshot_storage_of
 from postdate.broker.service.storage_opening import StorageOpening
 from postdate.broker.service.topic_opening import TopicOpener
 from postdate.broker.slices import Turns, in_slices, side_by_side
+from postdate.broker.topics.closed_topics import ClosedTopics
 from postdate.broker.topics.delayed_range import note_delays, settle_notes
 from postdate.broker.topics.limits import ConnectionController
 from postdate.broker.topics.link import ClientLink
@@ -108,6 +107,8 @@ class Service:
         """Tells of steps of the wall clock, once `Housekeeping` has started it."""
         self.server_version = f"Postdate {version('postdate')}"
         self.connections: set[ClientLink] = set()
+        self.ended_total = 0
+        """Connections that have ended and topics that were closed."""
         self.refusal_log = RefusalLog()
         """The lines about clients that are refused again and again."""
         self.publish_buffer = PublishBuffer(config.publish_buffer_bytes_max)
@@ -149,7 +150,8 @@ class Service:
         """Those of them that are gone in the end."""
         self._topic_counts = Counter(map(TopicName.namespace_in, store.managed_ledger_names()))
         """Topics by namespace, with those that are being made."""
-        self.resting = RestingTopics(self, config.inactive_topics, now_ms, steady_ms)
+        self._closed_topics = ClosedTopics(store)
+        self.resting = RestingTopics(self, self._closed_topics, config.inactive_topics, now_ms, steady_ms)
         """Topics that were closed because they are unused."""
         self._tasks: set[asyncio.Task[Any]] = set()
         # Generated names must not repeat after a restart: clients reconnect with their old ones.
@@ -218,7 +220,7 @@ class Service:
 
     def take_away(self, topic: Topic) -> "asyncio.Task[None]":
         """Close a topic; a request for it meanwhile gets it opened anew."""
-        return self._end(topic, topic.close())
+        return self._end(topic, self._close_topic(topic))
 
     def take_away_for_good(self, topic: Topic) -> "asyncio.Task[None]":
         """Delete a topic with its policies and the grants on it; a request for it meanwhile gets a new one."""
@@ -231,11 +233,17 @@ class Service:
         assert self.topics[topic.name] is topic
         # At once: a producer that has this topic in hand must get no receipt for what is deleted.
         topic.fence()
+        self.resting.count_ended(topic)
         del self.topics[topic.name]
+        self.ended_total += 1
         self.catalog.forget(topic.ledger.name)
         task = self._closing[topic.name] = self.spawn(ending)
         task.add_done_callback(lambda _: self._closing.pop(topic.name))
         return task
+
+    async def _close_topic(self, topic: Topic) -> None:
+        await self.resting.keep(topic)
+        await topic.close()
 
     async def _delete(self, topic: Topic) -> None:
         await topic.delete_snapshots()
@@ -245,15 +253,12 @@ class Service:
         if self.policies.of(topic.name) is not None:
             await self.policies.put(topic.name, None)
         await self._epochs.forget(topic.name)
+        await self._closed_topics.remove(topic.name)
         await self._store.delete_managed_ledger(str(topic.name))
         self._topic_counts[topic.name.namespace_name] -= 1
         if not self._topic_counts[topic.name.namespace_name]:
             del self._topic_counts[topic.name.namespace_name]
-            self.resting.forget_deleted(topic.name.namespace_name)
-
-    async def survey_topics(self) -> None:
-        """Visit every topic of the data folder once, so that periodic work reaches them all."""
-        await self.resting.survey(self._store.managed_ledger_names(), ttl_ms=self.config.ttl_ms)
+            self.resting.remove_namespace(topic.name.namespace_name)
 
     def topic_names(self, namespace: str | None = None) -> list[str]:
         """List the topics of a namespace (`tenant/namespace`), or all, by full name and in order; open or not."""
@@ -321,25 +326,21 @@ class Service:
         self._producers_named += 1
         return f"{self._producer_name_prefix}-{self._producers_named}"
 
-    async def note_last_due_times(self, topic: Topic) -> None:
-        """Leave the counts and times of delayed messages with a topic that is about to be closed."""
+    async def count_delayed_at_the_end(self, topic: Topic) -> None:
+        """Count the messages with a delivery time of a topic that is about to be closed; logs what fails."""
         # A catalog of its own, which goes with this call: a closed topic is to cost a few numbers.
-        await self._note_due_times(topic, ScheduleCatalog())
+        await count_delayed(topic, ScheduleCatalog(), self.now_ms)
 
-    async def _note_due_times(self, topic: Topic, catalog: ScheduleCatalog) -> None:
-        delaying = await note_delayed(topic, catalog, self.now_ms)
-        try:
-            await note_due_times(topic, delaying, catalog, self.now_ms)
-        except LedgerError as error:
-            logger.warning("%s: cannot tell when messages are due: %s", topic.name, error)
-
-    async def metrics(self) -> AsyncGenerator[bytes, None]:
-        """Give the text for `/metrics`, a slice at a time."""
-        async for topic in in_slices(list(self.topics.values())):
-            await self._note_due_times(topic, self.catalog)
+    async def count_delayed(self) -> None:
+        """Count the messages with a delivery time of the open topics in the log, where nothing else tells."""
+        async for topic in self.resting.open_topics():
+            await count_delayed(topic, self.catalog, self.now_ms)
             if self.topics.get(topic.name) is not topic:
                 # It was closed meanwhile.
                 self.catalog.forget(topic.ledger.name)
+
+    async def metrics(self) -> AsyncGenerator[bytes, None]:
+        """Give the text for `/metrics`, a slice at a time, from numbers that are there: the log is not read."""
         disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
         chunks = stream_metrics(
             self.config.cluster_name,
@@ -347,7 +348,7 @@ class Service:
                 chain.from_iterable(topic.metrics_in_parts() for topic in list(self.topics.values())),
                 self.resting.figures(),
             ),
-            self.resting.deleted(),
+            self.resting.ended(),
             connection_count=len(self.connections),
             topic_counts=dict(self._topic_counts),
             is_by_topic=self.config.has_topic_metrics,
@@ -409,6 +410,7 @@ class Service:
             self.connections,
             self.resting,
             self.refusal_log,
+            self.count_delayed,
             self.now_ms,
             self.steady_ms,
         )
@@ -424,7 +426,8 @@ class Service:
         for connection in list(self.connections):
             connection.pause_reading("the service stops")
         try:
-            for error in await side_by_side((topic.close() for topic in list(self.topics.values())), has_errors=True):
+            closings = (self._close_topic(topic) for topic in list(self.topics.values()))
+            for error in await side_by_side(closings, has_errors=True):
                 if isinstance(error, LedgerWriteError):
                     self._close_failure = error
                 logger.error("a topic could not be closed in order: %s", error)
@@ -499,9 +502,6 @@ class Service:
         try:
             topic = await self._opener.open(name)
             self.topics[name] = topic
-            before = self.resting.take(name)
-            if before is not None:
-                topic.continue_counters(before)
             topic.sweep_snapshots()
             return topic
         finally:

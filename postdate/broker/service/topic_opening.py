@@ -1,6 +1,7 @@
 """How a topic is put together: its log, its shared index where there is one, and the dispatchers of its subscriptions.
 
-Left out: which topics are open, and that a topic is opened once (`service.py`).
+Few are put together at one time, so that no turn of the event loop is long while thousands are asked for. Left out:
+which topics are open, and that a topic is opened once (`service.py`).
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
@@ -31,6 +32,10 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.residual_snapshots import ResidualSnapshots
 
 logger = logging.getLogger(__name__)
+
+OPENED_AT_ONCE_MAX: Final = 16
+"""Topics that are opened at one time. Each adds a few callbacks to a turn of the event loop, 0.5 ms for the longest,
+and waits for the disk: their commits share a sync."""
 
 
 class TopicOpener:
@@ -70,13 +75,18 @@ class TopicOpener:
         self._spawn = spawn
         self._now_ms = now_ms
         self._steady_ms = steady_ms
+        self._places = asyncio.Semaphore(OPENED_AT_ONCE_MAX)
 
     async def open(self, name: TopicName) -> Topic:
-        """Open the log of a topic, with the subscriptions that are stored.
+        """Open the log of a topic, with the subscriptions that are stored, once few others are being opened.
 
         Raises:
             LedgerError: The log cannot be opened.
         """
+        async with self._places:
+            return await self._open(name)
+
+    async def _open(self, name: TopicName) -> Topic:
         ledger = await self._store.open_managed_ledger(str(name))
         index = self._new_index(ledger)
         is_kept = self._config.bucket_snapshot_storage != "memory"

@@ -95,7 +95,9 @@ class SubscriptionSnapshot:
     damaged: int = 0
     """Entries that no consumer gets, as the log is damaged where they are."""
     next_deliver_at_ms: int | None = None
-    """The first delivery time at the last count in the log, None where there was none."""
+    """When its next message comes due, about; 0 for never, None where that is not known."""
+    last_deliver_at_ms: int = 0
+    """When its last message comes due, at the latest; 0 for never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +138,19 @@ class TopicSnapshot:
     """The rate of appended messages in the last whole window."""
     window_s: float = 60.0
     """The length of a window."""
-    next_deliver_at_ms: int | None = None
-    """The delivery time of the next scheduled message; 0 where there is none, None where that is not known."""
-    last_deliver_at_ms: int | None = None
-    """The delivery time of the last scheduled message."""
     lateness: LatenessHistogram | None = None
     part: Literal["whole", "subscriptions", "own"] = "whole"
     """The figures that are meant. Of many subscriptions each is given by itself; the topic's own figures, with the sums
     over all of them, come last."""
+
+    @property
+    def next_deliver_at_ms(self) -> int | None:
+        """When its next message comes due: 0 for never, None where that is not known."""
+        nexts = [one.next_deliver_at_ms for one in self.subscriptions]
+        # Where one is not known, the others are bounds all the same.
+        return min((one for one in nexts if one), default=None if None in nexts else 0)
+
+    @property
+    def last_deliver_at_ms(self) -> int:
+        """When its last message comes due, at the latest; 0 for never."""
+        return max((one.last_deliver_at_ms for one in self.subscriptions), default=0)

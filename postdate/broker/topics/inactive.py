@@ -11,6 +11,8 @@ Unlike in Pulsar, deleting is off by default: nothing irreversible happens by om
 from dataclasses import dataclass, field
 from typing import Final
 
+from managed_ledger.value_types import InvalidValueError
+
 DELETE_WHEN_NO_SUBSCRIPTIONS: Final = "delete_when_no_subscriptions"
 DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP: Final = "delete_when_subscriptions_caught_up"
 _MODES: Final = (DELETE_WHEN_NO_SUBSCRIPTIONS, DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP)
@@ -25,13 +27,9 @@ class InactiveTopicsConfig:
     """The configuration of deleting unused topics."""
 
     is_deleted: bool = field(default=False, metadata={"key": "brokerDeleteInactiveTopicsEnabled"})
-    """Whether any is deleted at all. Default off, in Pulsar on."""
-
     check_interval_s: int = field(
         default=60, metadata={"key": "brokerDeleteInactiveTopicsFrequencySeconds", "range": _SECONDS}
     )
-    """The interval of the checks. Default 60."""
-
     mode: str = field(
         default=DELETE_WHEN_NO_SUBSCRIPTIONS,
         metadata={
@@ -39,21 +37,19 @@ class InactiveTopicsConfig:
             "choices": _MODES,
         },
     )
-    """Whether subscriptions without a backlog keep a topic. Default they do."""
-
     inactive_s_max: int | None = field(
         default=None,
         metadata={"key": "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds", "range": _SECONDS},
     )
-    """For how long a topic must have been inactive. Default as `check_interval_s`."""
 
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
-            raise ValueError(f"mode must be {' or '.join(_MODES)}, but is {self.mode}")
+            raise InvalidValueError("mode", " or ".join(_MODES), value=self.mode)
         for name in ("check_interval_s", "inactive_s_max"):
             value = getattr(self, name)
             if value is not None and not _SECONDS[0] <= value <= _SECONDS[1]:
-                raise ValueError(f"{name} must be from {_SECONDS[0]} to {_SECONDS[1]}, but is {value}")
+                least, most = _SECONDS
+                raise InvalidValueError(name, "from {least} to {most}", value=value, least=least, most=most)
 
     @property
     def inactive_ms_max(self) -> int:

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Final
 
+from managed_ledger.value_types import InvalidValueError
+
 _COUNT: Final = (0, 2**31 - 1)
 
 
@@ -17,39 +19,23 @@ class LimitsConfig:
     """The limits; fields are counts, 0 is no limit."""
 
     connections_max: int = field(default=0, metadata={"key": "brokerMaxConnections", "range": _COUNT})
-    """Connections of Pulsar clients, those under way to a TLS handshake or a CONNECT included. Default 0."""
-
     connections_per_ip_max: int = field(default=0, metadata={"key": "brokerMaxConnectionsPerIp", "range": _COUNT})
-    """Connections from one address. Default 0."""
-
     web_connections_max: int = field(default=2048, metadata={"key": "maxHttpServerConnections", "range": _COUNT})
-    """Connections to the web port, on both where there are two. Default 2048, as in Pulsar."""
-
     connect_timeout_s: int = field(default=10, metadata={"key": "connectTimeoutSeconds", "range": (1, 3_600)})
-    """The time for the TLS handshake and CONNECT, after which a connection is closed (ours). Default 10."""
-
     topics_per_namespace_max: int = field(default=0, metadata={"key": "maxTopicsPerNamespace", "range": _COUNT})
-    """Topics that a namespace may have when another is to come into being. Default 0."""
-
     producers_per_topic_max: int = field(default=0, metadata={"key": "maxProducersPerTopic", "range": _COUNT})
-    """Producers of one topic; those that wait for their turn (WaitForExclusive) do not count. Default 0."""
-
     subscriptions_per_topic_max: int = field(default=0, metadata={"key": "maxSubscriptionsPerTopic", "range": _COUNT})
-    """Subscriptions of one topic, readers' included, when another is to come into being. Default 0."""
-
     consumers_per_topic_max: int = field(default=0, metadata={"key": "maxConsumersPerTopic", "range": _COUNT})
-    """Consumers of all subscriptions of one topic. Default 0."""
-
     consumers_per_subscription_max: int = field(
         default=0, metadata={"key": "maxConsumersPerSubscription", "range": _COUNT}
     )
-    """Consumers of one subscription. Default 0."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
             least, most = one.metadata["range"]
             if not least <= getattr(self, one.name) <= most:
-                raise ValueError(f"{one.name} must be from {least} to {most}, but is {getattr(self, one.name)}")
+                value = getattr(self, one.name)
+                raise InvalidValueError(one.name, "from {least} to {most}", value=value, least=least, most=most)
 
 
 class ConnectionController:

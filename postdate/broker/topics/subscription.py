@@ -12,6 +12,7 @@ each time, so that a defect that returns at once costs little.
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -35,7 +36,13 @@ from postdate.broker.errors import MetadataError
 from postdate.broker.topics.consumer import Consumer
 from postdate.broker.topics.delayed_range import delays_through
 from postdate.broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
-from postdate.broker.topics.figures import NOTHING_COUNTED, ScheduledCounts, SubscriptionCounters, SubscriptionSnapshot
+from postdate.broker.topics.figures import (
+    NOTHING_COUNTED,
+    NOTHING_SCHEDULED,
+    ScheduledCounts,
+    SubscriptionCounters,
+    SubscriptionSnapshot,
+)
 from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.pause import PAUSE_PROPERTY, PauseState
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
@@ -225,6 +232,8 @@ class Subscription:
         """Give the figures for `/metrics`."""
         stats = self.stats()
         is_paused = self.pause.is_paused
+        now_ms = self._now_ms()
+        known = self.known_counts()
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
@@ -241,21 +250,68 @@ class Subscription:
             backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
             is_paused=is_paused,
             held_by_pause=self._waiting(stats) if is_paused else 0,
-            scheduled=self.scheduled,
+            scheduled=self.scheduled if known is None else known,
             damaged=0 if stats is None else stats.damaged_entries,
-            next_deliver_at_ms=next(iter(self.delayed_in_log.some_deliver_at_ms), None),
+            next_deliver_at_ms=self.next_due_ms(now_ms),
+            last_deliver_at_ms=self.last_due_ms(now_ms),
         )
+
+    # Messages with a delivery time, by numbers that are there: the log is not read.
+
+    def known_counts(self) -> ScheduledCounts | None:
+        """Return the counts where they are known without the log: nothing is left, or nothing but delayed entries."""
+        if not self.has_delays or not self.cursor.backlog:
+            return NOTHING_SCHEDULED
+        if self.dispatcher is None or not self.knows_all_delayed:
+            return None
+        delayed = self.dispatcher.delayed_if_quiet()
+        return None if delayed is None else ScheduledCounts(delayed)
+
+    def may_have_delayed(self, now_ms: int) -> bool:
+        """Whether a message may wait for its time, as far as the ledgers' own figures tell."""
+        if not self.has_delays or not self.cursor.backlog:
+            return False
+        last_ms = self._last_due_bound_ms()
+        return last_ms is not None and last_ms > now_ms
+
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """Return about when the next message comes due; 0 for never, None where that is not known."""
+        if not self.may_have_delayed(now_ms):
+            return 0
+        indexed_ms = self.next_in_index(now_ms)
+        if indexed_ms is not None:
+            return indexed_ms
+        counted = self.delayed_in_log
+        place = bisect_right(counted.some_deliver_at_ms, now_ms)
+        if place < len(counted.some_deliver_at_ms):
+            return counted.some_deliver_at_ms[place]
+        # Messages that were appended since then may be delayed.
+        return 0 if counted.through == self._ledger.last_confirmed_position else None
+
+    def last_due_ms(self, now_ms: int) -> int:
+        """Return when the last message comes due, 0 for never: as last counted, or an upper bound from the ledgers."""
+        if not self.may_have_delayed(now_ms):
+            return 0
+        counted = self.delayed_in_log
+        if counted.through == self._ledger.last_confirmed_position:
+            return max((one for one in counted.some_deliver_at_ms[-1:] if one > now_ms), default=0)
+        return self._last_due_bound_ms() or 0
+
+    def next_in_index(self, now_ms: int) -> int | None:
+        """Return the next time in the delayed index; None where it does not know all or holds what is due already."""
+        dispatcher = self.dispatcher
+        if dispatcher is None or dispatcher.tracker is None or not self.knows_all_delayed:
+            return None
+        deliver_at_ms = dispatcher.tracker.next_delivery_time()
+        return deliver_at_ms if deliver_at_ms is not None and deliver_at_ms > now_ms else None
+
+    def _last_due_bound_ms(self) -> int | None:
+        return self._ledger.last_due_ms_behind(self.cursor.next_unacknowledged_position)
 
     def _consumer_addresses(self) -> list[str]:
         """Return the addresses of the dispatcher's consumers, in the order of its figures."""
         handles = () if self.dispatcher is None else self.dispatcher.consumers
         return [one.link.peer for one in handles if isinstance(one, Consumer)]
-
-    def continue_counters(self, before: SubscriptionSnapshot) -> None:
-        """Count on from the figures of the subscription when its topic was closed."""
-        self.count(before.counters)
-        self.index_counters_before = summed(self.index_counters_before, before.index_counters_before)
-        self.expiry = Expiry(RateMeter(self._steady_ms(), (self.counters.expired,)), before.last_expired_ms)
 
     def count(self, more: SubscriptionCounters) -> None:
         """Add these counts."""
@@ -622,12 +678,12 @@ class Subscription:
             await self.dispatcher.close()
             if tracker is not None:
                 self.index_counters_before = summed(self.index_counters_before, tracker.stats())
-            core = self.dispatcher.core
+            totals = self.dispatcher.core.totals
             self.count(
                 SubscriptionCounters(
-                    entries_read=core.entries_read_total,
-                    delayed_reread=core.delayed_reread_at_recovery_total,
-                    index_mistimed=core.index_mistimed_total,
+                    entries_read=totals.entries_read,
+                    delayed_reread=totals.delayed_reread_at_recovery,
+                    index_mistimed=totals.index_mistimed,
                 )
             )
             self.dispatcher = None

@@ -111,10 +111,6 @@ class Topic:
         """Messages that were published while there was no subscription: none that is made at the end gets them."""
         self.lateness = LatenessHistogram()
         """The lateness of delayed messages, of all subscriptions."""
-        self.next_deliver_at_ms: int | None = None
-        """When its next scheduled message comes due, as last looked at; 0 for never, None where that is not known."""
-        self.last_deliver_at_ms: int | None = None
-        """When its last scheduled message comes due, as last looked at; None where that is not known."""
         self.window_s = 60.0
         """The length of the last whole window of its rates."""
         self._window_began_ms = opened_ms
@@ -604,24 +600,6 @@ class Topic:
         async for subscription in in_slices(list(self.subscriptions.values())):
             subscription.end_rate_window(steady_ms)
 
-    def continue_counters(self, before: TopicSnapshot) -> None:
-        """Count on from the figures of the topic when it was closed: a counter that decreases looks like a restart."""
-        self.messages_in_total += before.messages_in_total
-        self.bytes_in_total += before.bytes_in_total
-        self.due_before_1990_total += before.due_before_1990_total
-        self.published_without_subscription_total += before.published_without_subscription_total
-        self.meter = RateMeter(self._steady_ms(), (self.messages_in_total, self.bytes_in_total))
-        if before.lateness is not None:
-            self.lateness.add(before.lateness)
-        self._count_deleted(before.deleted_counters, before.index_counters_before)
-        for one in before.subscriptions:
-            subscription = self.subscriptions.get(one.name)
-            if subscription is not None:
-                subscription.continue_counters(one)
-            else:
-                # A reader's subscription, which ended with the topic.
-                self._count_deleted(one.counters, one.index_counters_before)
-
     def _count_deleted(self, counters: SubscriptionCounters, of_index: TrackerCounters | None) -> None:
         self._deleted_counters = self._deleted_counters.plus(counters)
         self._index_counters_before = summed(self._index_counters_before, of_index)
@@ -636,6 +614,10 @@ class Topic:
     def metrics(self) -> TopicSnapshot:
         """Give the figures of the topic and of its subscriptions at this moment."""
         return self._figures(self.subscriptions.values())
+
+    def metrics_at_the_end(self) -> TopicSnapshot:
+        """Give the figures of what is left when the topic is closed: readers' subscriptions end with it."""
+        return self._figures(one for one in self.subscriptions.values() if one.cursor.is_durable)
 
     def metrics_in_parts(self) -> Iterator[TopicSnapshot]:
         """Give the figures for `/metrics`, one subscription after the other: 1,000 of them take 50 ms.
@@ -668,8 +650,6 @@ class Topic:
             throughput_in=self.meter.rates[1],
             appended=self.ledger.append_stats.last,
             window_s=self.window_s,
-            next_deliver_at_ms=self.next_deliver_at_ms,
-            last_deliver_at_ms=self.last_deliver_at_ms,
             lateness=self.lateness,
             subscriptions=[subscription.metrics() for subscription in subscriptions],
             deleted_counters=self._deleted_counters,

@@ -79,5 +79,10 @@ class TopicName(NamedTuple):
         """`tenant/namespace`, as metrics label it."""
         return f"{self.tenant}/{self.namespace}"
 
+    @property
+    def short(self) -> str:
+        """`tenant/namespace/topic`, as commands and paths have it."""
+        return f"{self.tenant}/{self.namespace}/{self.local_name}"
+
     def __str__(self) -> str:
         return f"{DOMAIN_PREFIX}{self.tenant}/{self.namespace}/{self.local_name}"

@@ -30,7 +30,7 @@ def _time_option(parameter: str, *names: str, what: str) -> Callable[[Command], 
         "postdate pipeline cancel data --subscription billing --key order-17 --dry-run",
         "postdate pipeline cancel data --subscription billing --property campaign=spring --property country=fi",
         "postdate pipeline cancel data --subscription billing --subscription audit --from 2026-12-24T00:00:00Z",
-        'spark-submit "$(python -m pipeline)" cancel /shared/data --subscription billing --positions s3a://bucket/gone.csv',
+        'spark-submit "$(python -m postdate.pipeline)" cancel /shared/data --subscription billing --positions s3a://bucket/gone.csv',
         wrong="no message is found, or not all is cancelled: a position is not in the log or is none, or a bucket "
         "cannot be read",
     )

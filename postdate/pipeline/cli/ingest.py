@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         "postdate pipeline ingest data /incoming --subscription billing --checkpoint /state",
         "postdate pipeline ingest data /incoming --format csv --subscription billing --checkpoint /state --follow",
         "postdate pipeline ingest data /incoming --subscription billing --checkpoint /state --rejects /rejects",
-        'spark-submit "$(python -m pipeline)" ingest /shared/data s3a://bucket/in --subscription c --checkpoint s3a://b/cp',
+        'spark-submit "$(python -m postdate.pipeline)" ingest data s3a://bucket/in --subscription c --checkpoint /cp',
         wrong="rows that no index can hold, or that the log has otherwise, were left out",
     )
 )

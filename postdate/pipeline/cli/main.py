@@ -1,6 +1,6 @@
 """The commands `postdate ledger` and `postdate pipeline`: bulk jobs from a terminal or through `spark-submit`.
 
-    spark-submit --master spark://host:7077 "$(python -m pipeline)" rebuild DATA     the same job on a cluster
+    spark-submit --master spark://host:7077 "$(python -m postdate.pipeline)" rebuild DATA     the same job on a cluster
 
 Each error at start is one line on stderr and exit code 2. Libraries of a job (pyarrow, PySpark, Java) are loaded when
 it runs, so `--help` works without them.
@@ -94,7 +94,7 @@ def pipeline() -> None:
         "postdate pipeline rebuild data",
         "postdate pipeline rebuild --master 'local[8]' --topic persistent://public/default/orders data",
         "postdate pipeline rebuild --log s3://bucket/log data",
-        'spark-submit --master spark://host:7077 "$(python -m pipeline)" rebuild /shared/data',
+        'spark-submit --master spark://host:7077 "$(python -m postdate.pipeline)" rebuild /shared/data',
         wrong="rows that no index can hold were left out",
     )
 )

@@ -27,7 +27,7 @@ UNREADABLE_SHOWN = 10
         "postdate pipeline merge data --buckets 100 --dry-run",
         "postdate pipeline merge data --buckets 20 --topic persistent://public/default/orders",
         "postdate pipeline merge data --buckets 100 --index 's3://bucket/postdate/snapshots?region=eu-west-1'",
-        'spark-submit --master spark://host:7077 "$(python -m pipeline)" merge /shared/data --buckets 100',
+        'spark-submit --master spark://host:7077 "$(python -m postdate.pipeline)" merge /shared/data --buckets 100',
         wrong="buckets cannot be read, and were left as they are",
     )
 )

@@ -55,7 +55,8 @@ def test_a_list_goes_on_where_headers_are_damaged_and_each_is_logged_and_found(
     async def main() -> None:
         async with ObjectFolderBucketSnapshotStorage(tmp_path) as storage:
             ids = [await storage.create_bucket_snapshot(b"m", _SEGMENTS, **_NAMES) for _ in range(3)]
-            tear()
+        tear()
+        async with ObjectFolderBucketSnapshotStorage(tmp_path) as storage:
             for whose in ((None, None), ("t", "c")):
                 caplog.clear()
                 assert [info.bucket_id for info in await storage.list_bucket_snapshots(*whose)] == ids[2:]
@@ -85,15 +86,16 @@ def test_a_snapshot_that_is_no_file_is_damaged(tmp_path: Path, make: Callable[[P
     async def main() -> None:
         async with ObjectFolderBucketSnapshotStorage(tmp_path) as storage:
             ids = [await storage.create_bucket_snapshot(b"m", _SEGMENTS, **_NAMES) for _ in range(2)]
-            replace_first()
+        replace_first()
+        async with ObjectFolderBucketSnapshotStorage(tmp_path) as storage:
             for read in (
                 storage.get_bucket_snapshot_head,
                 storage.get_bucket_snapshot_metadata,
                 storage.get_bucket_snapshot_length,
             ):
-                with pytest.raises(SnapshotCorruptedError, match="it is no file"):
+                with pytest.raises(SnapshotCorruptedError, match="it has 0 bytes, which is no header"):
                     await read(ids[0])
-            with pytest.raises(SnapshotCorruptedError, match="it is no file"):
+            with pytest.raises(SnapshotCorruptedError, match="it has 0 bytes, which is no header"):
                 await storage.get_bucket_snapshot_segment(ids[0], 1, 1)
             assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == ids[1:]
             assert [getattr(error, "bucket_id", None) for error in await storage.find_damage()] == ids[:1]

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.folder import RocksDBFolder
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import first_bucket_id
+from tests.helpers.small_disk import fill_up, small_disk
 from tests.helpers.storages.rocksdict_edge import replace_rocksdict
 from tests.helpers.storages.snapshot_backends import RocksDBBackend
 
@@ -79,34 +78,6 @@ async def _create(storage: RocksDBBucketSnapshotStorage, segments: list[bytes] |
     return await storage.create_bucket_snapshot(b"metadata", segments or [], **names)
 
 
-def _write(path: Path) -> None:
-    async def write() -> None:
-        async with RocksDBBucketSnapshotStorage(path) as storage:
-            await _create(storage)
-
-    asyncio.run(write())
-
-
-def test_a_folder_that_cannot_be_opened_again_at_once_is_tried_at_a_later_call(tmp_path: Path) -> None:
-    """It was closed for ever: every call after it failed with an error that no one repeats."""
-    now_s = [100.0]
-
-    async def scenario() -> None:
-        storage = _Storage(tmp_path, writes=[DAMAGE, DAMAGE], openings=2, clock_s=lambda: now_s[0])
-        await storage.start()
-        for _ in range(2):
-            with pytest.raises(StorageUnavailableError):
-                await _create(storage)
-            now_s[0] += 60
-        kept = await _create(storage)
-        assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept]
-        await storage.close()
-        with pytest.raises(StorageClosedError):
-            await _create(storage)
-
-    asyncio.run(scenario())
-
-
 def test_a_folder_that_stays_refused_is_tried_ever_more_rarely(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +98,8 @@ def test_a_folder_that_stays_refused_is_tried_ever_more_rarely(
             now_s[0] += 60
             kept = await _create(storage)
             assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept]
+        with pytest.raises(StorageClosedError):
+            await _create(storage)
 
     asyncio.run(scenario())
 
@@ -196,18 +169,14 @@ def test_writes_go_on_after_the_disk_refused_one(tmp_path: Path, refusal: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small disk")
 def test_a_disk_that_has_room_again_is_written_again(tmp_path: Path) -> None:
     """While the disk is full all snapshots can be read; then the storage goes on without a restart."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(tmp_path)], check=False).returncode:
-        pytest.skip("mounting is not allowed here")
     now_s = [100.0]
 
-    async def scenario() -> None:
-        async with RocksDBBucketSnapshotStorage(tmp_path / "snapshots", clock_s=lambda: now_s[0]) as storage:
-            ballast = tmp_path / "ballast"
-            ballast.write_bytes(bytes(4 * 2**20))
+    async def scenario(disk: Path) -> None:
+        async with RocksDBBucketSnapshotStorage(disk / "snapshots", clock_s=lambda: now_s[0]) as storage:
             kept = await _create(storage, [b"kept"])
+            ballast = fill_up(disk)
             for _ in range(2):
                 with pytest.raises(StorageUnavailableError):
                     await _create(storage, [os.urandom(2**20) for _ in range(4)])
@@ -219,10 +188,8 @@ def test_a_disk_that_has_room_again_is_written_again(tmp_path: Path) -> None:
             other = await _create(storage)
             assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept, other]
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+    with small_disk(tmp_path / "disk", mib=6) as disk:
+        asyncio.run(scenario(disk))
 
 
 def test_a_failed_create_leaves_nothing(tmp_path: Path) -> None:
@@ -253,30 +220,6 @@ def test_a_backup_that_is_put_back_gives_no_id_again(tmp_path: Path) -> None:
             assert await _create(storage) > given
 
     asyncio.run(scenario())
-
-
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a folder read-only")
-def test_a_mount_that_takes_no_writes_is_read_and_refuses_a_writer_with_its_path(tmp_path: Path) -> None:
-    """Rocksdict writes beside the data also to read, and its own error names no path."""
-    mounted = tmp_path / "mounted"
-    mounted.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(mounted)], check=False).returncode:
-        pytest.skip("mounting is not allowed here")
-    path = mounted / "snapshots"
-
-    async def scenario() -> None:
-        async with RocksDBBucketSnapshotStorage(path, is_read_only=True) as storage:
-            (info,) = await storage.list_bucket_snapshots()
-            assert await storage.get_bucket_snapshot_metadata(info.bucket_id) == b"metadata"
-        with pytest.raises(StorageAccessError, match=f"{path}: .*needs the right to write"):
-            await RocksDBBucketSnapshotStorage(path).start()
-
-    try:
-        _write(path)
-        subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
-        asyncio.run(scenario())
-    finally:
-        subprocess.run(["umount", str(mounted)], check=True)
 
 
 def test_a_disk_that_fails_is_told_with_its_folder_and_advice_at_each_try(tmp_path: Path) -> None:

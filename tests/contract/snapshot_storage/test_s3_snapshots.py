@@ -67,7 +67,7 @@ class _CountingSerials(Serials):
 
 
 def _writing(server: S3Server, prefix: str, *, connect: Callable[[S3Config], S3Client] = S3Client) -> S3Writing:
-    return S3Writing(connect(server.config(prefix)), prefix, _CountingSerials(), _NAMES, lambda _id, _head: None)
+    return S3Writing(connect(server.config(prefix)), prefix, _CountingSerials(), _NAMES)
 
 
 # Not on moto, which looks whether there is an object of the key and then writes it, in two steps.
@@ -80,9 +80,8 @@ def test_two_writers_never_share_an_id(s3_server: S3Server) -> None:
         together = threading.Barrier(len(writings))
 
         def write(number: int, writing: S3Writing, together: threading.Barrier = together) -> int:
-            writing.add([b"%d" % number])
             together.wait()
-            return writing.commit(b"")
+            return writing.write(b"", [b"%d" % number])[0]
 
         with ThreadPoolExecutor(len(writings)) as threads:
             ids = list(threads.map(write, range(6), writings))
@@ -95,52 +94,36 @@ def test_two_writers_never_share_an_id(s3_server: S3Server) -> None:
 def test_a_snapshot_in_parts_takes_no_id_from_another(s3_server: S3Server) -> None:
     """Its id was free when it began. The other one stays what it is; the caller is told to write it again."""
     backend = S3Backend(s3_server)
-    late, first = _writing(s3_server, backend.prefix), _writing(s3_server, backend.prefix)
-    late.add(_LARGE)
-    first.add([b"first"])
-    bucket_id = first.commit(b"")
+    made: list[int] = []
+
+    class LateClient(S3Client):
+        def begin_upload(self, key: str, *, nonce: str) -> Upload:
+            upload = super().begin_upload(key, nonce=nonce)
+            made.append(_writing(s3_server, backend.prefix).write(b"", [b"first"])[0])
+            return upload
 
     with pytest.raises(StorageUnavailableError, match=r"another writer made .* first"):
-        late.commit(b"metadata")
-    late.abort()
+        _writing(s3_server, backend.prefix, connect=LateClient).write(b"metadata", _LARGE)
 
-    assert backend.entries(bucket_id) == [b"", b"first"]
-    assert backend.ids() == {bucket_id}
-
-
-def test_a_commit_whose_answer_was_lost_leaves_nothing_after_abort(s3_server: S3Server) -> None:
-    """No caller knows the id of the snapshot, so it is removed although the commit took effect."""
-    for segments in ([b"small"], _LARGE):
-        backend = S3Backend(s3_server)
-        writing = _writing(s3_server, backend.prefix)
-        writing.add(segments)
-        writing.commit(b"")
-
-        writing.abort()
-
-        assert backend.ids() == set()
+    assert backend.entries(made[0]) == [b"", b"first"]
+    assert backend.ids() == set(made)
 
 
-def test_the_answer_of_a_commit_that_was_lost_costs_no_other_writer(s3_server: S3Server) -> None:
+def test_the_answer_of_a_write_that_was_lost_costs_no_other_writer(s3_server: S3Server) -> None:
     """Of two that chose the same id: the one whose answer was lost removes what is its own, and only that."""
     for is_lost_before, segments in ((True, [b"small"]), (False, [b"small"]), (True, _LARGE), (False, _LARGE)):
         backend = S3Backend(s3_server)
         unlucky = _writing(s3_server, backend.prefix, connect=partial(_LosingAnswers, is_lost_before=is_lost_before))
-        other = _writing(s3_server, backend.prefix)
-        unlucky.add(segments)
-        if is_lost_before:
-            other.add([b"other"])
-            kept = other.commit(b"")
+        kept = _writing(s3_server, backend.prefix).write(b"", [b"other"])[0] if is_lost_before else None
+
         with pytest.raises(StorageUnavailableError, match="no answer came"):
-            unlucky.commit(b"")
+            unlucky.write(b"", segments)
 
-        unlucky.abort()
-
-        if is_lost_before:
+        if kept is None:
+            assert backend.ids() == set()
+        else:
             assert backend.entries(kept) == [b"", b"other"]
             assert backend.ids() == {kept}
-        else:
-            assert backend.ids() == set()
 
 
 class _LosingAnswers(S3Client):
@@ -180,10 +163,8 @@ def test_a_write_that_was_refused_for_now_leaves_nothing_to_remove(moto: S3Serve
         return AWSResponse(request.url, 503, {}, _Raw(body))
 
     events.register("before-send.s3.*", refuse)
-    writing.add([b"one"])
     with pytest.raises(StorageBusyError, match="SlowDown: Please reduce"):
-        writing.commit(b"")
-    writing.abort()
+        writing.write(b"", [b"one"])
 
     assert sent == ["PUT"]
 
@@ -200,9 +181,19 @@ def test_abandoned_uploads_are_removed_at_start_when_they_are_old(kind: type[Rea
     """Not those that another one may still be writing, and not by one that only reads."""
     server: S3Server = s3_servers(kind)  # type: ignore[operator]
     backend = S3Backend(server)
-    writing = _writing(server, backend.prefix)
-    writing.add(_LARGE)
     bucket_id = bucket_id_for("t", "c", serial=1)
+
+    class UploadKilled(S3Client):
+        """Its process ends before the last call, and so removes nothing."""
+
+        def complete_upload(self, upload: Upload, tags: Sequence[str]) -> bool:
+            raise StorageUnavailableError("killed")
+
+        def abort_upload(self, upload: Upload) -> None:
+            raise StorageUnavailableError("killed")
+
+    with pytest.raises(StorageUnavailableError, match="killed"):
+        _writing(server, backend.prefix, connect=UploadKilled).write(b"", _LARGE)
 
     async def start(age_s_min: int, *, is_read_only: bool = False) -> int:
         config = server.config(backend.prefix, abandoned_upload_age_s_min=age_s_min)
@@ -227,8 +218,7 @@ def test_an_upload_whose_beginning_was_not_answered_is_removed_at_a_later_start(
 
     writing = _writing(s3_server, backend.prefix, connect=Client)
     with pytest.raises(StorageUnavailableError, match="no answer came"):
-        writing.add(_LARGE)
-    writing.abort()
+        writing.write(b"", _LARGE)
     bucket_id = bucket_id_for("t", "c", serial=1)
     assert len(backend.uploads_of(bucket_id)) == 1
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 import pytest
 from click.testing import CliRunner, Result
 
-from postdate.broker.cli.service_commands import postdate
+from postdate.command_line.program import postdate
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from tests.helpers.damaged_logs import content_of, fill, fill_in_a_burst, flip, flip_type
+from tests.helpers.damaged_logs import ENTRIES_OF_A_RECORD, content_of, fill, fill_in_a_burst, flip, flip_type
 
 _NOTHING: Final = "Log:\nnothing is damaged\nIndex: not checked: it is in the service's memory alone\n"
 
@@ -135,7 +135,6 @@ def test_a_log_without_its_only_write_ahead_file_is_named_and_repaired(tmp_path:
     fill_in_a_burst(log, entries=100, idle_s=2.0)
     (write_ahead_log,) = log.glob("*.log")
     write_ahead_log.unlink()
-    assert not list(log.glob("*.sst"))
     before = _files(log)
 
     verified = _checked(log.parent)
@@ -199,10 +198,19 @@ def test_a_flipped_type_of_a_record_refuses_and_is_repaired(
     for line in lines:
         assert f"is damaged: {file.name} has at byte" in line
         assert "`postdate ledger repair --yes` does it" in line
-    assert (verified.returncode, f"{file.name}: one wrong byte" in verified.stdout) == (1, True), verified.stdout
+    assert (verified.returncode, f"{file.name}: it has at byte" in verified.stdout) == (1, True), verified.stdout
     assert repaired.returncode == 0, repaired.stderr
     assert _checked(copy).exit_code == 0
-    assert asyncio.run(content_of(copy / "ledgers")) == expected
+    found, backlogs = asyncio.run(content_of(copy / "ledgers"))
+    if pattern == "MANIFEST-*":
+        assert (found, backlogs) == expected
+        return
+    assert found.keys() == expected[0].keys()
+    lost = 0
+    for topic, entries in expected[0].items():
+        assert found[topic].items() <= entries.items()
+        lost += len(entries) - len(found[topic])
+    assert lost <= ENTRIES_OF_A_RECORD
 
 
 @pytest.mark.parametrize("left", ["POSTDATE-LOG", "MANIFEST-*", "OPTIONS-*", "*.log", "*.sst"])

@@ -6,8 +6,8 @@ from dispatcher import DispatcherConfig
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import ENTRY
-from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.read_plan import ReadRequest
+from dispatcher.factory import key_shared_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
@@ -17,8 +17,8 @@ class CoreFeed:
     """A core that reads what it is told to; returns one entry at a time."""
 
     def __init__(self, portion: int = 1, **config: int) -> None:
-        self.core = KeySharedCore(DispatcherConfig(**config), has_delays=True)
-        self.core.waiting.return_entries_max = self.core.expired_entries_max = portion
+        portions = {"return_entries_max": portion, "expired_entries_max": portion}
+        self.core = key_shared_core(DispatcherConfig(**portions, **config), has_delays=True)
         self.core.start(Position(1, 0), Position(1, -1))
         self.entries = 0
         self.joined = 0
@@ -73,7 +73,7 @@ class CoreFeed:
 
     def owner(self, key: str) -> ConsumerState:
         slot = CONSISTENT_HASHING_RANGE.slot(sticky_hash(key.encode()))
-        return self.core.consumers[self.core.owner_of_slot(slot)]
+        return self.core.consumers[self.core.assignor.owner_of_slot(slot)]
 
     def keys_of(self, owner: ConsumerState, count: int) -> list[str]:
         return [key for key in map(str, range(1_000)) if self.owner(key) is owner][:count]

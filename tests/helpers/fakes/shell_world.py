@@ -5,10 +5,9 @@ import random
 from collections.abc import Callable, Collection
 
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType
-from dispatcher.core.key_shared import KeySharedCore
-from dispatcher.core.shared import SharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.factory import key_shared_core, shared_core
 from dispatcher.ports import LogAndCursor
 from dispatcher.slots import sticky_hash
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor, FakeTracker
@@ -40,10 +39,10 @@ class ShellWorld:
         self.cursor = FakeLogCursor(self.log)
         has_delays = kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED)
         cores: dict[SubscriptionType, Callable[[], SubscriptionCore]] = {
-            SubscriptionType.KEY_SHARED: lambda: KeySharedCore(
+            SubscriptionType.KEY_SHARED: lambda: key_shared_core(
                 self.config, has_delays=True, cursor=self.cursor, view=LogAndCursor(self.log, self.cursor)
             ),
-            SubscriptionType.SHARED: lambda: SharedCore(self.config, has_delays=True, cursor=self.cursor),
+            SubscriptionType.SHARED: lambda: shared_core(self.config, has_delays=True, cursor=self.cursor),
             SubscriptionType.FAILOVER: lambda: SingleActiveCore(
                 self.config, topic_name=TOPIC, is_failover=True, cursor=self.cursor
             ),

@@ -6,7 +6,6 @@ time.
 `pytest -m real_pulsar --ask-pulsar` asks about all cases again and records what passed.
 """
 
-import ast
 import hashlib
 import json
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Final
 import pulsar
 import pytest
 
+from tests.helpers.import_graph import imported
 from tests.helpers.services.real_pulsar import PULSAR_VERSION
 from tests.helpers.services.services import REAL_PULSAR
 
@@ -59,16 +59,8 @@ def _digest_of_what_is_seen(file: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-@cache
 def _imported_of_tests(file: Path) -> list[Path]:
-    modules = []
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            modules += [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
-        elif isinstance(node, ast.Import):
-            modules += [name.name for name in node.names]
-    own = (ROOT / f"{module.replace('.', '/')}.py" for module in modules if module.split(".")[0] == "tests")
-    return [path for path in own if path.is_file()]
+    return [path for path in imported(file) if path.is_relative_to(ROOT / "tests") and path.name != "__init__.py"]
 
 
 class Recorder:

@@ -121,13 +121,13 @@ def test_a_body_that_is_no_policies_is_refused(clients: Clients, topic: str, ask
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ('{"actve":true,"tickTime":1}', "actve"),
+        ('{"actve":true,"tickTime":1}', "active"),
         ('{"tickTime":5}', "active"),
         ('{"active":true,"tickTime":-5}', "tickTime"),
         ('{"active":true,"maxDeliveryDelayInMillis":-5}', "maxDeliveryDelayInMillis"),
         ('{"active":"false"}', "active"),
-        ("null", "active"),
-        ("", "DELETE"),
+        ("null", "object"),
+        ("", "truncated"),
     ],
 )
 def test_a_typo_changes_nothing(

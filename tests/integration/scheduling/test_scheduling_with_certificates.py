@@ -14,8 +14,8 @@ import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
-from postdate.broker.cli.service_commands import postdate
 from postdate.broker.configuration.access import TLS_PROVIDER
+from postdate.command_line.program import postdate
 from postdate.demo.process import PostdateProcess, free_ports, wait_until
 from postdate.scheduling.async_scheduler import AsyncScheduler
 from postdate.scheduling.scheduler import Scheduler

@@ -8,7 +8,7 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 from postdate.demo.process import PostdateProcess
 from postdate.scheduling.async_scheduler import AsyncScheduler
 from postdate.scheduling.errors import NoSubscriptionError, ScheduleRequestError

@@ -33,7 +33,7 @@ def run(service: PostdateProcess, *words: str, settings: Mapping[str, str] = {})
     command = [
         sys.executable,
         "-m",
-        "postdate.broker.cli.main",
+        "postdate.command_line.main",
         *([] if words[0] == "check" else ["snapshots"]),
         *words,
         "--data",

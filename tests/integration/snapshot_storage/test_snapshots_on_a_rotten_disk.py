@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 from postdate.testing import FakeCursor
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes

@@ -22,11 +22,11 @@ from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fences.recently_joined import LedgerEnd, RecentlyJoinedFence
 from dispatcher.core.items import COUNT, ORDER, SLOT, Item, Key, position_of
-from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import LogPart, ReadRequest
 from dispatcher.core.selectors.assignment import NO_OWNER
-from dispatcher.core.shared import SharedCore
+from dispatcher.factory import key_shared_core, shared_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END
 from managed_ledger.entries.headers import (
     CHUNK,
@@ -89,6 +89,12 @@ class _Machine(RuleBasedStateMachine):
         self.indices = 0
         self.draining: dict[int, int] = {}
         self.cleared: Counter[int] = Counter()
+
+    @property
+    def keys(self) -> KeySharedAssignor | None:
+        """The assignor, where keys decide."""
+        assignor = self.core.assignor if hasattr(self, "core") else None
+        return assignor if isinstance(assignor, KeySharedAssignor) else None
 
     # The log.
 
@@ -273,23 +279,23 @@ class _Machine(RuleBasedStateMachine):
         plan = self.core.plan
         assert plan is not None
         parts = [LogPart(min(at), max(at)) for _, at in sorted(left_out.items())]
-        waiting_before = len(self.core.waiting)
-        queued_before = self.core.waiting.queued
-        held_before = len(self.core.held_due)
+        waiting_before = len(self.core.replay_queue)
+        queued_before = self.core.replay_queue.queued
+        held_before = len(self.core.intake.held_due)
         self._look_at_tracker()
         self._run(self.core.on_headers(request, _headers(found), next_position, parts))
         plan.note_recovered(self.recovering.__contains__)
         if held_before == 0 and all(entry.deliver_at_ms == NOT_DELAYED for entry in found):
             # I9. Beyond the limit a slot keeps one entry in front, and the rest is parked.
-            assert len(self.core.waiting) <= max(waiting_before, self.core.waiting_max())
-            limit = self.core.look_ahead_limit() + len(self.core.waiting.heaps)
-            assert self.core.waiting.queued <= max(queued_before, limit)
+            assert len(self.core.replay_queue) <= max(waiting_before, self.core.budget.waiting_max())
+            limit = self.core.budget.look_ahead_limit() + len(self.core.replay_queue.heaps)
+            assert self.core.replay_queue.queued <= max(queued_before, limit)
 
-    @precondition(lambda self: self.read is None and len(self.core.waiting))
+    @precondition(lambda self: self.read is None and len(self.core.replay_queue))
     @rule(data=st.data())
     def read_a_late_one(self, data: st.DataObject) -> None:
         """A message is accepted that was due before one of its key that waits."""
-        waiting = data.draw(st.sampled_from(sorted(self.core.waiting.items())))
+        waiting = data.draw(st.sampled_from(sorted(self.core.replay_queue.items())))
         key = (self._entry(position_of(waiting)).key_hash - _KEY_HASH) // _KEY_STEP
         # Where order is by position, items have no time.
         self.publish(key, (waiting[ORDER] or self.now_ms) - 10 - self.now_ms, 0, 1)
@@ -300,9 +306,9 @@ class _Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.popped is None)
     @rule()
     def begin_taking_due(self) -> None:
-        wanted = self.core.due_entries_wanted()
+        wanted = self.core.intake.due_entries_wanted()
         self._look_at_tracker()
-        if self.core.has_held_to_admit():
+        if self.core.intake.has_held_to_admit():
             self._admit_held()
             return
         due = sorted((at, position) for position, at in self.tracked.items() if at <= self.now_ms)[:wanted]
@@ -310,7 +316,7 @@ class _Machine(RuleBasedStateMachine):
             for _, position in due:
                 del self.tracked[position]
             columns = np.array([position for _, position in due], dtype=np.int64)
-            self.core.on_popped(columns[:, 0], columns[:, 1])
+            self.core.intake.on_popped(columns[:, 0], columns[:, 1])
             self.popped = [self._entry(position) for _, position in due]
 
     @precondition(lambda self: self.popped is not None)
@@ -318,11 +324,11 @@ class _Machine(RuleBasedStateMachine):
     def complete_taking_due(self) -> None:
         assert self.popped is not None
         popped, self.popped = self.popped, None
-        held_before = len(self.core.held_due)
+        held_before = len(self.core.intake.held_due)
         headers = _headers(popped)
         rows = DelayedIndexes(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
         actions = self.core.on_due(headers, rows)
-        taken_in = held_before + len(popped) - len(self.core.held_due)
+        taken_in = held_before + len(popped) - len(self.core.intake.held_due)
         assert 0 <= taken_in <= self.core.config.admit_entries_max
         self._run(actions)
 
@@ -334,17 +340,17 @@ class _Machine(RuleBasedStateMachine):
             self._admit_all_held()
 
     def _admit_held(self) -> None:
-        held_before = len(self.core.held_due)
+        held_before = len(self.core.intake.held_due)
         self._run_actions(self.core.admit_held())
-        assert 1 <= held_before - len(self.core.held_due) <= self.core.config.admit_entries_max
+        assert 1 <= held_before - len(self.core.intake.held_due) <= self.core.config.admit_entries_max
 
     def _admit_all_held(self) -> None:
         # Nothing is read, and nothing held is admitted, before the headers of what was popped are there.
         self._look_at_tracker()
-        while self.popped is None and self.core.has_held_to_admit():
+        while self.popped is None and self.core.intake.has_held_to_admit():
             self._admit_held()
-        is_holding = self.core._is_holding_due()  # noqa: SLF001, the one other reason to hold entries
-        self.stays_held = self.popped is not None or is_holding or not self.core.due_room()
+        is_holding = self.core.intake.is_holding_due()  # The one other reason to hold entries.
+        self.stays_held = self.popped is not None or is_holding or not self.core.budget.due_room()
 
     def _run_actions(self, actions: list[Action]) -> None:
         self._check_nothing_is_overtaken(actions)
@@ -368,18 +374,18 @@ class _Machine(RuleBasedStateMachine):
 
     def _check_nothing_is_overtaken(self, actions: list[Action]) -> None:
         """No earlier entry of its slot waits when an entry is delivered, to any consumer; not even a returning one."""
-        if not isinstance(self.core, KeySharedCore) or self.core.fence.is_by_position:
+        if self.keys is None or self.keys.is_by_position:
             return
         last: dict[int, Item] = {}
         for action in actions:
             for item in action.items if isinstance(action, Deliver) else ():
                 last[item[SLOT]] = max(item, last.get(item[SLOT], item))
-        for item in self.core.waiting.items():
+        for item in self.core.replay_queue.items():
             assert item[SLOT] not in last or item > last[item[SLOT]], f"{last[item[SLOT]]} overtakes {item}"
         if not self.is_prompt or self.stays_held:
             return
         tracker_ms = min((at for at in self.tracked.values() if at <= self.now_ms), default=None)
-        for position in _positions(self.core.held_due.headers()):
+        for position in _positions(self.core.intake.held_due.headers()):
             entry = self._entry(position)
             slot = CONSISTENT_HASHING_RANGE.slot(entry.key_hash)
             if slot not in last or slot in self.unordered_slots or position in self.acknowledged:
@@ -418,7 +424,7 @@ class _Machine(RuleBasedStateMachine):
 
     def _look_at_tracker(self) -> None:
         due = [at for at in self.tracked.values() if at <= self.now_ms]
-        self.core.tracker_deliver_at_ms = min(due, default=None)
+        self.core.intake.tracker_told(min(due, default=None))
 
     def _entry(self, position: Key) -> _Entry:
         return self.log[(position[0] - 1) * _ENTRIES_PER_LEDGER + position[1]]
@@ -449,9 +455,9 @@ class _Machine(RuleBasedStateMachine):
             # It may have expired while its header was read.
             if entry.position not in self.acknowledged:
                 places[entry.position].append("popped")
-        for position in _positions(self.core.held_due.headers()):
+        for position in _positions(self.core.intake.held_due.headers()):
             places[position].append("held")
-        for item in self.core.waiting.items():
+        for item in self.core.replay_queue.items():
             places[position_of(item)].append("waiting")
         for client in self.clients:
             for position in client.state.pending.items:
@@ -470,7 +476,7 @@ class _Machine(RuleBasedStateMachine):
     @invariant()
     def immediate_entries_of_a_slot_keep_their_order(self) -> None:
         for slot, items in self.first_given.items():
-            if slot in self.unordered_slots or not isinstance(self.core, KeySharedCore):
+            if slot in self.unordered_slots or self.keys is None:
                 continue
             immediate = [
                 position_of(item) for item in items if self._entry(position_of(item)).deliver_at_ms == NOT_DELAYED
@@ -483,13 +489,13 @@ class _Machine(RuleBasedStateMachine):
 
         But for what was popped: here reads complete meanwhile, while the shell takes in what it popped before it reads.
         """
-        if not isinstance(getattr(self, "core", None), KeySharedCore):
+        if self.keys is None:
             return
         pending = [position for client in self.clients for position in client.state.pending.items]
-        ready = {position_of(item) for item in self.core.waiting.items()} | set(pending)
+        ready = {position_of(item) for item in self.core.replay_queue.items()} | set(pending)
         came = [self._entry(position) for position in ready - self.ready]
         self.ready |= ready
-        held = _positions(self.core.held_due.headers())
+        held = _positions(self.core.intake.held_due.headers())
         due = [position for position, at in self.tracked.items() if at <= self.now_ms]
         on_their_way = [self._entry(at) for at in held + due]
         for entry in came:
@@ -508,10 +514,9 @@ class _Machine(RuleBasedStateMachine):
     @invariant()
     def owners_and_ranges_agree_and_leave_no_gap(self) -> None:
         """I10."""
-        if not isinstance(getattr(self, "core", None), KeySharedCore) or not self.clients:
+        if self.keys is None or not self.clients:
             return
-        assert isinstance(self.core, KeySharedCore)
-        selector = self.core.selector
+        selector = self.keys.selector
         owners = np.full(SLOTS_END, NO_OWNER)
         for client in self.clients:
             for first, last in selector.ranges_of(client.state):
@@ -523,7 +528,7 @@ class _Machine(RuleBasedStateMachine):
     @invariant()
     def each_slot_that_stopped_draining_is_counted_once(self) -> None:
         """I11: drained or reclaimed; a step clears a slot once at most."""
-        fence = getattr(getattr(self, "core", None), "fence", None)
+        fence = None if self.keys is None else self.keys.fence
         if not isinstance(fence, DrainingHashesTracker):
             return
         draining = {entry.slot: entry.owner_index for entry in fence.entries()}
@@ -563,11 +568,10 @@ class _Machine(RuleBasedStateMachine):
             # Most delayed entries come out here: few steps of a random walk have several due ones of a slot.
             self.delayed_entries_of_a_slot_become_ready_in_order_of_time()
         assert len(self.acknowledged) == len(self.log), "not everything came out"
-        assert len(self.core.waiting) == 0
+        assert len(self.core.replay_queue) == 0
         self.every_entry_is_in_one_place()
 
-    def _start(self, recovering: set[int], published: int, portion: int = 2_000) -> None:
-        self.core.waiting.return_entries_max = self.core.expired_entries_max = portion
+    def _start(self, recovering: set[int], published: int) -> None:
         for number in range(published):
             delay_ms = [None, -20, 150, 5][number % 4]
             self.publish(number % 3, delay_ms, 0, 1)
@@ -589,7 +593,11 @@ class _Machine(RuleBasedStateMachine):
     def recover(self) -> None:
         self.recovering = set()
         assert self.core.plan is not None
-        self.core.plan.note_recovered(self.recovering.__contains__)
+        self.core.intake.recovered(self.recovering.__contains__)
+
+
+def _in_portions(entries_max: int) -> dict[str, int]:
+    return {"return_entries_max": entries_max, "expired_entries_max": entries_max}
 
 
 _CONFIG = DispatcherConfig(
@@ -598,6 +606,7 @@ _CONFIG = DispatcherConfig(
     read_batch_entries_max=5,
     unacked_per_consumer_max=6,
     unacked_per_subscription_max=14,
+    **_in_portions(2_000),
 )
 
 
@@ -638,11 +647,12 @@ class KeySharedMachine(_Machine):
             parked_entries_max=parked_max,
             admit_entries_max=admit_max,
             key_shared_unblocking_interval_ms=interval_ms,
+            serve_entries_max=serve_max,
+            **_in_portions(portion),
         )
-        self.core = KeySharedCore(config, has_delays=True)
-        self.core.serve_entries_max = serve_max
+        self.core = key_shared_core(config, has_delays=True)
         self.is_prompt = is_prompt
-        self._start(recovering, published, portion)
+        self._start(recovering, published)
 
 
 class AutoSplitMachine(_Machine):
@@ -650,10 +660,9 @@ class AutoSplitMachine(_Machine):
 
     @initialize(published=st.integers(0, 20), portion=st.sampled_from([1, 2_000]))
     def start(self, published: int, portion: int) -> None:
-        self.core = KeySharedCore(
-            DispatcherConfig(use_consistent_hashing=False, look_ahead_per_consumer=3), has_delays=True
-        )
-        self._start(set(), published, portion)
+        config = DispatcherConfig(use_consistent_hashing=False, look_ahead_per_consumer=3, **_in_portions(portion))
+        self.core = key_shared_core(config, has_delays=True)
+        self._start(set(), published)
 
 
 class OlderModesMachine(_Machine):
@@ -677,9 +686,10 @@ class OlderModesMachine(_Machine):
             read_batch_entries_max=5,
             unacked_per_consumer_max=6,
             consistent_hashing_replica_points=3,
+            **_in_portions(portion),
         )
-        self.core = KeySharedCore(config, has_delays=True, view=self)
-        self._start(recovering, published, portion)
+        self.core = key_shared_core(config, has_delays=True, view=self)
+        self._start(recovering, published)
 
     # The log and the cursor, as the fence sees them.
 
@@ -697,13 +707,13 @@ class OlderModesMachine(_Machine):
         return [LedgerEnd(ledger_id, count - 1, ledger_id != last.ledger_id) for ledger_id, count in counts]
 
     def _note_acknowledged(self) -> None:
-        self._run(self.core.note_unacknowledged_from(self.next_unacknowledged_position))
+        self._run(self.core.unacknowledged_from(self.next_unacknowledged_position))
 
     @invariant()
     def nobody_gets_what_is_beyond_its_bound(self) -> None:
-        if not hasattr(self, "core") or not isinstance(self.core, KeySharedCore):
+        if self.keys is None:
             return
-        fence = self.core.fence
+        fence = self.keys.fence
         assert isinstance(fence, RecentlyJoinedFence)
         for client in self.clients:
             bound = fence.bounds.get(client.state.index)
@@ -716,7 +726,7 @@ class SharedMachine(_Machine):
 
     @initialize(recovering=st.sets(st.integers(1, 3)), published=st.integers(0, 20))
     def start(self, recovering: set[int], published: int) -> None:
-        self.core = SharedCore(_CONFIG, has_delays=True)
+        self.core = shared_core(_CONFIG, has_delays=True)
         self._start(recovering, published)
 
         self.begun: dict[int, tuple[_Client, list[Key]]] = {}

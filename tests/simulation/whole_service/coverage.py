@@ -7,8 +7,7 @@ effect. `simulate.py --coverage` prints them for many seeds. Verdicts are the or
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from dispatcher.core.intake import Intake
-from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.dispatcher import Dispatcher
 from tests.simulation.whole_service.clients import SimulatedConsumer
@@ -32,12 +31,11 @@ class Coverage:
     def look_at(self, dispatcher: Dispatcher) -> None:
         """Count the bounds that a dispatcher and its tracker are at, after a step."""
         core = dispatcher.core
-        if isinstance(core, Intake):
-            self._look(_INTAKE, core)
         if isinstance(core, MultipleConsumersCore):
+            self._look(_INTAKE, core)
             self._look(_MANY, core)
-        if isinstance(core, KeySharedCore):
-            self._look(_KEY_SHARED, core)
+            if isinstance(core.assignor, KeySharedAssignor):
+                self._look(_KEY_SHARED, core.assignor)
         self._look(_CONSUMERS, dispatcher)
         stats = getattr(dispatcher.tracker, "stats", None)
         if stats is not None:
@@ -50,18 +48,18 @@ class Coverage:
                 self.note(name, size)
 
 
-_INTAKE: Final[dict[str, Callable[[Intake], int]]] = {
-    "bound: no room to read ahead": lambda core: len(core.waiting) if core.room() == 0 else 0,
-    "bound: no room for what is due": lambda core: len(core.waiting) if core.due_room() == 0 else 0,
-    "bound: due entries are held for the order of time": lambda core: len(core.held_due),
+_INTAKE: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
+    "bound: no room to read ahead": lambda core: len(core.replay_queue) if core.budget.room() == 0 else 0,
+    "bound: no room for what is due": lambda core: len(core.replay_queue) if core.budget.due_room() == 0 else 0,
+    "bound: due entries are held for the order of time": lambda core: len(core.intake.held_due),
     "bound: as many are held as may be": lambda core: (
-        len(core.held_due) if len(core.held_due) >= core.config.held_entries_max else 0
+        len(core.intake.held_due) if len(core.intake.held_due) >= core.config.held_entries_max else 0
     ),
     "portion: more is held than one turn takes in": lambda core: (
-        len(core.held_due) if len(core.held_due) > core.config.admit_entries_max else 0
+        len(core.intake.held_due) if len(core.intake.held_due) > core.config.admit_entries_max else 0
     ),
-    "bound: entries of a slot are parked": lambda core: len(core.waiting.parked),
-    "portion: entries return to their queues": lambda core: len(core.waiting.returning),
+    "bound: entries of a slot are parked": lambda core: len(core.replay_queue.parked),
+    "portion: entries return to their queues": lambda core: len(core.replay_queue.returning),
     "bound: the scan is ahead of what is read": lambda core: int(
         core.plan is not None and core.plan.ranges[-1].scanned_to > core.plan.next_immediate
     ),
@@ -70,24 +68,24 @@ _INTAKE: Final[dict[str, Callable[[Intake], int]]] = {
 }
 
 _MANY: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
-    "bound: the subscription holds too many": lambda core: core.unacked if core.is_blocked else 0,
+    "bound: the subscription holds too many": lambda core: core.budget.unacked if core.budget.is_blocked else 0,
     "bound: a consumer holds too many": lambda core: sum(one.is_blocked for one in core.consumers.values()),
     "portion: what expired is forgotten": lambda core: len(core.expired),
     "batches of which a part is acknowledged": lambda core: len(core.ack_sets),
 }
 
-_KEY_SHARED: Final[dict[str, Callable[[KeySharedCore], int]]] = {
-    "fence: keys wait for another consumer": lambda core: int(core.fence.is_active and bool(core.waiting.heaps)),
-    "fence: drained keys wait for the interval": lambda core: len(core.unblocked),
-    "portion: consumers have their turn later": lambda core: len(core.to_serve),
+_KEY_SHARED: Final[dict[str, Callable[[KeySharedAssignor], int]]] = {
+    "fence: keys wait for another consumer": lambda keys: int(keys.fence.is_active and bool(keys.replay_queue.heaps)),
+    "fence: drained keys wait for the interval": lambda keys: len(keys.unblocked),
+    "portion: consumers have their turn later": lambda keys: len(keys.to_serve),
 }
 
 _CONSUMERS: Final[dict[str, Callable[[Dispatcher], int]]] = {
     "bound: entries wait and no consumer has permits": lambda dispatcher: int(
         bool(dispatcher.core.consumers)
         and all(one.permits <= 0 for one in dispatcher.core.consumers.values())
-        and isinstance(dispatcher.core, Intake)
-        and len(dispatcher.core.waiting) > 0
+        and isinstance(dispatcher.core, MultipleConsumersCore)
+        and len(dispatcher.core.replay_queue) > 0
     ),
     "bound: permits below zero after a batch": lambda dispatcher: sum(
         one.permits < 0 for one in dispatcher.core.consumers.values()

@@ -18,7 +18,7 @@ that are published then must be on their way all the same.
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from dispatcher.core.intake import Intake
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from managed_ledger.disk.keys import Family
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.errors import StoreCorruptedError, StoreUnavailableError
@@ -189,7 +189,8 @@ def _what_is_first(sim: "Simulation", sub: SubscriptionModel) -> str:
     if not sim.oracle.is_due(sim.oracle.entries[first]):
         return f"; {first}, the first that is not acknowledged, is delayed"
     dispatcher = sim.dispatcher(sub)
-    if dispatcher is not None and isinstance(dispatcher.core, Intake) and not dispatcher.core.due_room():
+    core = None if dispatcher is None else dispatcher.core
+    if isinstance(core, MultipleConsumersCore) and not core.budget.due_room():
         return f"; there is no room for {first}, which is due and the first that is not acknowledged (item 5)"
     return ""
 

@@ -19,7 +19,6 @@ from unittest.mock import patch
 from urllib.parse import quote
 
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
-from dispatcher.core.intake import Intake
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
@@ -569,8 +568,8 @@ class Simulation:
         """Compare what is in memory with what the configuration allows (invariant 6)."""
         limits, tracker_limits = self.variant.config.dispatcher, self.variant.config.tracker
         # Messages of a lost snapshot are read again, and held where they are due.
-        if isinstance(dispatcher.core, Intake) and not self.has_bad_snapshots:
-            held = len(dispatcher.core.held_due)
+        if isinstance(dispatcher.core, MultipleConsumersCore) and not self.has_bad_snapshots:
+            held = len(dispatcher.core.intake.held_due)
             # A read, and what the tracker refuses of another one; on a shared index, what is read again for a poll.
             beyond = 2 * limits.scan_entries_max + 2 * limits.read_batch_entries_max * tracker_limits.is_index_shared
             if held > limits.held_entries_max + beyond:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from postdate.broker.cli.service_commands import postdate
+from postdate.command_line.program import postdate
 from postdate.scheduling.errors import ScheduleArgumentError
 from postdate.scheduling.scheduler import Scheduler
 from tests.helpers.certificates import Authority, CertificateFiles, encrypted_key

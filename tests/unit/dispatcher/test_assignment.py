@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.selectors.assignment import NO_OWNER, TABLES_MAX, assigned
 from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
+from dispatcher.factory import key_shared_core
 from dispatcher.slots import SLOTS_END
 
 _runs = st.lists(
@@ -68,13 +69,14 @@ def test_a_thousand_consumers_take_what_their_points_take() -> None:
     core = _core_with_consumers(config, 1_000)
 
     # Two columns of 4 bytes, a run for each point that is not its neighbour's owner's.
-    assert len(core.selector.owners) <= 65_537
-    ranges = sorted((*span, index) for index in core.consumers for span in core.selector.owners.ranges_of(index))
+    ring = core.assignor.selector.owners
+    assert len(ring) <= 65_537
+    ranges = sorted((*span, index) for index in core.consumers for span in ring.ranges_of(index))
     tracemalloc.start()
     owners = assigned(ranges)
     size = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert len(owners) == len(core.selector.owners)
+    assert len(owners) == len(ring)
     assert size < 8 * len(owners) + 2_000
 
 
@@ -92,8 +94,8 @@ def test_equal_assignments_share_a_table_and_old_ones_lose_theirs() -> None:
     assert old() is None
 
 
-def _core_with_consumers(config: DispatcherConfig, consumers: int) -> KeySharedCore:
-    core = KeySharedCore(config, has_delays=True)
+def _core_with_consumers(config: DispatcherConfig, consumers: int) -> MultipleConsumersCore:
+    core = key_shared_core(config, has_delays=True)
     for index in range(consumers):
         core.add_consumer(ConsumerState(index, f"consumer-{index}"))
     return core

@@ -12,7 +12,7 @@ import pytest
 from dispatcher import DispatcherConfig
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.fences import draining_hashes
-from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.factory import key_shared_core
 from tests.helpers.fakes.core_feed import CoreFeed
 
 
@@ -59,7 +59,7 @@ def calls_to_give_ten(waiting: int) -> int:
         feed.join(0, is_checked=False)
     for first in range(0, waiting, 500):
         feed.read(*[f"key-{number}" for number in range(first, first + 500)], is_checked=False)
-    assert len(feed.core.waiting) == waiting
+    assert len(feed.core.replay_queue) == waiting
     consumer = max(feed.core.consumers.values(), key=lambda one: len(one.heads))
     count = calls(lambda: feed.core.flow(consumer, 10)).total()
     assert len(consumer.pending) == 10
@@ -92,9 +92,9 @@ def test_the_look_ahead_is_bounded_by_both_thresholds(
         unacked_per_consumer_max=4,
         unacked_per_subscription_max=0,
     )
-    core = KeySharedCore(config, has_delays=True)
+    core = key_shared_core(config, has_delays=True)
     for number in range(consumers):
         core.add_consumer(ConsumerState(number, f"c{number}"))
 
-    assert core.look_ahead_limit() == core.waiting.entries_max == limit
+    assert core.budget.look_ahead_limit() == core.replay_queue.entries_max == limit
     assert limit < UNLIMITED

@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher import Delivery, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.single_active import choose_active
 from dispatcher.errors import ConsumerAssignError, ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
@@ -706,8 +706,8 @@ def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
         assert CONSISTENT_HASHING_RANGE.slot(sticky_hash(b"key-0")) not in slots
         assert sum(len(consumer.payloads) for consumer in everybody) == 1 + live
         core = world.dispatcher.core
-        assert isinstance(core, KeySharedCore)
-        assert core.waiting.queued <= 20 * len(everybody)
+        assert isinstance(core, MultipleConsumersCore)
+        assert core.replay_queue.queued <= 20 * len(everybody)
         assert world.dispatcher.stats().msg_in_replay == 6_000
         core.check()
 
@@ -738,13 +738,13 @@ def test_a_stuck_consumer_of_many_keys_does_not_stop_the_others() -> None:
             expected = [b"%d" % number for number, owner in enumerate(owners) if owner is consumer]
             assert consumer.payloads == expected
         core = world.dispatcher.core
-        assert isinstance(core, KeySharedCore)
-        assert core.waiting.queued <= 60 + len(core.waiting.heaps)
+        assert isinstance(core, MultipleConsumersCore)
+        assert core.replay_queue.queued <= 60 + len(core.replay_queue.heaps)
 
         world.dispatcher.consumer_flow(stuck, 100_000)
         await settle(1)
         assert sorted(map(int, stuck.payloads)) == [n for n, owner in enumerate(owners) if owner is stuck]
-        assert core.waiting.queued == 0
+        assert core.replay_queue.queued == 0
         core.check()
         await world.dispatcher.close()
 
@@ -857,15 +857,15 @@ def test_what_a_leaver_held_is_given_in_portions() -> None:
         assert len(leaver.payloads) == 5_000
         heir = world.join("b", permits=10_000)
         core = world.dispatcher.core
-        assert isinstance(core, KeySharedCore)
+        assert isinstance(core, MultipleConsumersCore)
         world.dispatcher.remove_consumer(leaver)
-        assert len(core.waiting.returning) == 5_000 - core.waiting.return_entries_max
+        assert len(core.replay_queue.returning) == 5_000 - core.replay_queue.return_entries_max
         given = [0]
         while given[-1] < 5_000:
             core.check()
             await asyncio.sleep(0)
             given.append(len(core.consumers[1].pending))
-        assert max(after - before for before, after in pairwise(given)) <= core.serve_entries_max
+        assert max(after - before for before, after in pairwise(given)) <= core.config.serve_entries_max
         await settle()
 
         assert heir.payloads == leaver.payloads

@@ -4,7 +4,7 @@ import asyncio
 
 from dispatcher import Dispatcher, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
-from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.factory import key_shared_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from tests.helpers.fakes.core_feed import CoreFeed
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor, FakeTracker
@@ -16,7 +16,7 @@ class _DrainingWorld:
         config = DispatcherConfig(consistent_hashing_replica_points=10)
         self.log = FakeLog()
         self.cursor = FakeLogCursor(self.log)
-        self.core = KeySharedCore(config, has_delays=True)
+        self.core = key_shared_core(config, has_delays=True)
         self.dispatcher = Dispatcher(
             SubscriptionType.KEY_SHARED, self.core, self.log, self.cursor, FakeTracker, config, now_ms
         )
@@ -202,7 +202,7 @@ def test_a_draining_slot_waits_for_the_last_message_of_a_batch() -> None:
     moved = next(number for number, key in enumerate(keys) if feed.owner(key) is not holder)
     slot = CONSISTENT_HASHING_RANGE.slot(sticky_hash(keys[moved].encode()))
     assert feed.read(keys[moved]) == []
-    fence = feed.core.fence
+    fence = feed.core.assignor.fence
     assert isinstance(fence, DrainingHashesTracker)
 
     for left in (0b110, 0b100):

@@ -49,7 +49,7 @@ def test_the_end_of_what_came_back_first_lets_nothing_overtake_the_rest(event: s
         feed.read(*map(str, range(3)))
         feed.join(0)
         (key,) = feed.keys_of(consumer, 1)
-        assert feed.core.fence.is_active
+        assert feed.core.assignor.fence.is_active
         feed.core.flow(consumer, 3)
     first = feed.entries
     assert len(feed.read(*[key] * 4)) == 3
@@ -103,8 +103,8 @@ def test_what_expired_in_portions_does_not_wait_again() -> None:
         feed.timers()
 
         assert list(consumer.pending.items) == [(1, 3)]
-        assert len(feed.core.waiting) == 0
-        assert feed.core.unacked == 1
+        assert len(feed.core.replay_queue) == 0
+        assert feed.core.budget.unacked == 1
 
 
 def test_what_expires_while_it_is_read_is_not_given() -> None:
@@ -126,18 +126,17 @@ def test_a_batch_that_is_half_acknowledged_costs_the_permits_of_the_whole() -> N
     feed.core.redeliver(consumer, [(1, 0)], ())
     feed.timers()
 
-    assert (consumer.permits, consumer.unacked, feed.core.unacked) == (0, 2, 2)
+    assert (consumer.permits, consumer.unacked, feed.core.budget.unacked) == (0, 2, 2)
     # A client has acknowledged more messages than there are, and some of them twice.
     feed.core.acknowledge(consumer, [(1, 0)], {(1, 0): (0b0100000000, -1)})
     assert (consumer.unacked, consumer.messages_acked) == (1, 9)
     feed.core.acknowledge(consumer, [(1, 0)], {})
-    assert (consumer.unacked, feed.core.unacked, consumer.messages_acked) == (0, 0, 10)
+    assert (consumer.unacked, feed.core.budget.unacked, consumer.messages_acked) == (0, 0, 10)
 
 
 def test_who_has_waited_longest_is_served_first() -> None:
     """Otherwise a consumer with a long queue keeps the others from theirs, turn after turn."""
-    feed = CoreFeed()
-    feed.core.serve_entries_max = 3
+    feed = CoreFeed(serve_entries_max=3)
     first, second = feed.join(0), feed.join(0)
     (key,), (other,) = feed.keys_of(first, 1), feed.keys_of(second, 1)
     assert feed.read(*[key] * 9, *[other] * 9) == []

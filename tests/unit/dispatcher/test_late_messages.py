@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from dispatcher import DispatcherConfig, SubscriptionType
-from dispatcher.core.intake import Intake
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeEntry
 from tests.helpers.fakes.shell_world import ShellWorld, settle
 from tests.helpers.fakes.virtual_time import run
@@ -137,9 +137,9 @@ def test_late_ones_keep_the_bound_of_what_waits(kind: SubscriptionType) -> None:
         world.publish(100, delay_ms=-1_000)
         await settle()
         core = world.dispatcher.core
-        assert isinstance(core, Intake)
+        assert isinstance(core, MultipleConsumersCore)
         while len(consumer.deliveries) < 106:
-            assert len(core.waiting) <= 10
+            assert len(core.replay_queue) <= 10
             core.check()
             before = len(consumer.deliveries)
             _take_by_permits(world, consumer)
@@ -160,8 +160,8 @@ def test_late_ones_stay_in_columns_while_nothing_waits(kind: SubscriptionType) -
         world.publish(100, delay_ms=-1_000)
         await settle()
         core = world.dispatcher.core
-        assert isinstance(core, Intake)
-        assert (len(core.waiting), len(core.held_due)) == (0, 100)
+        assert isinstance(core, MultipleConsumersCore)
+        assert (len(core.replay_queue), len(core.intake.held_due)) == (0, 100)
         await world.dispatcher.close()
 
     run(scenario())

@@ -40,7 +40,7 @@ def test_each_delayed_message_counts_once_with_how_late_it_is(mode: str) -> None
         assert len(consumer.positions()) == 50
         assert sum(lateness.counts) == 20
         assert 10 * LATE_MS <= lateness.sum_ms < 10 * LATE_MS + 2_000
-        assert not world.dispatcher.core.unsent_deliver_at_ms
+        assert not world.dispatcher.core.unsent_delayed
         await world.dispatcher.close()
 
     run(story())
@@ -61,7 +61,7 @@ def test_nothing_is_kept_of_messages_that_are_acknowledged_before_they_are_sent(
 
         assert not consumer.positions()
         assert sum(world.dispatcher.lateness.counts) == 0
-        assert not world.dispatcher.core.unsent_deliver_at_ms
+        assert not world.dispatcher.core.unsent_delayed
         await world.dispatcher.close()
 
     run(story())

@@ -11,7 +11,7 @@ from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.recently_joined import LastSentPositionFence, LedgerEnd, RecentlyJoinedFence
 from dispatcher.core.items import Key, position_of
-from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.factory import key_shared_core
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
@@ -29,7 +29,7 @@ class _Subscription:
         self.entries = dict(ledgers)
         self.first = first
         self.acknowledged: dict[int, BitMap] = {}
-        self.core = KeySharedCore(config, has_delays=False, view=self)
+        self.core = key_shared_core(config, has_delays=False, view=self)
         self.core.start(first, first)
         self.given: list[tuple[str, Key]] = []
 
@@ -91,7 +91,7 @@ class _Subscription:
         for ledger_id, entry_id in acknowledged:
             self.acknowledged.setdefault(ledger_id, BitMap()).add(entry_id)
         self.run(actions)
-        self.run(self.core.note_unacknowledged_from(self.next_unacknowledged_position))
+        self.run(self.core.unacknowledged_from(self.next_unacknowledged_position))
 
     def run(self, actions: list[Action]) -> None:
         for action in actions:
@@ -104,11 +104,11 @@ class _Subscription:
 
     @property
     def fence(self) -> RecentlyJoinedFence:
-        assert isinstance(self.core.fence, RecentlyJoinedFence)
-        return self.core.fence
+        assert isinstance(self.core.assignor.fence, RecentlyJoinedFence)
+        return self.core.assignor.fence
 
     def owner(self, key: bytes) -> str:
-        index = self.core.owner_of_slot(self.core.selector.hash_range.slot(sticky_hash(key)))
+        index = self.core.assignor.owner_of_slot(self.core.assignor.selector.hash_range.slot(sticky_hash(key)))
         return self.core.consumers[index].name
 
 
@@ -257,7 +257,7 @@ def test_a_newcomer_goes_on_when_the_ledger_of_what_it_waits_for_is_deleted(mode
     subscription.read({(2, 0): key, (2, 1): key})
 
     subscription.first = Position(2, 0)
-    subscription.run(subscription.core.note_unacknowledged_from(Position(2, 0)))
+    subscription.run(subscription.core.unacknowledged_from(Position(2, 0)))
 
     assert subscription.given_to("c3") == [(2, 0), (2, 1)]
 
@@ -300,4 +300,4 @@ def test_nobody_waits_who_joins_when_nothing_is_outstanding() -> None:
         subscription.acknowledge(c1, (1, 0), (1, 1))
         subscription.join("c2", 100)
 
-        assert not subscription.core.fence.is_active
+        assert not subscription.core.assignor.fence.is_active

@@ -3,7 +3,6 @@
 import pytest
 
 from dispatcher import DispatcherConfig, SubscriptionType
-from dispatcher.inspection import entry_status
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_CHUNK
 from managed_ledger.entries.message_metadata import header_flags
@@ -60,7 +59,7 @@ def test_a_consumer_that_stalls_holds_up_the_rest_of_its_message_alone() -> None
 
         assert stalled.payloads == [b"0", b"0", b"0", b"1"]
         assert len(other.payloads) == 5 + 4
-        status = entry_status(world.dispatcher.core, world.log.entries[_CHUNKS + 1].position, sticky_hash(b"k"))
+        status = world.dispatcher.entry_status(world.log.entries[_CHUNKS + 1].position, sticky_hash(b"k"))
         assert (status.owner, status.is_waiting) == ("stalled", True)
         assert status.reason == "its consumer has no room: it has not asked for more messages"
         world.dispatcher.consumer_flow(stalled, 1_000)

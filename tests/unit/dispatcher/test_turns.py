@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from dispatcher import DispatcherConfig, SubscriptionType
-from dispatcher.core.intake import Intake
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from tests.helpers.fakes.shell_world import ShellWorld, settle
 from tests.helpers.fakes.virtual_time import now_ms, run
@@ -26,15 +25,15 @@ def test_what_is_held_is_taken_in_so_many_a_turn(kind: SubscriptionType, admit_e
         world.publish(1_000, keys=40, delay_ms=-1)
         await settle(10)
         core = world.dispatcher.core
-        assert isinstance(core, Intake)
-        assert len(core.held_due) == 1_000
+        assert isinstance(core, MultipleConsumersCore)
+        assert len(core.intake.held_due) == 1_000
         # No event but this one: each turn must see to the next by itself.
         world.dispatcher.consumer_flow(consumer, 1_000)
         held = [1_000]
         while held[-1]:
             core.check()
             await asyncio.sleep(0)
-            held.append(len(core.held_due))
+            held.append(len(core.intake.held_due))
         assert max(before - after for before, after in pairwise(held)) == admit_entries_max
         await settle()
 
@@ -61,7 +60,7 @@ def test_what_was_published_later_does_not_overtake_what_is_held_still(kind: Sub
 
         assert consumer.positions() == [entry.position for entry in world.log.entries]
         # It is read a second time when its turn comes, not in every turn before.
-        assert world.dispatcher.core.entries_read_total == 400
+        assert world.dispatcher.core.totals.entries_read == 400
         await world.dispatcher.close()
 
     run(scenario())
@@ -83,8 +82,8 @@ def test_what_is_held_comes_in_order_with_what_the_tracker_gives(kind: Subscript
             world.publish(1, delay_ms=first_ms + step_ms * number - now_ms())
         await settle(10)
         core = world.dispatcher.core
-        assert isinstance(core, Intake)
-        assert len(core.held_due) == 300
+        assert isinstance(core, MultipleConsumersCore)
+        assert len(core.intake.held_due) == 300
         world.dispatcher.consumer_flow(consumer, 1_000)
         given = [0]
         while given[-1] < 330:

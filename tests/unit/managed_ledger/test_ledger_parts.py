@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from managed_ledger import errors
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.database import Batch, Database, RocksDatabase, rewritten_bytes
-from managed_ledger.disk.keys import Family, block_key, ledger_range
+from managed_ledger.disk.keys import FIRST_KEY, Family, block_key, ledger_range
 from managed_ledger.disk.rocksdb_edge import log_settings
 from managed_ledger.entries.blocks import FreshPayloads, HeaderBlock, PayloadBlock
 from managed_ledger.entries.headers import ROW_BYTES, EntryHeaders
@@ -60,7 +60,7 @@ def test_a_batch_is_applied_in_order(database: Database) -> None:
     batch.delete(Family.HEADERS, block_key(6, 0))
     database.write(batch, sync=False)
 
-    rows = list(database.scan(Family.HEADERS, block_key(0, 0), block_key(99, 0)))
+    rows = list(database.scan(Family.HEADERS, block_key(1, 0), block_key(99, 0)))
 
     assert rows == [(block_key(7, 5), b"new"), (block_key(8, 0), b"other")]
     assert database.get(Family.HEADERS, block_key(7, 0)) is None
@@ -81,7 +81,7 @@ def test_rows_are_found_from_both_sides(database: Database) -> None:
         rows.next()
         assert not rows.valid()
         rows.seek_for_prev(block_key(6, 99))
-        assert not rows.valid()
+        assert not rows.valid() or rows.key() == FIRST_KEY
 
 
 def test_a_list_has_the_rows_of_a_scan(database: Database) -> None:
@@ -121,7 +121,7 @@ def test_a_compaction_is_judged_by_the_tables_of_its_family_that_reach_beyond_th
     database = RocksDatabase.open(tmp_path / "ledgers", write_buffer_bytes=2**20)
     write_deleted_ledger(database, Family.HEADERS, 7, [b"row"] * 3)
 
-    tables = database.tables(Family.HEADERS)
+    tables = [table for table in database.tables(Family.HEADERS) if table.first_key != FIRST_KEY]
     database.close()
 
     assert sorted((table.first_key, table.last_key) for table in tables) == [
@@ -348,7 +348,7 @@ def test_only_failures_that_last_are_called_so() -> None:
     ],
 )
 def test_a_bad_limit_is_named(name: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"{name} is {value}: it must be"):
+    with pytest.raises(ValueError, match=f"{name} must be .*, but is {value}"):
         ManagedLedgerConfig(**{name: value})
 
 

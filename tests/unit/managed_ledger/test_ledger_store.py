@@ -22,6 +22,7 @@ from managed_ledger.disk.keys import (
     FORMAT_KEY,
     Family,
     cursor_state_key,
+    ledger_range,
 )
 from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.entries.headers import ROW_BYTES
@@ -372,7 +373,7 @@ def test_a_write_ahead_log_that_ends_before_the_marker_is_refused(tmp_path: Path
 
     log.write_bytes(log.read_bytes()[:1000])
 
-    with pytest.raises(StoreCorruptedError, match=r"it ends at write \d+, but had reached 101"):
+    with pytest.raises(StoreCorruptedError, match=r"it ends at write \d+, but had reached 104"):
         asyncio.run(_open(tmp_path / "crashed"))
 
 
@@ -393,7 +394,7 @@ def test_an_empty_database_in_place_of_a_full_one_is_refused(tmp_path: Path) -> 
 
     (tmp_path / "empty" / LOG_MARKER_FILE).write_text(marker)
 
-    with pytest.raises(StoreCorruptedError, match="it ends at write 1, but had reached"):
+    with pytest.raises(StoreCorruptedError, match="it ends at write 4, but had reached"):
         asyncio.run(_open(tmp_path / "empty"))
 
 
@@ -508,7 +509,7 @@ def test_a_log_in_use_can_be_read_beside(tmp_path: Path) -> None:
 
         readers = [RocksDatabase.open_read_only(tmp_path) for _ in range(2)]
         await append_all(ledger, [b"payload"])
-        blocks = [len(value) for reader in readers for _, value in reader.scan(Family.HEADERS, b"", b"\xff")]
+        blocks = [len(value) for reader in readers for _, value in reader.scan(Family.HEADERS, *ledger_range(1))]
         for reader in readers:
             reader.release()
 
@@ -539,7 +540,7 @@ def test_a_reader_that_meets_a_change_of_files_looks_again(tmp_path: Path) -> No
 
     manifest.rename(elsewhere)
     reader = RocksDatabase.open_read_only(tmp_path / "log", pause=pause)
-    assert len(list(reader.scan(Family.HEADERS, b"", b"\xff"))) == 1
+    assert len(list(reader.scan(Family.HEADERS, *ledger_range(1)))) == 1
     reader.release()
     assert len(pauses) == 2
 

@@ -1,9 +1,9 @@
-"""Rows of `meta` have copies in the tables of another family, also in folders that were made before there were any."""
+"""Rows of `meta` have copies in the tables of another family."""
 
 import asyncio
 
 from managed_ledger.disk import meta_copies
-from managed_ledger.disk.keys import COPIES_KEY, Family
+from managed_ledger.disk.keys import Family
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
 
 
@@ -37,20 +37,5 @@ def test_every_change_of_meta_changes_its_copy() -> None:
 
         assert _copies_agree(database)
         assert not any(b"doomed" in key for key in database.tables[Family.CURSORS])
-
-    asyncio.run(scenario())
-
-
-def test_a_folder_of_an_earlier_version_gets_its_copies_when_it_is_opened() -> None:
-    async def scenario() -> None:
-        database = MemoryDatabase()
-        await _use(database)
-        database.tables[Family.CURSORS] = database.cursor_rows()
-        database.tables[Family.CURSORS][meta_copies.copy_key(b"mnobody")] = b"x"
-        del database.tables[Family.META][COPIES_KEY]
-
-        await (await open_store(database)).close()
-
-        assert _copies_agree(database)
 
     asyncio.run(scenario())

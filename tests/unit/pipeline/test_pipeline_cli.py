@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from postdate.broker.cli.service_commands import postdate as main
 from postdate.command_line.extras import install
+from postdate.command_line.program import postdate as main
 from postdate.index.ledger_ranges import HeaderRange
 from postdate.pipeline.logs.parquet_log import ParquetLog
 from postdate.pipeline.tasks.reject_file import write_rejects
@@ -44,7 +44,7 @@ def test_help_needs_neither_spark_nor_arrow() -> None:
     program = """
 import sys
 sys.modules.update({"pyspark": None, "pyarrow": None})
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 main(sys.argv[1:])
 """
     for arguments, exit_code, said in (

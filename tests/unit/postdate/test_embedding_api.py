@@ -122,14 +122,46 @@ def test_a_misspelled_name_is_an_attribute_error() -> None:
         _ = postdate.BucketTracker
 
 
-def test_the_room_defines_nothing_but_the_clock() -> None:
+def test_the_package_defines_no_name_of_its_own() -> None:
     """Names that programs import are defined in the rooms where they belong, and are only listed here."""
     tree = ast.parse((ROOT / "postdate/__init__.py").read_text())
 
     assert [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)] == [
+        "_refuse_shadowed_rooms",
         "__getattr__",
         "__dir__",
     ]
+
+
+@pytest.mark.parametrize("shadow", ["tracker.py", "tracker/__init__.py", "snapshot_storage/__init__.py"])
+def test_a_file_of_the_name_of_a_package_of_postdates_is_named(shadow: str, tmp_path: Path) -> None:
+    """A program beside its own `tracker/` would get half of each otherwise, with an error about neither."""
+    file = tmp_path / shadow
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    (tmp_path / "program.py").write_text("import postdate; print(postdate.Position(1, 2))")
+    command = [sys.executable, "program.py"]
+    options = {"cwd": tmp_path, "env": {"PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True, "check": False}
+
+    shadowed = subprocess.run(command, **options)
+    file.rename(file.with_name("other.py"))
+    alone = subprocess.run(command, **options)
+
+    room = shadow.partition("/")[0].removesuffix(".py")
+    advice = "rename it, or run Python from another folder"
+    assert shadowed.stderr.splitlines()[-1] == (
+        f"ImportError: {file} comes before Postdate's own package '{room}': {advice}"
+    )
+    assert (alone.stdout, alone.stderr) == ("1:2\n", "")
+
+
+@pytest.mark.slow
+def test_importing_the_package_imports_no_other_room() -> None:
+    result = run_without(
+        [], "import sys, postdate; print(*(sys.modules.keys() & {'numpy', 'tracker', 'managed_ledger'}))"
+    )
+
+    assert (result.stdout, result.stderr) == ("\n", "")
 
 
 def test_a_program_and_the_service_have_the_same_defaults() -> None:

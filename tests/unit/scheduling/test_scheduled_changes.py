@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from postdate.broker.admin.web import WebServer
-from postdate.broker.cli.service_commands import postdate
+from postdate.command_line.program import postdate
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, play
 from tests.helpers.send_frames import named_frames

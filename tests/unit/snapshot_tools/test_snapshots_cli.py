@@ -21,10 +21,10 @@ from rocksdict import Options, Rdict
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.ledger_store import LedgerStore
-from postdate.broker.cli.service_commands import postdate as main
 from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.broker.service import snapshot_storages as snapshots
 from postdate.command_line.extras import install
+from postdate.command_line.program import postdate as main
 from postdate.index.location import RocksDBLocation
 from postdate.index.opening import Filter
 from postdate.snapshot_tools.export import Exported

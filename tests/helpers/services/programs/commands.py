@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from postdate.broker.cli.service_commands import postdate
+from postdate.command_line.program import postdate
 
 
 def main() -> None:

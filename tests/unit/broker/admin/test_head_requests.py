@@ -14,6 +14,7 @@ PARTS: Final = {
     "topic": "t",
     "subscription": "sub",
     "operation": "unknown",
+    "file": "app.js",
 }
 WAIT_S: Final = 20
 

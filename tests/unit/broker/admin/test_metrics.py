@@ -287,13 +287,14 @@ def test_the_numbers_of_what_came_in_and_when_it_is_due() -> None:
     lateness = LatenessHistogram()
     lateness.note([0, 3, 90_000, 4_000_000])
     busy = replace(
-        topic(subscription(backlog_bytes=77, rates=RATES), subscription("audit", backlog_bytes=99, rates=RATES)),
+        topic(
+            subscription(backlog_bytes=77, rates=RATES, next_deliver_at_ms=5_000, last_deliver_at_ms=9_000),
+            subscription("audit", backlog_bytes=99, rates=RATES),
+        ),
         rate_in=2.0,
         throughput_in=600.0,
         appended=stats.last,
         window_s=2.0,
-        next_deliver_at_ms=5_000,
-        last_deliver_at_ms=9_000,
         lateness=lateness,
     )
     found = rendered(busy, topic(name="quiet"))

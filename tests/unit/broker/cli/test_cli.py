@@ -9,17 +9,20 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from click import Context
 from click.testing import CliRunner, Result
 
 from postdate.broker.cli.common import MalformedRequests, OneLineFormatter
 from postdate.broker.cli.service_commands import announcement
-from postdate.broker.cli.service_commands import postdate as main
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.configuration.pulsar_keys import pulsar_keys
+from postdate.command_line.program import COMMANDS
+from postdate.command_line.program import postdate as main
 from postdate.demo.process import PostdateProcess, free_ports
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
@@ -346,12 +349,42 @@ def test_the_commands_to_try_can_be_pasted_into_a_shell() -> None:
 
 
 def test_help_is_quick() -> None:
-    """The service's libraries are loaded by `serve` alone."""
-    program = "import sys, postdate.broker.cli.service_commands; print('aiohttp' in sys.modules, 'prometheus_client' in sys.modules)"
+    """The list of commands imports none of them; the service's libraries are loaded by `serve` alone."""
+    listed = _modules_of("--help")
+    described = _modules_of("serve", "--help")
 
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    assert {"click", "postdate.command_line.program"} <= listed
+    assert listed & {"numpy", "rich", "postdate.broker", "postdate.scheduling"} == set()
+    assert "postdate.broker.cli.service_commands" in described
+    assert described & {"aiohttp", "prometheus_client"} == set()
 
-    assert result.stdout == "False False\n"
+
+def _modules_of(*words: str) -> set[str]:
+    """Return the modules that are imported when a program ends."""
+    program = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from postdate.command_line.main import main
+main()
+"""
+    command = [sys.executable, "-c", program, *words]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
+
+
+def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:
+    context = Context(main)
+    for name, (module, said) in COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert (command.name, getattr(import_module(module), name)) == (name, command)
+        first_word = said.split()[0]
+        assert command.get_short_help_str(200).startswith(first_word), name
+
+
+def test_python_m_postdate_is_the_program() -> None:
+    result = subprocess.run([sys.executable, "-m", "postdate", "--version"], capture_output=True, text=True, check=True)
+
+    assert result.stdout == f"postdate, version {version('postdate')}\n"
 
 
 def test_a_message_of_several_lines_stays_one_record() -> None:

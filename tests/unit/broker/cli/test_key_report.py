@@ -2,7 +2,7 @@
 
 from click.testing import CliRunner
 
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 from tests.helpers.storages.canned_s3 import CannedAnswer, canned_s3
 
 

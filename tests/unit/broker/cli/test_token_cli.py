@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.serialization import load_der_private_key, load_der_public_key
 
-from postdate.broker.cli.service_commands import postdate as main
+from postdate.command_line.program import postdate as main
 from postdate.command_line.times import relative_seconds
 
 SECRETS = {"HS256": 32, "HS384": 48, "HS512": 64}

@@ -12,7 +12,7 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import (
 )
 from postdate.broker.service.service import Service
 from postdate.broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, play, subscribe
+from tests.helpers.fakes.service_fakes import Peer, play, subscribe, until
 
 TOPIC = TopicName.parse("t")
 
@@ -46,7 +46,7 @@ def test_who_does_not_want_a_topic_made_hears_whether_there_is_one(tmp_path: Pat
 
 def test_a_client_is_told_that_it_may_ask_without_making_a_topic(tmp_path: Path) -> None:
     async def story(service: Service) -> None:
-        connected = Peer(service).answers()[0].connected
+        connected = (await until(Peer(service).answers))[0].connected
 
         assert connected.feature_flags.supports_get_partitioned_metadata_without_auto_creation
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher.core.intake import Intake
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from postdate.broker.configuration.config import BrokerConfig, ConfigError, load_config, settings
 from postdate.broker.configuration.table import config_lines
 from postdate.broker.configuration.text import check_unknown_key, parse_config_text
@@ -131,7 +131,10 @@ REFUSED = {
     "dispatcherMaxReadSizeBytes": ("0", "must be at least 1"),
     "dispatcherMaxRoundRobinBatchSize": ("0", "must be at least 1"),
     "dispatcherReadFailureBackoffInitialTimeInMs": ("-1", "must be at least 0"),
-    "dispatcherReadFailureBackoffMaxTimeInMs": ("99", "must be at least 100"),
+    "dispatcherReadFailureBackoffMaxTimeInMs": (
+        "99",
+        "must be at least dispatcherReadFailureBackoffInitialTimeInMs (100)",
+    ),
     "maxUnackedMessagesPerConsumer": ("-1", "must be at least 0"),
     "maxUnackedMessagesPerSubscription": ("-1", "must be at least 0"),
 }
@@ -360,8 +363,8 @@ def test_two_values_that_do_not_fit_together_are_named_both(tmp_path: Path) -> N
 
 def test_a_value_that_does_not_fit_a_default_is_named_although_only_the_default_is_complained_of() -> None:
     expected = (
-        "dispatcherReadFailureBackoffInitialTimeInMs=15001: dispatcherReadFailureBackoffMaxTimeInMs is 15000; "
-        "it must be at least 15001"
+        "dispatcherReadFailureBackoffInitialTimeInMs=15001: dispatcherReadFailureBackoffMaxTimeInMs must be at least "
+        "dispatcherReadFailureBackoffInitialTimeInMs (15001), but is 15000"
     )
 
     with pytest.raises(ConfigError, match=re.escape(expected)):
@@ -547,7 +550,7 @@ def test_the_bound_of_the_wait_for_order_is_that_of_the_dispatchers_too(tmp_path
             dispatcher = topic.subscriptions["s"].dispatcher
 
             assert dispatcher is not None
-            assert isinstance(dispatcher.core, Intake)
+            assert isinstance(dispatcher.core, MultipleConsumersCore)
             assert dispatcher.core.config.order_wait_ms_max == int(text)
         finally:
             await service.close()

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from postdate.broker.page.routes import PAGE_PATHS, page_routes
+from postdate.broker.page.routes import PAGE_PATHS, page_response
 
 STATIC = Path(str(files("postdate.broker.page") / "static"))
 OWN_SCRIPTS = sorted(STATIC.glob("*.js"))
@@ -18,8 +18,11 @@ OWN_SCRIPTS = sorted(STATIC.glob("*.js"))
 
 def get(path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes, Mapping[str, str]]:
     async def run() -> tuple[int, bytes, Mapping[str, str]]:
+        async def send(request: web.Request) -> web.Response:
+            return page_response(request)
+
         app = web.Application()
-        app.router.add_routes(page_routes())
+        app.router.add_get("/{path:.*}", send)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

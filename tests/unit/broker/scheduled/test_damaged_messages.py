@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from msgspec import UNSET
 
 from managed_ledger.disk.keys import Family, block_key, pair
 from managed_ledger.entries.blocks import encode_payloads, payload_at, payload_count, row_count
@@ -63,9 +64,9 @@ def test_a_list_shows_a_damaged_message_without_its_key() -> None:
         messages, following = await list_messages(_schedule(world), ALL, limit=1_000, after=None, has_payload=True)
 
         assert (len(messages), following) == (MESSAGES, None)
-        assert [one["messageId"] for one in messages if one["damaged"]] == [str(at)]
-        (shown,) = [one for one in messages if one["damaged"]]
-        assert (shown["key"], shown["properties"], "payload" in shown) == (None, {}, False)
+        assert [one.message_id for one in messages if one.damaged] == [str(at)]
+        (shown,) = [one for one in messages if one.damaged]
+        assert (shown.key, shown.properties, shown.payload) == (None, {}, UNSET)
         # By properties alone it is not known whether it is meant.
         by_property = Selector(properties={"a": "b"})
         messages, _ = await list_messages(_schedule(world), by_property, limit=1_000, after=None, has_payload=False)
@@ -80,10 +81,10 @@ def test_an_explanation_names_the_damage_and_the_remedy() -> None:
         found = await explain_message(_schedule(world), at, now_ms=world.clock.now_ms(), ttl_ms=0)
 
         assert found is not None
-        (state,) = found["messages"][0]["subscriptions"]
-        assert state["state"] == "damaged"
-        assert "the log is damaged" in found["sentence"]
-        assert "postdate ledger repair" in found["sentence"]
+        (state,) = found.messages[0].subscriptions
+        assert state.state == "damaged"
+        assert "the log is damaged" in found.sentence
+        assert "postdate ledger repair" in found.sentence
 
     play("memory", story)
 
@@ -93,9 +94,9 @@ def test_the_explanation_of_a_key_has_its_damaged_messages_by_their_hash() -> No
         at = await _damage(world)
         of_key = {}
         messages, _ = await list_messages(_schedule(world), ALL, limit=1_000, after=None, has_payload=False)
-        for key in {one["key"] for one in messages if one["key"] is not None}:
+        for key in {one.key for one in messages if one.key is not None}:
             explained = await explain_key(_schedule(world), key.encode(), now_ms=world.clock.now_ms(), ttl_ms=0)
-            states = {one["messageId"]: one["subscriptions"][0]["state"] for one in explained.answer["messages"]}
+            states = {one.message_id: one.subscriptions[0].state for one in explained.answer.messages}
             of_key[key] = [message_id for message_id, state in states.items() if state == "damaged"]
         assert sorted(of_key.values()) == [[], [], [], [str(at)]]
 
@@ -122,10 +123,10 @@ def test_a_damaged_header_leaves_its_own_message_out_and_no_others() -> None:
         messages, _ = await list_messages(_schedule(world), ALL, limit=1_000, after=None, has_payload=False)
         assert len(messages) == MESSAGES - 1
         summary = await topic_summary(world.topic, world.service.catalog, world.clock.now_ms)
-        assert summary["delayed"] == MESSAGES - 1
-        key = messages[0]["key"].encode()
+        assert summary.delayed == MESSAGES - 1
+        key = str(messages[0].key).encode()
         of_key = await explain_key(_schedule(world), key, now_ms=world.clock.now_ms(), ttl_ms=0)
-        assert {one["subscriptions"][0]["state"] for one in of_key.answer["messages"]} == {"delayed"}
+        assert {one.subscriptions[0].state for one in of_key.answer.messages} == {"delayed"}
 
         moved = await world.operations().move(ALL, lambda times_ms: times_ms + 1_000)
         assert (moved.matched, moved.changed, moved.gone, moved.damaged_count) == (MESSAGES - 1, MESSAGES - 1, 0, 1)

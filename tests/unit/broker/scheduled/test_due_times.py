@@ -4,6 +4,7 @@ The logs are too long to be kept in memory.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,7 @@ from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.reading.selection import RowsRead
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.scheduled.catalog import ScheduleCatalog
-from postdate.broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, note_delayed
-from postdate.broker.scheduled.due_times import note_due_times
+from postdate.broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, count_delayed
 from postdate.broker.service.service import Service
 from postdate.broker.topics.figures import ScheduledCounts
 from postdate.broker.topics.inactive import REST_AFTER_MS
@@ -56,11 +56,9 @@ async def _told(topic: Topic, clock: FakeClock, at_s: float = 0.0, ends_s: float
         ends_s: When it ends.
     """
     times_s = iter([at_s, at_s if ends_s is None else ends_s])
-    delaying = await note_delayed(
-        topic, ScheduleCatalog(), clock, kept_entries_max=LONG, monotonic_s=lambda: next(times_s)
-    )
-    await note_due_times(topic, delaying, ScheduleCatalog(), clock, exact_entries_max=LONG)
-    times = topic.next_deliver_at_ms, topic.last_deliver_at_ms
+    await count_delayed(topic, ScheduleCatalog(), clock, kept_entries_max=LONG, monotonic_s=lambda: next(times_s))
+    figures = topic.metrics()
+    times = figures.next_deliver_at_ms, figures.last_deliver_at_ms
     return [(one - START_MS) // HOUR_MS if one else one for one in times]
 
 
@@ -159,6 +157,7 @@ def test_what_is_not_known_is_not_called_none(tmp_path: Path) -> None:
 
 
 async def _samples(service: Service, name: str = "postdate_next_due_timestamp_seconds") -> list[str]:
+    await service.count_delayed()
     text = b"".join([chunk async for chunk in service.metrics()]).decode()
     return [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name}{{")]
 
@@ -254,5 +253,33 @@ def test_a_resting_topic_tells_no_time_that_has_passed(tmp_path: Path) -> None:
         assert await _samples(service) == []
         clock.now_ms += 9 * HOUR_MS
         assert await _samples(service) == ["0.0"]
+
+    play(tmp_path, _ten, after)
+
+
+def test_a_scrape_reads_numbers_and_never_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first count of the log it is not known what of a backlog is due."""
+    reads: list[object] = []
+    read_rows = ManagedLedger.read_rows
+
+    async def read_and_note(log: ManagedLedger, *values: Any, **named: Any) -> RowsRead:
+        reads.append(log)
+        return await read_rows(log, *values, **named)
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        await service.topic(NAME)
+        monkeypatch.setattr(ManagedLedger, "read_rows", read_and_note)
+
+        async def overdue() -> list[str]:
+            text = b"".join([chunk async for chunk in service.metrics()]).decode()
+            return [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name}{{")]
+
+        name = "postdate_subscription_overdue"
+        clock.now_ms += 3 * HOUR_MS
+        assert (await overdue(), reads) == ([], [])
+        await service.count_delayed()
+        counted = len(reads)
+        assert counted
+        assert (await overdue(), len(reads)) == (["3.0"], counted)
 
     play(tmp_path, _ten, after)

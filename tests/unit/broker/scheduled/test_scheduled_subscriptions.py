@@ -219,6 +219,7 @@ def test_all_that_a_pause_holds_is_counted(tmp_path: Path) -> None:
         clock.now_ms += 2_000
 
         held = {}
+        await service.count_delayed()
         for line in b"".join([chunk async for chunk in service.metrics()]).decode().splitlines():
             if line.startswith("postdate_subscription_held_by_pause{"):
                 name = next(one for one in kinds if f'"{one}"' in line)

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from postdate.broker.admin.web import WebServer
-from postdate.broker.cli.service_commands import postdate as main
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from postdate.broker.service.service import Service
+from postdate.command_line.program import postdate as main
 from tests.helpers.fakes.service_fakes import Peer, until
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, play
 from tests.helpers.send_frames import named_frames, send_frame
@@ -39,6 +39,7 @@ def _numbers(lines: list[str]) -> list[int]:
 
 async def metrics_of(service: Service, subscription: str) -> list[int]:
     """Return the three metrics of a subscription."""
+    await service.count_delayed()
     text = b"".join([chunk async for chunk in service.metrics()]).decode()
     lines = [line for line in text.splitlines() if f'subscription="{subscription}"' in line]
     names = [f"postdate_subscription_{state}{{" for state in ("delayed", "overdue", "in_hand")]

@@ -18,7 +18,7 @@ from postdate.broker.authorization.grants import Action, GrantBook
 from postdate.broker.errors import NotAllowedError, TopicClosedError
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.service.service import Service
-from postdate.broker.topics.figures import SubscriptionCounters, TopicSnapshot
+from postdate.broker.topics.figures import SubscriptionCounters
 from postdate.broker.topics.inactive import (
     DELETE_WHEN_NO_SUBSCRIPTIONS,
     DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP,
@@ -33,7 +33,7 @@ from postdate.testing import FakeClock
 from tests.helpers.fakes.memory_records import MemoryRecords
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
 from tests.helpers.send_frames import send_frame
-from tracker.stats import BucketOperation, TrackerCounters, summed
+from tracker.stats import BucketOperation, TrackerCounters
 
 NAME = TopicName.parse("t")
 HOUR_MS = 3_600_000
@@ -178,52 +178,27 @@ def test_delays_that_were_read_before_a_topic_was_closed_outlive_a_change_of_pol
     play(tmp_path, story)
 
 
-def test_no_counter_of_a_topic_decreases_when_it_is_closed_and_opened_again(tmp_path: Path) -> None:
-    """Prometheus takes a counter that decreases for a restart, and adds all of it to the next rate."""
+def test_a_topic_counts_from_0_when_it_is_opened_again_and_its_namespace_goes_on(tmp_path: Path) -> None:
+    """Prometheus takes the first for a restart, and a sum that decreases would be one of all its topics."""
 
-    def counters(figures: TopicSnapshot) -> tuple[float, ...]:
-        (one,) = figures.subscriptions
-        index = summed(one.tracker, one.index_counters_before)
-        assert index is not None
-        assert figures.lateness is not None
-        return (
-            figures.messages_in_total,
-            figures.bytes_in_total,
-            figures.due_before_1990_total,
-            figures.published_without_subscription_total,
-            *one.counters,
-            index.buckets_lost,
-            sum(figures.lateness.counts),
-            figures.lateness.sum_ms,
-        )
+    async def total(service: Service) -> float:
+        text = b"".join([chunk async for chunk in service.metrics()]).decode()
+        (family,) = (one for one in text_string_to_metric_families(text) if one.name == "pulsar_in_messages")
+        (sample,) = family.samples
+        return sample.value
 
     async def story(service: Service, clock: FakeClock) -> None:
-        await _publish_in_seconds_to_nobody(service, clock)
-        # At the latest message.
-        await _leave(await _subscribe(service, initialPosition=0))
         await _deliver_one_delayed(service, clock)
-        topic = service.topics[NAME]
-        subscription = topic.subscriptions["s"]
-        subscription.count(
-            SubscriptionCounters(expired=5, cancelled=3, rescheduled=4, rebuilds=2, delayed_reread=1, index_mistimed=6)
-        )
-        subscription.index_counters_before = TrackerCounters(buckets_lost=2)
-        before = counters(topic.metrics())
-        assert all(before)
+        assert await total(service) == 1
         for _ in range(2):
             clock.now_ms += REST_AFTER_MS
             await service.resting.rest_unused()
-            (at_rest,) = service.resting.figures()
-            assert counters(at_rest) == before
-            again = await service.topic(NAME)
-            assert again is not topic
-            assert counters(again.metrics()) == before
-            # The counts of before make no rate of now.
-            clock.now_ms += 60_000
-            await again.end_rate_window(clock())
-            assert again.metrics().rate_in == again.metrics().subscriptions[0].expired_rate == 0
+            assert await total(service) == 1
+            topic = await service.topic(NAME)
+            assert topic.metrics().messages_in_total == 0
+            assert await total(service) == 1
 
-    play(tmp_path, story)
+    play(tmp_path, story, has_topic_metrics=False)
 
 
 @pytest.mark.parametrize("has_topic_metrics", [False, True])
@@ -267,28 +242,53 @@ def test_no_sum_of_a_namespace_decreases_when_a_topic_is_deleted_while_it_has_ot
         clock.now_ms += 60_000
         await service.resting.delete_inactive()
         assert await sums(service) == {}
-        assert service.resting.deleted() == []
+        assert service.resting.ended() == []
 
     inactive = InactiveTopicsConfig(is_deleted=True, mode=DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, inactive_s_max=30)
     play(tmp_path, story, inactive_topics=inactive, has_topic_metrics=has_topic_metrics)
 
 
-def test_a_survey_tells_of_every_topic_and_leaves_none_open(tmp_path: Path) -> None:
+def test_an_abandoned_backlog_is_told_after_a_restart_without_opening_its_topic(tmp_path: Path) -> None:
     async def before(service: Service, clock: FakeClock) -> None:
-        for number in range(3):
-            topic = await service.topic(TopicName.parse(f"t-{number}"))
-            await topic.ledger.append(b"x", publish_time_ms=clock())
+        await _leave(await _subscribe(service))
+        await _subscribe(service, subscription="reader", durable=False)
+        await _publish(service, clock)
+        await _publish(service, clock, delay_ms=2 * HOUR_MS)
 
     async def after(service: Service, clock: FakeClock) -> None:
-        assert service.topics == {}
-        await service.survey_topics()
-        assert service.topics == {}
-        assert sorted(one.name for one in service.resting.figures()) == [
-            f"persistent://public/default/t-{number}" for number in range(3)
+        numbers = []
+        for hours in (0, 1, 1):
+            clock.now_ms += hours * HOUR_MS
+            (topic,) = service.resting.figures()
+            (one,) = topic.subscriptions
+            numbers.append((one.backlog, one.scheduled, topic.next_deliver_at_ms, topic.last_deliver_at_ms))
+        start_ms = clock.now_ms - 2 * HOUR_MS
+        assert numbers == [
+            (2, (2, 0, 0), start_ms + HOUR_MS, start_ms + 2 * HOUR_MS),
+            (2, (1, 1, 0), None, start_ms + 2 * HOUR_MS),
+            (2, (0, 2, 0), 0, 0),
         ]
+        assert service.topics == {}
+        await service.take_away_for_good(await service.topic(NAME))
+        assert list(service.resting.figures()) == []
 
     play(tmp_path, before)
     play(tmp_path, after)
+
+
+def test_a_topic_that_was_never_closed_in_order_is_visited_once_after_a_start(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        for number in range(3):
+            await service.topic(TopicName.parse(f"t-{number}"))
+        # As a kill leaves it.
+        for topic in list(service.topics.values()):
+            del service.topics[topic.name]
+            await topic.close()
+        await service.resting.visit_unknown()
+        assert service.topics == {}
+        assert len(list(service.resting.figures())) == 3
+
+    play(tmp_path, story)
 
 
 def test_a_topic_that_is_used_while_it_is_about_to_rest_stays_open(
@@ -301,7 +301,7 @@ def test_a_topic_that_is_used_while_it_is_about_to_rest_stays_open(
         await service.topic(NAME)
         clock.now_ms += REST_AFTER_MS
         with monkeypatch.context() as patched:
-            patched.setattr(service, "note_last_due_times", used_meanwhile)
+            patched.setattr(service, "count_delayed_at_the_end", used_meanwhile)
             await service.resting.rest_unused()
         assert NAME in service.topics
         clock.now_ms += REST_AFTER_MS
@@ -311,7 +311,7 @@ def test_a_topic_that_is_used_while_it_is_about_to_rest_stays_open(
     play(tmp_path, story)
 
 
-def test_topics_are_counted_before_anything_else_is_known_of_them(tmp_path: Path) -> None:
+def test_topics_are_counted_after_a_start(tmp_path: Path) -> None:
     async def before(service: Service, clock: FakeClock) -> None:
         for number in range(3):
             await service.topic(TopicName.parse(f"t-{number}"))
@@ -319,7 +319,6 @@ def test_topics_are_counted_before_anything_else_is_known_of_them(tmp_path: Path
     async def after(service: Service, clock: FakeClock) -> None:
         text = b"".join([chunk async for chunk in service.metrics()]).decode()
         assert 'pulsar_topics_count{cluster="standalone",namespace="public/default"} 3.0' in text
-        assert list(service.resting.figures()) == []
 
     play(tmp_path, before)
     play(tmp_path, after)
@@ -352,31 +351,6 @@ def test_a_topic_that_is_only_looked_at_rests_when_the_last_look_has_ended(tmp_p
     play(tmp_path, story)
 
 
-def test_a_stop_during_a_survey_ends_it_and_closes_the_visited_topic_once(tmp_path: Path) -> None:
-    surveys: list[asyncio.Task[None]] = []
-
-    async def before(service: Service, clock: FakeClock) -> None:
-        for number in range(100):
-            topic = await service.topic(TopicName.parse(f"t-{number}"))
-            await topic.ledger.open_cursor("s")
-
-    async def during_a_visit(service: Service, clock: FakeClock) -> None:
-        surveys.append(service.spawn(service.survey_topics()))
-        await until(lambda: len(service.topics) > 0)
-        service.resting.stop()
-
-    async def between_two(service: Service, clock: FakeClock) -> None:
-        surveys.append(service.spawn(service.survey_topics()))
-        await until(lambda: len(list(service.resting.figures())) > 0)
-        service.resting.stop()
-        await surveys[-1]
-        assert len(list(service.resting.figures())) < 100
-
-    for story in (before, during_a_visit, between_two):
-        play(tmp_path, story)
-    assert [(survey.cancelled(), survey.exception()) for survey in surveys] == [(False, None)] * 2
-
-
 @pytest.mark.parametrize("name", ["delete_inactive", "rest_unused"])
 def test_a_stop_during_a_job_leaves_the_other_topics_to_the_close(tmp_path: Path, name: str) -> None:
     """Each deletion or closing waits for the log; thousands would take longer than a supervisor waits for the stop."""
@@ -394,20 +368,19 @@ def test_a_stop_during_a_job_leaves_the_other_topics_to_the_close(tmp_path: Path
     play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=name == "delete_inactive"))
 
 
-def test_a_survey_deletes_nothing_that_a_subscription_to_come_can_ask_for(tmp_path: Path) -> None:
+def test_a_visit_deletes_nothing_that_a_subscription_to_come_can_ask_for(tmp_path: Path) -> None:
     limits = ManagedLedgerConfig(entries_per_ledger_max=1)
 
-    async def before(service: Service, clock: FakeClock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         for _ in range(3):
             await _publish(service, clock, delay_ms=0)
-
-    async def after(service: Service, clock: FakeClock) -> None:
-        await service.survey_topics()
+        await service.take_away(service.topics[NAME])
+        async with service.looked_at(NAME):
+            pass
         await _subscribe(service)
         assert service.topics[NAME].subscriptions["s"].cursor.backlog == 3
 
-    play(tmp_path, before, managed_ledger=limits)
-    play(tmp_path, after, managed_ledger=limits)
+    play(tmp_path, story, managed_ledger=limits)
 
 
 def test_what_outlives_its_time_goes_also_where_nobody_comes(tmp_path: Path) -> None:
@@ -415,7 +388,6 @@ def test_what_outlives_its_time_goes_also_where_nobody_comes(tmp_path: Path) -> 
         await _leave(await _subscribe(service))
         await _publish(service, clock, delay_ms=0)
         await service.take_away(service.topics[NAME])
-        await service.survey_topics()
         assert next(service.resting.figures()).subscriptions[0].backlog == 1
         clock.now_ms += 61_000
 
@@ -562,7 +534,8 @@ def test_an_inactive_topic_stays_open_until_it_is_deleted(tmp_path: Path) -> Non
         await service.topic(NAME)
 
     async def after(service: Service, clock: FakeClock) -> None:
-        await service.survey_topics()
+        await service.resting.delete_inactive()
+        assert NAME in service.topics
         clock.now_ms += REST_AFTER_MS
         await service.resting.rest_unused()
         assert NAME in service.topics
@@ -623,7 +596,7 @@ def test_a_step_of_the_clock_is_no_time_without_use(tmp_path: Path) -> None:
     play(tmp_path, story, steady, inactive_topics=InactiveTopicsConfig(is_deleted=True))
 
 
-def test_a_topic_that_could_not_be_deleted_has_figures_and_is_deleted_later(
+def test_a_topic_that_could_not_be_deleted_is_opened_and_deleted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
@@ -631,14 +604,15 @@ def test_a_topic_that_could_not_be_deleted_has_figures_and_is_deleted_later(
 
     async def story(service: Service, clock: FakeClock) -> None:
         await _publish(service, clock, delay_ms=0)
-        for broken in ("delete_managed_ledger", "open_managed_ledger"):
-            clock.now_ms += 60_000
-            with monkeypatch.context() as patched:
-                patched.setattr(LedgerStore, "delete_managed_ledger", fail)
-                patched.setattr(LedgerStore, broken, fail)
-                await service.resting.delete_inactive()
+        clock.now_ms += 60_000
+        with monkeypatch.context() as patched:
+            patched.setattr(LedgerStore, "delete_managed_ledger", fail)
             await service.resting.delete_inactive()
-            assert NAME in service.topics
+            assert service.topics == {}
+            patched.setattr(LedgerStore, "open_managed_ledger", fail)
+            await service.resting.delete_inactive()
+        await service.resting.delete_inactive()
+        assert NAME in service.topics
         clock.now_ms += 60_000
         await service.resting.delete_inactive()
         assert not service.topic_names()

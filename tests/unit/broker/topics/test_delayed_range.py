@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor import Cursor

@@ -3,15 +3,10 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 
-from postdate.broker.topics.policies import (
-    MILLISECONDS_MAX,
-    DelayedDeliveryPolicies,
-    PolicyBook,
-    PolicyError,
-    parse_policies,
-)
+from postdate.broker.topics.policies import MILLISECONDS_MAX, DelayedDeliveryPolicies, PolicyBook
 from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.memory_records import MemoryRecords
 
@@ -30,53 +25,46 @@ def of(is_active: object, tick_time: object, delay_max: object) -> bytes:
         (b'{"active":true,"tickTime":500,"maxDeliveryDelayInMillis":9}', (True, 500, 9)),
         (b'{"active":false}', (False, 0, 0)),
         (b' {"tickTime": 0, "active": true}\n', (True, 0, 0)),
+        (b'{"active":true,"x":1}', (True, 0, 0)),
         (of(True, MILLISECONDS_MAX, MILLISECONDS_MAX), (True, MILLISECONDS_MAX, MILLISECONDS_MAX)),
     ],
 )
-def test_policies_are_read(text: bytes, expected: tuple[bool, int, int]) -> None:
-    policies = parse_policies(text)
+def test_policies_are_read_and_what_else_a_body_carries_is_not(text: bytes, expected: tuple[bool, int, int]) -> None:
+    policies = msgspec.json.decode(text, type=DelayedDeliveryPolicies)
 
     assert (policies.is_active, policies.tick_time_ms, policies.delay_ms_max) == expected
 
 
-# A real Pulsar 4.2.4 takes those that are marked: it fills in false and 0, converts, and overlooks.
+def test_policies_are_written_as_pulsar_writes_them() -> None:
+    assert msgspec.json.encode(OFF) == b'{"tickTime":5,"active":false,"maxDeliveryDelayInMillis":7}'
+
+
+# A real Pulsar 4.2.4 takes those that are marked: it fills in false and 0, and converts.
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"", "The body is empty; DELETE removes policies"),  # taken
-        (b" \n", "The body is empty"),  # taken
-        (b"null", "must be an object with active, tickTime and maxDeliveryDelayInMillis, but is null"),  # taken
-        (b"garbage", "not JSON"),
-        (b"\xff", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b"[]", "must be an object"),
-        (b'"x"', "must be an object"),
-        (b"{}", "active is missing: true heeds delivery times, false delivers everything at once"),  # taken
-        (b'{"tickTime":5}', "active is missing"),  # taken
-        (b'{"actve":true}', 'There is no field "actve", only active, .*; did you mean active[?]'),  # taken
-        (b'{"active":true,"ticktime":5}', 'no field "ticktime", .*; did you mean tickTime[?]'),  # taken
-        (b'{"active":true,"x":1}', 'There is no field "x", only .*maxDeliveryDelayInMillis$'),  # taken
-        (b'{"active":true,"active":false}', '"active" is given twice'),  # taken
-        (of(None, 1, 1), "active must be true or false, but is null"),  # taken
-        (of(1, 1, 1), "active must be true or false, but is 1"),  # taken
-        (of("true", 1, 1), 'active must be true or false, but is "true"'),  # taken
-        (of("x" * 1000, 1, 1), 'active must be true or false, but is "x{99}[.]{3}$'),
-        (of([], 1, 1), "active must be true or false"),
-        (of(True, 1.5, 1), "tickTime must be a whole number of milliseconds, but is 1.5"),  # taken
-        (of(True, None, 1), "tickTime must be a whole number of milliseconds, but is null"),  # taken
-        (of(True, "7", 1), 'tickTime must be a whole number of milliseconds, but is "7"'),  # taken
-        (of(True, True, 1), "tickTime must be a whole number"),
-        (of(True, 1, "1s"), 'maxDeliveryDelayInMillis must be a whole number of milliseconds, but is "1s"'),
-        (of(True, -1, 0), f"tickTime must be from 0 to {MILLISECONDS_MAX} milliseconds, but is -1"),  # taken
-        (of(True, 0, -1), f"maxDeliveryDelayInMillis must be from 0 to {MILLISECONDS_MAX}"),  # taken
-        (of(True, MILLISECONDS_MAX + 1, 0), "tickTime must be from 0 to"),  # taken
-        (of(True, 0, 10**30), "maxDeliveryDelayInMillis must be from 0 to"),
-        (b'{"active":true,"tickTime":' + b"9" * 10_000 + b"}", "not JSON: Exceeds the limit"),
+        (b"", "truncated"),  # taken
+        (b"null", "Expected `object`, got `null`"),  # taken
+        (b"garbage", "malformed"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}", "missing required field `active`"),  # taken
+        (b'{"actve":true}', "missing required field `active`"),  # taken
+        (of(None, 1, 1), r"Expected `bool`, got `null` - at `\$.active`"),  # taken
+        (of(1, 1, 1), r"\$.active"),  # taken
+        (of("true", 1, 1), r"\$.active"),  # taken
+        (of(True, 1.5, 1), r"\$.tickTime"),  # taken
+        (of(True, None, 1), r"\$.tickTime"),  # taken
+        (of(True, "7", 1), r"\$.tickTime"),  # taken
+        (of(True, True, 1), r"\$.tickTime"),
+        (of(True, 1, "1s"), r"\$.maxDeliveryDelayInMillis"),
+        (of(True, -1, 0), r"Expected `int` >= 0 - at `\$.tickTime`"),  # taken
+        (of(True, MILLISECONDS_MAX + 1, 0), r"\$.tickTime"),  # taken
+        (of(True, 0, 10**30), r"\$.maxDeliveryDelayInMillis"),
     ],
 )
-def test_what_is_not_exactly_policies_is_refused(text: bytes, reason: str) -> None:
-    with pytest.raises(PolicyError, match=reason):
-        parse_policies(text)
+def test_what_is_no_policies_is_refused_by_its_field(text: bytes, reason: str) -> None:
+    with pytest.raises(msgspec.DecodeError, match=reason):
+        msgspec.json.decode(text, type=DelayedDeliveryPolicies)
 
 
 def test_the_limit_on_delays_counts_only_where_delays_do() -> None:

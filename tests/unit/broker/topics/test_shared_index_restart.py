@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatcher import DispatcherConfig
-from dispatcher.core.intake import Intake
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from managed_ledger.config import ManagedLedgerConfig
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.service.service import Service
@@ -96,8 +96,8 @@ def test_a_subscription_that_was_ahead_gets_its_messages_in_order_of_time(tmp_pa
         dispatcher = topic.subscriptions["fast"].dispatcher
         assert dispatcher is not None
         core = dispatcher.core
-        assert isinstance(core, Intake)
-        await until(lambda: len(core.held_due) == _UNSEALED)
+        assert isinstance(core, MultipleConsumersCore)
+        await until(lambda: len(core.intake.held_due) == _UNSEALED)
         # An immediate one is read in the step in which the view gives nothing for the first time.
         producer = await _producer(service)
         producer.send_bytes(send_frame(0))

@@ -1,0 +1,280 @@
+"""One endpoint of the web port: what a row of the table in `broker.admin.endpoints` says, and how it is answered.
+
+    request ─► access (`web_access`) ─► parameters or body become a struct ─► handler ─► a struct becomes JSON
+
+Below `/postdate/v1` an unknown field is refused. Bodies for Pulsar's paths may carry more than is read here.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+from aiohttp import hdrs, web
+
+from managed_ledger.value_types import Json
+from postdate.broker.admin.refusal import RefusalError, is_own
+from postdate.broker.admin.scheduled_requests import IDS_ADVICE, Pause, SelectionRequest
+from postdate.broker.topics.topic_name import TopicName
+
+COMPRESSED_BYTES_MIN: Final = 64 * 1024
+"""An answer of this size is compressed, in a thread, for callers that take it."""
+
+Asked = TypeVar("Asked")
+
+
+class Needs(Enum):
+    """What a caller of an endpoint needs, where authentication and authorization are switched on."""
+
+    NOTHING = auto()
+    METRICS = auto()
+    """A role, where `authenticateMetricsEndpoint` says so."""
+    ROLE = auto()
+    """Any role; the answer has only what the role may see."""
+    PRODUCE_OR_CONSUME = auto()
+    """One of these grants for the topic: counts and times are shown."""
+    CONSUME = auto()
+    """This grant for the topic: keys, properties and payloads are shown, or messages acknowledged."""
+    PRODUCE_AND_CONSUME = auto()
+    """Both grants for the topic: a message is acknowledged, and a copy published."""
+    SUPER_USER = auto()
+
+
+class Text(NamedTuple):
+    """The type of an answer that is no JSON."""
+
+    content_type: str
+    description: str
+
+
+Handler = Callable[[Any, Any], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A row of the table.
+
+    Attributes:
+        method: The HTTP method; HEAD comes with GET.
+        path: The path, with parts in braces.
+        needs: What its caller needs.
+        request: The type of its query (GET) or its body, None for neither.
+        answer: The type of its answer, None for a 204.
+        handler: Answers it; it gets what the endpoints are served by, and the `Call`. Its docstring is the summary.
+        name: Its id in the OpenAPI document, empty for the name of the handler.
+        failing: The type of a 503 that it answers where a part of the service fails, None for none.
+    """
+
+    method: str
+    path: str
+    needs: Needs
+    request: Any
+    answer: Any
+    handler: Handler
+    name: str = ""
+    failing: Any = None
+
+    @classmethod
+    def look(
+        cls, path: str, needs: Needs, request: Any, answer: Any, handler: Handler, *, by_body: str = ""
+    ) -> "tuple[Endpoint, Endpoint]":
+        """Return the two forms of a look: a key and properties may be longer than a query can be."""
+        get = cls("GET", path, needs, request, answer, handler)
+        return get, cls("POST", f"{path}{by_body}", needs, request, answer, handler, f"{get.operation_id}ByBody")
+
+    @property
+    def operation_id(self) -> str:
+        """The id in the OpenAPI document, in camel case."""
+        first, *others = self.handler.__name__.split("_")
+        return self.name or first + "".join(one.title() for one in others)
+
+    @property
+    def is_body_optional(self) -> bool:
+        """Whether a request without a body is taken: what its fields say is optional, and no selection of messages."""
+        return isinstance(self.request, type) and issubclass(self.request, Pause)
+
+    @property
+    def has_operation_id(self) -> bool:
+        """Whether its progress can be asked for, by the header `Operation-Id`."""
+        return isinstance(self.request, type) and issubclass(self.request, SelectionRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of a request."""
+
+    may_see: Callable[[TopicName], bool]
+    """Whether it may see that there is a topic, and how much is scheduled."""
+    may_read: Callable[[TopicName], bool]
+    """Whether it may also see keys, properties and payloads."""
+
+
+CALLER: Final = web.RequestKey("caller", Caller)
+"""Set by the access middleware; without it the caller may see everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Asked]):
+    """A request to an endpoint, with its query or its body as the endpoint's type of requests."""
+
+    request: web.Request
+    asked: Asked
+
+    @property
+    def topic_name(self) -> TopicName:
+        """The topic in the path; see `topic_name_in`."""
+        return topic_name_in(self.request)
+
+    @property
+    def caller(self) -> Caller | None:
+        """The caller; None where every caller may do everything."""
+        return self.request.get(CALLER)
+
+    def part(self, name: str) -> str:
+        """Return a part of the path."""
+        return self.request.match_info[name]
+
+
+def topic_name_in(request: web.Request) -> TopicName:
+    """Return the topic in the path of a request, or any topic of the namespace in it.
+
+    Raises:
+        InvalidTopicNameError: There can be no topic of this name.
+    """
+    parts = request.match_info
+    return TopicName.of_parts(parts["tenant"], parts["namespace"], parts.get("topic", "any"))
+
+
+def routes_of(endpoints: Iterable[Endpoint], served_by: object) -> list[web.RouteDef]:
+    """Return the routes of endpoints, to be given to `start_web`; their handlers get `served_by`."""
+    return [
+        (web.get if one.method == hdrs.METH_GET else partial(web.route, one.method))(
+            one.path, partial(_answer, one, served_by)
+        )
+        for one in endpoints
+    ]
+
+
+async def _answer(endpoint: Endpoint, served_by: object, request: web.Request) -> web.StreamResponse:
+    found = await endpoint.handler(served_by, Call(request, await _asked(endpoint, request)))
+    if isinstance(found, web.StreamResponse):
+        return found
+    if found is None:
+        return web.Response(status=204)
+    return compressed(msgspec.json.encode(found), "application/json")
+
+
+def compressed(body: bytes, content_type: str) -> web.Response:
+    """Return an answer that aiohttp compresses where the body is large and the caller takes it."""
+    response = web.Response(
+        body=body, content_type=content_type, charset="utf-8", zlib_executor_size=COMPRESSED_BYTES_MIN
+    )
+    if len(body) >= COMPRESSED_BYTES_MIN:
+        response.enable_compression()
+    return response
+
+
+async def _asked(endpoint: Endpoint, request: web.Request) -> Any:
+    is_strict = is_own(endpoint.path)
+    if request.method in (hdrs.METH_GET, hdrs.METH_HEAD):
+        return _of_fields(endpoint.request, _query(request), is_text=True, refuses_unknown=is_strict)
+    if is_strict:
+        # A change takes no parameters: one in the URL would be overlooked.
+        _of_fields(None, _query(request), is_text=True, refuses_unknown=True)
+    if endpoint.request is None:
+        return None
+    data = await _body(request)
+    if not data and endpoint.is_body_optional:
+        return endpoint.request()
+    if request.content_type != "application/json":
+        error = f"The body must be application/json, but is {request.content_type}"
+        raise RefusalError(415, error, field="Content-Type", advice="Send JSON with Content-Type: application/json")
+    if is_strict:
+        return _of_fields(endpoint.request, _json_object(data), is_text=False, refuses_unknown=True)
+    try:
+        return msgspec.json.decode(data, type=endpoint.request)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusalError(400, f"The body cannot be used: {error}") from error
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RefusalError(413, f"The body is too large: {error.text}", advice=IDS_ADVICE) from error
+    except web.RequestPayloadError as error:
+        # Nothing behind such a body can be read, so the connection ends behind the answer.
+        request.content.feed_eof()
+        request.protocol.close()
+        advice = "Send the body as it is and without Content-Encoding, or encoded as that header says"
+        raise RefusalError(400, "The body cannot be decoded", field="Content-Encoding", advice=advice) from error
+
+
+def _query(request: web.Request) -> Json:
+    """Return the parameters of a query; `property` may be given several times."""
+    found: Json = {}
+    for name in request.query:
+        values = request.query.getall(name)
+        if len(values) > 1 and name != "property":
+            raise RefusalError(400, f"{name} is given {len(values)} times", field=name, advice="Give it once")
+        found[name] = values if name == "property" else values[0]
+    return found
+
+
+def _json_object(data: bytes) -> Json:
+    try:
+        body = _DECODER.decode(data.decode(json.detect_encoding(data), "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise RefusalError(400, f"The body is no JSON: {error}", advice="Send a JSON object") from error
+    if not isinstance(body, dict):
+        raise RefusalError(400, "The body is no JSON object", advice='Send {"name": value, ...}')
+    return body
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> Json:
+    found: Json = {}
+    for name, value in pairs:
+        if name in found:
+            raise RefusalError(400, f"{name!r} is given twice", field=name, advice="Give it once")
+        found[name] = value
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once_each)
+
+
+def _of_fields(type_: Any, given: Mapping[str, Any], *, is_text: bool, refuses_unknown: bool) -> Any:
+    """Return the struct of fields that were given by name, each converted alone, so that a refusal names it."""
+    known = {} if type_ is None else {one.encode_name: one for one in msgspec.structs.fields(type_)}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in known:
+            values[known[name].name] = _converted(name, value, known[name].type, is_text=is_text)
+        elif refuses_unknown:
+            advice = f"Known are: {', '.join(sorted(known))}" if known else "This request has no parameters"
+            raise RefusalError(400, f"{name!r} is no field of this request", field=name, advice=advice)
+    return None if type_ is None else type_(**values)
+
+
+def _converted(name: str, value: Any, type_: Any, *, is_text: bool) -> Any:
+    try:
+        converted = msgspec.convert(value, type_, strict=not is_text)
+        # JSON can hold one half of a surrogate pair, which is no text.
+        msgspec.json.encode(converted)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise RefusalError(400, f"{name}: {error}", field=name, advice=_advice(type_)) from error
+    return converted
+
+
+def _advice(type_: Any) -> str:
+    """Return how a value of a type is written: the type's own advice, or its JSON schema."""
+    for one in (type_, *getattr(type_, "__args__", ())):
+        for meta in getattr(one, "__metadata__", ()):
+            if meta.extra is not None:
+                return str(meta.extra["advice"])
+    schema = msgspec.json.schema(type_)
+    schema.pop("description", None)
+    return f"Write a value of the schema {json.dumps(schema)}"

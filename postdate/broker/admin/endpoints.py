@@ -1,0 +1,129 @@
+"""The table of everything that the web port serves: routes, access and the OpenAPI document are made of it.
+
+A new endpoint is a new row: method, path, what its caller needs, the types of the request and of the answer, and the
+handler, whose docstring is the summary (`postdate.broker.admin.endpoint`). The handlers are in `port_handlers` (health,
+metrics and the page), `pulsar_handlers` (`/admin/v2`) and `scheduled_handlers` (`/postdate/v1`).
+"""
+
+from functools import cache
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from managed_ledger.value_types import Json
+from postdate.broker.admin import port_handlers as port
+from postdate.broker.admin import pulsar_handlers as pulsar
+from postdate.broker.admin import scheduled_handlers as scheduled
+from postdate.broker.admin.endpoint import Call, Endpoint, Needs, Text
+from postdate.broker.admin.openapi import document_of
+from postdate.broker.admin.scheduled_requests import (
+    Count,
+    Explain,
+    Key,
+    List,
+    ListTopics,
+    NewTime,
+    Pause,
+    Resume,
+    SelectionRequest,
+)
+from postdate.broker.admin.topic_stats import DelayedIndex, KeyStatusAnswer
+from postdate.broker.admin.web_service import Served
+from postdate.broker.authorization.grants import Action
+from postdate.broker.scheduled import answers
+from postdate.broker.topics.policies import DelayedDeliveryPolicies
+
+PulsarObject = Annotated[Json, Meta(description="As a real Pulsar answers, without what does not exist here")]
+
+_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+_PERSISTENT: Final = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
+_V1: Final = "/postdate/v1"
+_TOPIC: Final = f"{_V1}/topics/{{tenant}}/{{namespace}}/{{topic}}"
+_OK: Final = Text("text/plain", "ok")
+_METRICS: Final = Text("text/plain", "Prometheus's text format")
+
+
+async def openapi(_: Served, __: Call[None]) -> Json:
+    """This document."""
+    return document()
+
+
+PORT_ENDPOINTS: Final = (
+    Endpoint("GET", "/livez", Needs.NOTHING, None, _OK, port.livez),
+    Endpoint("GET", "/health", Needs.NOTHING, None, port.Health, port.health, failing=port.Health),
+    Endpoint(
+        "GET",
+        "/admin/v2/brokers/health",
+        Needs.SUPER_USER,
+        None,
+        _OK,
+        port.broker_health,
+        failing=Text("text/plain", "The parts that fail, a line each"),
+    ),
+    Endpoint("GET", "/metrics", Needs.METRICS, None, _METRICS, port.metrics),
+    Endpoint("GET", "/metrics/", Needs.METRICS, None, _METRICS, port.metrics, name="metricsWithSlash"),
+)
+"""Served by a `port_handlers.PortState`."""
+
+
+def _of_owner(path: str, of: str) -> tuple[Endpoint, ...]:
+    """Return Pulsar's endpoints for the policies and the grants of a namespace or a topic."""
+    owner, policies, grants = Needs.SUPER_USER, f"{path}/delayedDelivery", f"{path}/permissions"
+    role, applied = f"{grants}/{{role}}", pulsar.Applied if path == _PERSISTENT else None
+    delayed, actions = DelayedDeliveryPolicies, list[Action]
+    return (
+        Endpoint("GET", policies, owner, applied, delayed, pulsar.get_policies, name=f"get{of}DelayedDelivery"),
+        Endpoint("POST", policies, owner, delayed, None, pulsar.set_policies, name=f"set{of}DelayedDelivery"),
+        Endpoint("DELETE", policies, owner, None, None, pulsar.remove_policies, name=f"remove{of}DelayedDelivery"),
+        Endpoint("GET", grants, owner, None, dict[str, list[str]], pulsar.get_grants, name=f"get{of}Permissions"),
+        Endpoint("POST", role, owner, actions, None, pulsar.grant, name=f"grantOn{of}"),
+        Endpoint("DELETE", role, owner, None, None, pulsar.revoke, name=f"revokeOn{of}"),
+    )
+
+
+_CONSUME, _LOOK, _MOVE = Needs.CONSUME, Needs.PRODUCE_OR_CONSUME, Needs.PRODUCE_AND_CONSUME
+
+SERVICE_ENDPOINTS: Final = (
+    Endpoint("POST", f"{_TOPIC}/scheduled/cancel", _CONSUME, SelectionRequest, answers.Cancelled, scheduled.cancel),
+    Endpoint("POST", f"{_TOPIC}/scheduled/reschedule", _MOVE, NewTime, answers.Rescheduled, scheduled.reschedule),
+    Endpoint(
+        "POST", f"{_TOPIC}/scheduled/deliver-now", _MOVE, SelectionRequest, answers.Delivered, scheduled.deliver_now
+    ),
+    Endpoint("POST", f"{_TOPIC}/pause", Needs.SUPER_USER, Pause, answers.PausesAnswer, scheduled.pause),
+    Endpoint("POST", f"{_TOPIC}/resume", Needs.SUPER_USER, Resume, answers.PausesAnswer, scheduled.resume),
+    Endpoint("GET", f"{_V1}/topics", Needs.ROLE, ListTopics, answers.Topics, scheduled.list_topics),
+    Endpoint("GET", _TOPIC, _LOOK, None, answers.TopicAnswer, scheduled.get_topic),
+    Endpoint("GET", f"{_TOPIC}/subscriptions", _LOOK, None, answers.Subscriptions, scheduled.list_subscriptions),
+    *Endpoint.look(
+        f"{_TOPIC}/scheduled", _CONSUME, List, answers.PageAnswer, scheduled.list_scheduled, by_body="/list"
+    ),
+    *Endpoint.look(f"{_TOPIC}/scheduled/histogram", _LOOK, Count, answers.HistogramAnswer, scheduled.histogram),
+    *Endpoint.look(f"{_TOPIC}/explain", _CONSUME, Explain, answers.Explanation, scheduled.explain),
+    Endpoint("POST", f"{_TOPIC}/keys", _LOOK, Key, KeyStatusAnswer, scheduled.keys),
+    Endpoint(
+        "GET", f"{_V1}/operations/{{operation}}", Needs.ROLE, None, answers.OperationAnswer, scheduled.get_operation
+    ),
+    Endpoint("GET", f"{_V1}/openapi.json", Needs.ROLE, None, Json, openapi),
+    Endpoint("GET", f"{_PERSISTENT}/stats", _LOOK, None, PulsarObject, pulsar.stats),
+    Endpoint("GET", f"{_PERSISTENT}/internalStats", _LOOK, None, PulsarObject, pulsar.internal_stats),
+    Endpoint("GET", f"{_PERSISTENT}/delayedIndex", _LOOK, None, DelayedIndex, pulsar.delayed_index),
+    Endpoint(
+        "GET",
+        f"{_PERSISTENT}/subscription/{{subscription}}/keyStatus",
+        _LOOK,
+        pulsar.KeyQuery,
+        KeyStatusAnswer,
+        pulsar.key_status,
+    ),
+    *_of_owner(_NAMESPACE, "Namespace"),
+    *_of_owner(_PERSISTENT, "Topic"),
+    Endpoint("GET", "/", Needs.NOTHING, None, Text("text/html", "The page"), port.page),
+    Endpoint("GET", "/page/{file:.+}", Needs.NOTHING, None, Text("*/*", "The file"), port.page_file),
+)
+"""Served by a `web_service.Served`. Paths are tried in order: a change of one message is the most frequent request."""
+
+
+@cache
+def document() -> Json:
+    """Return the OpenAPI document of the table."""
+    return document_of((*PORT_ENDPOINTS, *SERVICE_ENDPOINTS))

@@ -1,0 +1,137 @@
+"""The part of the service that the endpoints call, and the changes under way that they have begun."""
+
+from collections import OrderedDict
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
+from typing import Final, Protocol
+
+from postdate.broker.admin.refusal import RefusalError
+from postdate.broker.authorization.grants import Actions, GrantBook
+from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.scheduled.answers import Kind, OperationAnswer, both
+from postdate.broker.scheduled.catalog import ScheduleCatalog
+from postdate.broker.scheduled.operations import Progress
+from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
+from postdate.broker.topics.topic import Topic
+from postdate.broker.topics.topic_name import TopicName
+
+_OPERATIONS_MAX: Final = 100
+
+
+class WebService(Protocol):
+    """The service, as the endpoints know it."""
+
+    @property
+    def config(self) -> BrokerConfig:
+        """How long a message lives, and whether it may come a tick early."""
+
+    @property
+    def catalog(self) -> ScheduleCatalog:
+        """The scheduled messages of all topics, as columns."""
+
+    @property
+    def policies(self) -> PolicyBook:
+        """All policies."""
+
+    @property
+    def grants(self) -> GrantBook | None:
+        """All grants; None where authorization is switched off."""
+
+    def now_ms(self) -> int:
+        """Return the wall clock in milliseconds, against which times of delivery are compared."""
+
+    def has_topic(self, name: TopicName) -> bool:
+        """Whether a topic exists."""
+
+    async def existing_topic(self, name: TopicName) -> Topic | None:
+        """Return a topic, opened, None if it is missing."""
+
+    def looked_at(self, name: TopicName) -> AbstractAsyncContextManager[Topic | None]:
+        """Open a topic for as long as the context lasts, None if it is missing; that is no use of it."""
+
+    def topic_names(self) -> list[str]:
+        """List all topics, open or not, by full name and in order."""
+
+    async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
+        """Store an owner's policies and put them in force."""
+
+    async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
+        """Store the actions of a role and put them in force."""
+
+
+class _Running:
+    """One call that changes something, while it runs and for a while after; as a context it notes its end."""
+
+    __slots__ = ("error", "is_finished", "kind", "progress", "started_ms", "topic")
+
+    def __init__(self, kind: Kind, topic: TopicName, started_ms: int) -> None:
+        self.kind = kind
+        self.topic = topic
+        self.started_ms = started_ms
+        self.progress = Progress()
+        self.is_finished = False
+        self.error: str | None = None
+
+    def __enter__(self) -> Progress:
+        return self.progress
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.is_finished = True
+        if isinstance(error, Exception):
+            self.error = str(error)
+
+
+class Served:
+    """What the endpoints are served by: the service, and the changes that run or have ended lately.
+
+    Args:
+        service: The service.
+    """
+
+    def __init__(self, service: WebService) -> None:
+        self.service = service
+        self._operations: OrderedDict[str, _Running] = OrderedDict()
+
+    async def topic(self, name: TopicName) -> Topic:
+        """Return a topic, opened.
+
+        Raises:
+            RefusalError: There is none of this name.
+        """
+        topic = await self.service.existing_topic(name)
+        if topic is None:
+            raise unknown_topic(name)
+        return topic
+
+    def begin(self, name: str | None, kind: Kind, topic: TopicName) -> _Running:
+        """Begin a change, whose progress can be asked for by its `Operation-Id` for a while."""
+        running = _Running(kind, topic, self.service.now_ms())
+        if name:
+            self._operations[name] = running
+            while len(self._operations) > _OPERATIONS_MAX:
+                self._operations.popitem(last=False)
+        return running
+
+    def topic_of_operation(self, name: str) -> TopicName | None:
+        """Return the topic of a change, None where there is none of this name."""
+        running = self._operations.get(name)
+        return None if running is None else running.topic
+
+    def operation(self, name: str) -> OperationAnswer:
+        """Return how far a change is."""
+        running = self._operations[name]
+        return OperationAnswer(
+            id=name,
+            kind=running.kind,
+            topic=running.topic.short,
+            **both("started", running.started_ms),
+            **asdict(running.progress),
+            finished=running.is_finished,
+            error=running.error,
+        )
+
+
+def unknown_topic(name: TopicName) -> RefusalError:
+    """Return the refusal of a request about a topic that does not exist."""
+    advice = "GET /postdate/v1/topics (postdate topics) lists those that there are"
+    return RefusalError(404, f"There is no topic {name.short}", field="topic", advice=advice)

@@ -1,0 +1,145 @@
+"""What is known of a closed topic, without opening it: a few numbers for each subscription, stored beside the log.
+
+They are of the moment when the topic was closed, so a backlog that nobody asks for stays visible, also after a restart.
+What came due since then is told as far as its first and last times say. After a kill, a topic that was open has the
+numbers of the time before.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from postdate.broker.topics.figures import ScheduledCounts, SubscriptionSnapshot, TopicSnapshot
+from postdate.broker.topics.policies import RecordStore
+from postdate.broker.topics.topic_name import TopicName
+
+_RECORD_PREFIX: Final = "closedTopic "
+
+
+class ClosedSubscription(NamedTuple):
+    """One subscription of a closed topic.
+
+    Attributes:
+        name: Its name.
+        backlog: Entries that are not acknowledged.
+        delayed: Messages whose time has not come, None where that is not known.
+        overdue: Messages that are due; None likewise.
+        next_deliver_at_ms: When the next one comes due; 0 for never, None where that is not known.
+        last_deliver_at_ms: When the last one comes due, at the latest; 0 for never.
+        is_paused: Whether its deliveries are held.
+    """
+
+    name: str
+    backlog: int
+    delayed: int | None
+    overdue: int | None
+    next_deliver_at_ms: int | None
+    last_deliver_at_ms: int
+    is_paused: bool
+
+    @classmethod
+    def of(cls, figures: SubscriptionSnapshot) -> "ClosedSubscription":
+        """Return the numbers of a subscription whose topic is being closed; no consumer has anything in hand then."""
+        counts = figures.scheduled
+        return cls(
+            figures.name,
+            figures.backlog,
+            None if counts is None else counts.delayed,
+            None if counts is None else counts.overdue + counts.in_hand,
+            figures.next_deliver_at_ms,
+            figures.last_deliver_at_ms,
+            figures.is_paused,
+        )
+
+    def figures(self, now_ms: int) -> SubscriptionSnapshot:
+        """Return its figures, with what has come due: the first message at its time, and all with the last one."""
+        next_ms, last_ms = self.next_deliver_at_ms, self.last_deliver_at_ms
+        counts: ScheduledCounts | None = None
+        if self.delayed is not None and self.overdue is not None:
+            due = 0
+            if last_ms <= now_ms:
+                due = self.delayed
+            elif next_ms and next_ms <= now_ms and not self.overdue:
+                due = min(1, self.delayed)
+            counts = ScheduledCounts(self.delayed - due, self.overdue + due)
+        if last_ms <= now_ms:
+            next_ms = last_ms = 0
+        elif next_ms and next_ms <= now_ms:
+            next_ms = None
+        delayed = 0 if counts is None else counts.delayed
+        return SubscriptionSnapshot(
+            name=self.name,
+            backlog=self.backlog,
+            delayed=delayed,
+            scheduled=counts,
+            next_deliver_at_ms=next_ms,
+            last_deliver_at_ms=last_ms,
+            is_paused=self.is_paused,
+            held_by_pause=max(0, self.backlog - delayed) if self.is_paused else 0,
+        )
+
+
+class ClosedTopic(NamedTuple):
+    """One closed topic."""
+
+    storage_size_bytes: int
+    subscriptions: tuple[ClosedSubscription, ...]
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether a subscription has unacknowledged entries."""
+        return any(one.backlog for one in self.subscriptions)
+
+
+class ClosedTopics:
+    """The numbers of all topics that were closed, by name; those of an open topic are old.
+
+    Args:
+        store: The storage of the records.
+    """
+
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
+
+    def of(self, name: TopicName | str) -> ClosedTopic | None:
+        """Return the numbers of a topic; None where it was never closed in order."""
+        value = self._store.records.get(f"{_RECORD_PREFIX}{name}")
+        if value is None:
+            return None
+        size_bytes, subscriptions = json.loads(value)
+        return ClosedTopic(size_bytes, tuple(ClosedSubscription(*one) for one in subscriptions))
+
+    async def put(self, figures: TopicSnapshot) -> None:
+        """Store the numbers of a topic that is about to be closed.
+
+        Raises:
+            LedgerWriteError: They could not be stored, and are as before.
+        """
+        closed = ClosedTopic(figures.storage_size_bytes, tuple(map(ClosedSubscription.of, figures.subscriptions)))
+        name, value = f"{_RECORD_PREFIX}{figures.name}", json.dumps(closed, separators=(",", ":")).encode()
+        if self._store.records.get(name) != value:
+            await self._store.put_record(name, value)
+
+    async def remove(self, name: TopicName) -> None:
+        """Remove the numbers of a topic that is being deleted.
+
+        Raises:
+            LedgerWriteError: They could not be removed.
+        """
+        if f"{_RECORD_PREFIX}{name}" in self._store.records:
+            await self._store.put_record(f"{_RECORD_PREFIX}{name}", None)
+
+    def figures(self, names: Iterable[str], now_ms: int) -> Iterator[TopicSnapshot]:
+        """Give the figures of these topics, one by one; nothing for one without numbers."""
+        for name in names:
+            closed = self.of(name)
+            if closed is not None:
+                yield TopicSnapshot(
+                    name=name,
+                    namespace=TopicName.parse(name).namespace_name,
+                    producer_count=0,
+                    messages_in_total=0,
+                    bytes_in_total=0,
+                    storage_size_bytes=closed.storage_size_bytes,
+                    subscriptions=[one.figures(now_ms) for one in closed.subscriptions],
+                )
