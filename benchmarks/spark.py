@@ -46,10 +46,10 @@ from managed_ledger.disk.keys import Family
 from managed_ledger.entries.headers import ROW
 from managed_ledger.ledgers import Ledger, LedgerTotals
 from managed_ledger.position import Position
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.index.place import open_index
-from postdate.pipeline.index.publishing import publish
-from postdate.pipeline.index.staging import StagingFolder, staging_root
+from postdate.index.cursor_log import CursorLog
+from postdate.index.location import location_at
+from postdate.index.publishing import publish
+from postdate.index.staging import StagingFolder, staging_root
 from postdate.pipeline.jobs.log_rebuild import _build, _count, _plan_counts, rebuild_log
 from postdate.pipeline.planning.log_plan import plan_tasks
 from postdate.pipeline.planning.rules import RebuildRules
@@ -124,7 +124,7 @@ def _rebuild_in(pool: Any, processes: int, data: Path, on_stage: Callable[[str, 
     location, job = str(data), uuid4().hex
     folder = staging_root(data / "snapshots")
     with CursorLog(data / "ledgers") as cursors, StagingFolder(folder, job) as staging, asyncio.Runner() as runner:
-        storage = open_index(location)
+        storage = location_at(location).patient_storage()
         runner.run(storage.start())
         acknowledged = {name: cursors.acknowledged(name) for name in cursors.names()}
         on_stage("count", 0)

@@ -500,7 +500,7 @@ class Reader:
             self._has_told_mistimed = True
             logger.warning(
                 "the delayed index of %r has other times than the log: a message that it gives too early waits for its "
-                "time, one that it gives too late is late. `postdate pipeline audit` lists them; with the service "
+                "time, one that it gives too late is late. `postdate check` lists them; with the service "
                 "stopped, `postdate pipeline rebuild` makes the index anew from the log",
                 self._cursor.name,
             )

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 DAMAGE_REMEDY: Final = (
     "Restore the folder from a copy, or keep what is whole of it: "
-    "`postdate ledger verify` says what is lost, `postdate ledger repair --yes` does it"
+    "`postdate check` says what is lost, `postdate ledger repair --yes` does it"
 )
 
 

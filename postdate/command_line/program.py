@@ -13,6 +13,7 @@ from postdate.command_line.endings import EXIT_CODE_INTERRUPTED, help_end, refus
 from postdate.command_line.extras import install_advice
 
 COMMANDS: Final = {
+    "check": ("postdate.snapshot_tools.check", "Say whether log and index are whole."),
     "config": ("postdate.broker.cli.service_commands", "Print the configuration in force, as a broker.conf."),
     "demo": ("postdate.demo.cli", "Do the main job before your eyes, with a crash in the middle."),
     "explain": ("postdate.scheduling.cli", "Say where a message is, and why it is not delivered yet."),

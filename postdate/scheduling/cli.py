@@ -12,11 +12,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from managed_ledger.value_types import Json
 from postdate.command_line.endings import EXIT_CODE_WRONG, help_end
 from postdate.command_line.options import in_order
-from postdate.command_line.output import json_option, output_width, print_json
+from postdate.command_line.output import json_option, make_console, output_width, print_json
 from postdate.command_line.progress import Steps
 from postdate.command_line.times import SIGNED_SPAN, SPAN, TIME_OF_MESSAGES
 from postdate.scheduling.api import ScheduleApi, new_operation_id, topic_path
@@ -36,17 +38,25 @@ from postdate.scheduling.tables import (
     changing_count,
     count_lines,
     explanation_lines,
-    folded,
-    message_lines,
+    message_notes,
+    message_table,
     outcome_line,
     pause_lines,
+    printable,
     question_line,
-    topic_lines,
+    topic_table,
 )
 
 LIST_LIMIT: Final = 20
 PROGRESS_INTERVAL_S: Final = 0.5
 """A change that takes longer shows how far it is, so often."""
+
+
+def _show(*what: Table | str) -> None:
+    """Print tables, and sentences whose words are not torn at the end of a line."""
+    console = make_console()
+    for one in what:
+        console.print(Text(printable(one)) if isinstance(one, str) else one)
 
 
 @click.command(
@@ -60,9 +70,7 @@ def topics(api: ScheduleApi, is_json: bool) -> None:
     if is_json:
         print_json(answer)
     else:
-        click.echo(
-            "\n".join(topic_lines(answer["topics"], output_width())) if answer["topics"] else "There is no topic"
-        )
+        _show(topic_table(answer["topics"], output_width()) if answer["topics"] else "There is no topic")
 
 
 @click.group(
@@ -108,7 +116,7 @@ def list_scheduled(
     elif not found:
         click.echo("Nothing is scheduled")
     else:
-        click.echo("\n".join(message_lines(found, is_more=after is not None, width=output_width())))
+        _show(message_table(found), *message_notes(found, is_more=after is not None))
 
 
 @scheduled.command(
@@ -138,7 +146,7 @@ def count(
     if is_json:
         print_json(answer)
     else:
-        click.echo("\n".join(count_lines(answer)))
+        _show(*count_lines(answer))
 
 
 _NOTHING_CHANGES: Final = "no message of these ids, or no match, is scheduled"
@@ -367,7 +375,7 @@ def _hold(
             found = api.look(f"{path}/scheduled/histogram", {"subscription": subscription, "buckets": 1})
             figures = {name: found[name] for name in ("delayed", "overdue", "inHand")} | {"backlog": backlog}
             sentence = backlog_sentence(backlog, delayed, what, rate)
-            print_json(figures) if is_json else click.echo("\n".join(folded(sentence)))
+            print_json(figures) if is_json else _show(sentence)
             return
         if backlog > 1:
             click.confirm(f"{backlog_sentence(backlog, delayed, what, rate)} Go on?", abort=True, err=True)
@@ -379,7 +387,7 @@ def _show_pauses(answer: Json, is_json: bool) -> None:
     if is_json:
         print_json(answer)
     else:
-        click.echo("\n".join(pause_lines(answer, output_width())))
+        _show(*pause_lines(answer))
 
 
 @click.command(
@@ -410,9 +418,9 @@ def explain(
         if is_json:
             print_json({"sentence": str(error), "messages": []})
         else:
-            click.echo("\n".join(folded(str(error))))
+            _show(str(error))
         sys.exit(EXIT_CODE_WRONG)
     if is_json:
         print_json(answer)
     else:
-        click.echo("\n".join(explanation_lines(answer)))
+        _show(*explanation_lines(answer))

@@ -1,106 +1,60 @@
-"""The output of the commands on a screen: tables, a histogram, and lines about changes. Pure.
+"""The output of the commands on a screen: tables, a histogram, and sentences about changes. Pure.
 
-Keys and names may be of any length and hold any character. They are cut in the middle to their column, since names
-often differ in their ends. Control characters are replaced, so that a producer's text cannot move the cursor of an
-operator's terminal. `--json` has them as they are.
+Keys and names may be of any length and hold any character. Names are folded into their column, keys and properties are
+cut at its end. Control characters are replaced, so that a producer's text cannot move the cursor of an operator's
+terminal. `--json` has them as they are.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
-from textwrap import wrap
 from typing import Final
 
-from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
 
 from managed_ledger.value_types import Json
-from postdate.command_line.output import counted, iso, size
+from postdate.command_line.output import counted, iso, plain_table, size
 
-WIDTH: Final = 80
 _BAR: Final = 28
-_NAME: Final = 16
-_WIDTH_WITH_LAST_DUE: Final = 98
-"""Where the table of topics has room for a second time beside names of `_NAME` columns."""
-_KEY: Final = 15
+_WIDTH_WITH_LAST_DUE: Final = 110
+"""Where the table of topics has room for a second time beside names."""
 _DAMAGED_SHOWN_MAX: Final = 10
 
 
-def cut(text: str, width: int | None) -> str:
-    r"""Cut the middle out of a text that is too wide for its column, and replace unprintable characters.
+def printable(text: str) -> str:
+    r"""Replace characters that a terminal would take for commands.
 
-    >>> cut("customer-4711", 8), cut("a\tb", 8), cut("東京東京東", 8), cut("customer-4711", None)
-    ('cust…711', 'a?b', '東京…東', 'customer-4711')
-    >>> cell_len(cut("\u26a0\ufe0f" * 20, 16)) <= 16
-    True
+    >>> printable("a\tb"), printable("東京")
+    ('a?b', '東京')
     """
-    text = "".join(sign if sign.isprintable() else "?" for sign in text)
-    if width is None or cell_len(text) <= width:
-        return text
-    end_width = (width - 1) // 2
-    ends = _within(text[::-1], end_width)
-    begin, end = text[: _within(text, width - 1 - end_width)], text[-ends:] if ends else ""
-    # Signs that stand together can be wider than each by itself.
-    while (begin or end) and cell_len(f"{begin}…{end}") > width:
-        begin, end = (begin[:-1], end) if len(begin) >= len(end) else (begin, end[1:])
-    return f"{begin}…{end}"
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-def _within(signs: str, width: int) -> int:
-    """Return how many characters fit into so many columns."""
-    return sum(1 for _ in takewhile(lambda end: end <= width, accumulate(map(cell_len, signs))))
-
-
-def padded(text: str, width: int) -> str:
-    """Return a text that is cut to a column and fills it.
-
-    >>> padded("東京", 6) + "|"
-    '東京  |'
-    """
-    text = cut(text, width)
-    return text + " " * (width - cell_len(text))
-
-
-def topic_lines(topics: Sequence[Json], width: int = WIDTH) -> list[str]:
+def topic_table(topics: Sequence[Json], width: int) -> Table:
     """Return the table of `postdate topics`, subscriptions below their topics.
-
-    A name that is wider than its column has a line of its own. The last due time needs more than 80 columns.
-
-    >>> for line in topic_lines([{"name": "public/default/reminders", "delayed": 2, "overdue": 1, "inHand": 0,
-    ...     "backlog": 3, "paused": True, "nextDueMs": 0, "lastDueMs": 5_000, "subscriptions": [{"name": "me",
-    ...     "delayed": 2, "overdue": 1, "inHand": 0, "backlog": 3, "paused": True, "nextDueMs": 0,
-    ...     "lastDueMs": 5_000}]}]):
-    ...     print(line)
-    topic              delayed  overdue  in hand   backlog  next due
-    public/default/reminders (paused)
-                             2        1        0         3  1970-01-01T00:00:00Z
-      me (paused)            2        1        0         3  1970-01-01T00:00:00Z
 
     Args:
         topics: The answer of GET /postdate/v1/topics.
-        width: The columns of the screen.
+        width: The columns of the screen; the last due time needs more than 80.
     """
-    has_last = width >= _WIDTH_WITH_LAST_DUE
-    heads = ["next due", "last due"] if has_last else ["next due"]
-    rows = [("topic", "", _figures_line(("delayed", "overdue", "in hand", "backlog"), heads))]
+    times = ["nextDueMs", "lastDueMs"] if width >= _WIDTH_WITH_LAST_DUE else ["nextDueMs"]
+    table = plain_table()
+    table.add_column("topic", overflow="fold")
+    for name in ("delayed", "overdue", "in hand", "backlog"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("next due", "last due")[: len(times)]:
+        table.add_column(name, no_wrap=True)
+
+    def figures(one: Json) -> list[str]:
+        counts = [f"{one[name]:,}" for name in ("delayed", "overdue", "inHand", "backlog")]
+        return counts + ["-" if one[name] is None else _to_the_second(one[name]) for name in times]
+
     for topic in topics:
-        rows.append((topic["name"], _paused_mark(topic), _topic_figures(topic, has_last=has_last)))
+        table.add_row(Text(printable(topic["name"]) + _paused_mark(topic)), *figures(topic))
         if without := topic.get("publishedWithoutSubscription", 0):
-            rows.append((f"  published without a subscription: {without:,}", "", ""))
-        rows += [
-            (f"  {one['name']}", _subscription_marks(one), _topic_figures(one, has_last=has_last))
-            for one in topic["subscriptions"]
-        ]
-    names = [cut(name, width - len(mark)) + mark for name, mark, _ in rows]
-    widest = max(cell_len(name) for name, (_, _, figures) in zip(names, rows, strict=True) if figures)
-    column = min(widest, max(_NAME, width - max(len(figures) for _, _, figures in rows) - 1))
-    lines = []
-    for name, (_, _, figures) in zip(names, rows, strict=True):
-        if not figures:
-            lines.append(name)
-        elif cell_len(name) <= column:
-            lines.append(f"{padded(name, column)} {figures}".rstrip())
-        else:
-            lines += [name, f"{'':{column}} {figures}".rstrip()]
-    return lines
+            table.add_row(Text(f"  published without a subscription: {without:,}"))
+        for one in topic["subscriptions"]:
+            table.add_row(Text(f"  {printable(one['name'])}{_subscription_marks(one)}"), *figures(one))
+    return table
 
 
 def _subscription_marks(one: Json) -> str:
@@ -121,53 +75,50 @@ def _paused_mark(topic: Json) -> str:
     return " (paused)" if paused == total else f" ({paused} of {total} paused)"
 
 
-def _topic_figures(one: Json, *, has_last: bool) -> str:
-    due = [one["nextDueMs"], one["lastDueMs"]] if has_last else [one["nextDueMs"]]
-    counts = [f"{one[name]:,}" for name in ("delayed", "overdue", "inHand", "backlog")]
-    return _figures_line(counts, ["-" if time_ms is None else _to_the_second(time_ms) for time_ms in due])
-
-
-def _figures_line(counts: Sequence[str], times: Sequence[str]) -> str:
-    delayed, overdue, in_hand, backlog = counts
-    return f"{delayed:>9} {overdue:>8} {in_hand:>8} {backlog:>9}" + "".join(f"  {one:<20}" for one in times)
-
-
 def _to_the_second(time_ms: int) -> str:
     """Write a time without its milliseconds, which are cut off."""
     return iso(time_ms - time_ms % 1_000).replace(".000Z", "Z")
 
 
-def message_lines(messages: Sequence[Json], *, is_more: bool, width: int = WIDTH) -> list[str]:
+def message_table(messages: Sequence[Json]) -> Table:
     """Return the table of `postdate scheduled list`.
-
-    >>> for line in message_lines([{"messageId": "3:9", "deliverAtMs": 0, "key": "anna", "keyBase64": None,
-    ...     "sizeBytes": 12, "properties": {"kind": "retry"}}], is_more=False):
-    ...     print(line)
-    due                       id               key                  size  properties
-    1970-01-01T00:00:00.000Z  3:9              anna                 12 B  kind=retry
 
     Args:
         messages: The messages, as GET .../scheduled gives them.
-        is_more: Whether there are more.
-        width: The columns of the screen.
     """
-    keys = [one["key"] if one["key"] is not None else one["keyBase64"] or "-" for one in messages]
-    key_width = max([_KEY, *(cell_len(cut(key, None)) for key in keys)])
-    # The columns beyond 80 are for keys, and those that keys do not need are for properties.
-    key_width = min(key_width, max(_KEY, _KEY + width - WIDTH))
-    lines = [f"{'due':<24}  {'id':<15}  {'key':<{key_width}}  {'size':>8}  properties"]
-    for key, one in zip(keys, messages, strict=True):
+    table = plain_table(("due", "left"), ("id", "left"))
+    table.add_column("key")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("properties")
+    for one in messages:
         properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
-        if one.get("damaged"):
-            properties = "DAMAGED"
-        line = f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {padded(key, key_width)}  "
-        line += f"{size(one['sizeBytes']):>8}  "
-        lines.append((line + cut(properties, max(1, width - cell_len(line)))).rstrip())
+        table.add_row(
+            iso(one["deliverAtMs"]),
+            one["messageId"],
+            _in_one_line(one["key"] if one["key"] is not None else one["keyBase64"] or "-"),
+            size(one["sizeBytes"]),
+            _in_one_line("DAMAGED" if one.get("damaged") else properties),
+        )
+    return table
+
+
+def _in_one_line(text: str) -> Text:
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
+
+
+def message_notes(messages: Sequence[Json], *, is_more: bool) -> list[str]:
+    """Return what is to be said below the table of messages.
+
+    Args:
+        messages: The messages.
+        is_more: Whether there are more.
+    """
+    notes = []
     if any(one.get("damaged") for one in messages):
-        lines.append("DAMAGED: the log is damaged there, so no consumer gets it: see `postdate ledger repair --help`.")
+        notes.append("DAMAGED: the log is damaged there, so no consumer gets it: see `postdate ledger repair --help`.")
     if is_more:
-        lines.append("There are more: narrow by time, key or property, or raise --limit.")
-    return lines
+        notes.append("There are more: narrow by time, key or property, or raise --limit.")
+    return notes
 
 
 def count_lines(histogram: Json) -> list[str]:
@@ -185,7 +136,7 @@ def count_lines(histogram: Json) -> list[str]:
     ...     "buckets": []})
     ['2 messages are scheduled: 0 delayed, 2 overdue']
     """
-    undelayed = folded(*(one["sentence"] for one in histogram.get("undelayed", ())))
+    undelayed = [one["sentence"] for one in histogram.get("undelayed", ())]
     total, in_hand = histogram["total"], histogram["inHand"]
     if not total:
         return ["Nothing is scheduled" + (f"; {in_hand:,} in hand" if in_hand else ""), *undelayed]
@@ -336,7 +287,7 @@ def backlog_sentence(backlog: int, delayed: int, what: str, rate: float | None =
     return f"A backlog of {entries} will be {done}: {counted(delayed, 'delayed message')} {at}, all else {now}."
 
 
-def pause_lines(answer: Json, width: int = WIDTH) -> list[str]:
+def pause_lines(answer: Json) -> list[str]:
     """Return lines about the pause of each subscription.
 
     >>> pause_lines({"subscriptions": [{"name": "me", "paused": True, "pausedSince": "2027-01-15T08:00:00.000Z",
@@ -349,12 +300,12 @@ def pause_lines(answer: Json, width: int = WIDTH) -> list[str]:
         state = "delivers" if rate is None else f"delivers, at most {rate:g} a second until it has caught up"
         if one["paused"]:
             state = f"paused since {one['pausedSince']}"
-        lines.append(f"{cut(one['name'], width - len(state) - 2)}: {state}")
+        lines.append(f"{one['name']}: {state}")
     return lines or ["The topic has no subscription"]
 
 
 def explanation_lines(answer: Json) -> list[str]:
-    """Return an explanation: the sentence, then each message and subscription that it does not tell of.
+    """Return an explanation: the sentence, then that of each message and subscription that it does not tell of.
 
     >>> explanation_lines({"sentence": "3:9 is delayed until T.", "messages": [{"messageId": "3:9",
     ...     "sentence": "3:9 is delayed until T.", "subscriptions": [{"subscription": "me", "state": "delayed",
@@ -367,31 +318,11 @@ def explanation_lines(answer: Json) -> list[str]:
         for message in messages:
             states = message["subscriptions"]
             sentences += [
-                f"{cut(one['subscription'], None)}: {one['sentence']}"
+                f"{one['subscription']}: {one['sentence']}"
                 for one in states
                 # The answer's own sentence ends with a message's, which names its subscription only among several.
                 if not answer["sentence"].endswith(
                     f"{one['subscription']}: {one['sentence']}" if len(states) > 1 else one["sentence"]
                 )
             ]
-    return folded(*sentences)
-
-
-def folded(*sentences: str) -> list[str]:
-    """Return sentences as lines of 80 columns.
-
-    >>> [len(line) for line in folded("word " * 30)]
-    [79, 71]
-    """
-    return [line for one in sentences for line in _wrapped(one)]
-
-
-def _wrapped(sentence: str) -> list[str]:
-    """Return lines of at most 80 columns; `wrap` counts characters, so a sentence with wide ones gets fewer of them."""
-    width = WIDTH
-    while True:
-        lines = wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)
-        excess = max(map(cell_len, lines), default=0) - WIDTH
-        if excess <= 0:
-            return lines
-        width -= -(-excess // 2)
+    return sentences

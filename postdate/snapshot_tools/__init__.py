@@ -1,1 +1,1 @@
-"""The commands `postdate snapshots`: look at an index on disk, check it, clean up, copy and export it."""
+"""The commands `postdate check` and `postdate snapshots`: look at an index on disk, check, clean up, copy, export."""

@@ -1,201 +1,174 @@
-"""`postdate snapshots verify` reads every snapshot and reports faults; `gc` deletes snapshots without a property.
+"""`postdate check`: whether the log and the index are whole, and fit together.
 
-Beside a running service, snapshots come and go during the check. So each fault is checked a second time, on newly
-opened folders, and counts only if it is still there.
+`managed_ledger.repair` reads the files of the log, `postdate.index.checking` the snapshots, and compares both.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+import sys
+from functools import partial
+from pathlib import Path
 
+import click
+
+from managed_ledger.errors import LedgerError, StoreLockedError
+from managed_ledger.repair.log_check import check_is_log
+from managed_ledger.repair.repairing import LogVerdict
+from managed_ledger.repair.repairing import verify as verify_log
+from managed_ledger.value_types import Json
 from postdate.broker.configuration.config import BrokerConfig
-from postdate.command_line.progress import Advance
-from postdate.snapshot_tools.place import Filter, SnapshotPlace, Summary, open_place, readable_segments
-from snapshot_storage.encoding.codec import decode_segment
-from snapshot_storage.errors import (
-    BucketNotFoundError,
-    SnapshotCorruptedError,
-    SnapshotStorageError,
-    SnapshotUnavailableError,
-    SnapshotUnreadableError,
+from postdate.command_line.endings import EXIT_CODE_WRONG, help_end
+from postdate.command_line.output import json_option, print_json
+from postdate.command_line.progress import Steps
+from postdate.command_line.times import TIME
+from postdate.index.checking import SECOND_LOOK_AFTER_S, IndexCheck, IndexVerdict
+from postdate.index.entry_format import PulsarEntries
+from postdate.index.opening import Filter
+from postdate.pipeline.cli.common import wall_clock_ms
+from postdate.pipeline.cli.ledger import tell_damage
+from postdate.snapshot_tools.export import ParquetFile
+from postdate.snapshot_tools.json_output import verdict_json
+from postdate.snapshot_tools.options import filters, index_named, index_option, log_of, on_config, opened, wide_console
+from postdate.snapshot_tools.report import print_verdict
+from snapshot_storage.errors import SnapshotStorageError
+
+
+def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise click.BadParameter(f"{seconds} is no number of seconds")
+    return seconds
+
+
+@click.command(
+    epilog=help_end(
+        "postdate check",
+        "postdate check --config config/broker.conf --topic orders",
+        "postdate check --data /var/lib/postdate || echo 'look at what it says'",
+        "postdate check --positions /tmp/faults.parquet",
+        wrong="a fault was found",
+    ),
 )
-from snapshot_storage.inspection import (
-    ProblemKind,
-    SnapshotProblem,
-    metadata_problems,
-    orphans,
-    ownership_problems,
-    segment_problems,
+@on_config
+@index_option
+@filters
+@click.option(
+    "--now", "now_ms", type=TIME, default=wall_clock_ms, help="Messages due then need no index. Default: now."
 )
-from snapshot_storage.storage import BucketSnapshotInfo
-
-SECOND_LOOK_AFTER_S = 2.0
-"""Longer than the time between storing a snapshot and its property, or between deleting the two."""
-
-
-def _no_progress(done: int, total: int) -> None:
-    del done, total
-
-
-@dataclass(slots=True)
-class CheckVerdict:
-    """The number of checked snapshots, and the faults."""
-
-    snapshots: int = 0
-    segments: int = 0
-    rows: int = 0
-    properties: int = 0
-    problems: list[SnapshotProblem] = field(default_factory=list)
-
-
-async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, second_look_after_s: float) -> CheckVerdict:
-    """Check every snapshot against itself and against the cursors' properties.
-
-    Raises:
-        LedgerError: The log cannot be opened.
-        SnapshotStorageError: The storage cannot be opened or does not answer.
-    """
-    async with open_place(config) as place:
-        which = await place.resolve(which)
-        verdict = await _look(place, which, advance)
-    if verdict.problems:
-        await asyncio.sleep(second_look_after_s)
-        suspects = {problem.bucket_id for problem in verdict.problems}
-        async with open_place(config) as place:
-            again = await _look(place, which, _no_progress, only=suspects)
-        seen_again = {(problem.kind, problem.bucket_id) for problem in again.problems}
-        verdict.problems = [problem for problem in verdict.problems if (problem.kind, problem.bucket_id) in seen_again]
-    return verdict
-
-
-async def _look(
-    place: SnapshotPlace, which: Filter, advance: Advance, *, only: set[int | None] | None = None
-) -> CheckVerdict:
-    properties = await place.properties(which)
-    infos, faults = await place.readable_infos(which)
-    # A header that cannot be read does not tell whose the snapshot is; the property that names it does.
-    owners = {one.bucket_id: (one.topic_name, one.cursor_name) for one in properties}
-    problems = [
-        SnapshotProblem(_kind(fault), bucket_id, *owners.get(bucket_id, ("", "")), str(fault))
-        for bucket_id, fault in faults.items()
-    ]
-    verdict = CheckVerdict(properties=len(properties), problems=problems)
-    wanted = [info for info in infos if only is None or info.bucket_id in only]
-    total = sum(info.length_bytes for info in wanted)
-    done = 0
-    advance(0, total)
-    async for summary in place.summaries(wanted):
-        verdict.snapshots += 1
-        try:
-            await _check_snapshot(place, summary, verdict)
-        except BucketNotFoundError:
-            # The service deleted the snapshot meanwhile.
-            verdict.snapshots -= 1
-        done += summary.info.length_bytes
-        advance(done, total)
-    # All properties, as one of another topic may name a snapshot of this one by mistake.
-    all_properties = await place.properties(Filter())
-    orphan_ids = {info.bucket_id for info in orphans(infos, all_properties)}
-    verdict.problems += [
-        problem
-        for problem in ownership_problems(infos, properties)
-        if (problem.kind is not ProblemKind.ORPHANED or problem.bucket_id in orphan_ids)
-        # Snapshots that exist and cannot be read are reported already.
-        and (problem.kind is not ProblemKind.MISSING or problem.bucket_id not in faults)
-    ]
-    return verdict
-
-
-def _kind(fault: SnapshotStorageError) -> ProblemKind:
-    return ProblemKind.UNAVAILABLE if isinstance(fault, SnapshotUnavailableError) else ProblemKind.DAMAGED
-
-
-async def _check_snapshot(place: SnapshotPlace, summary: Summary, verdict: CheckVerdict) -> None:
-    info = summary.info
-
-    def report(kind: ProblemKind, what: str) -> None:
-        verdict.problems.append(SnapshotProblem(kind, info.bucket_id, info.topic_name, info.cursor_name, what))
-
-    if summary.problem is not None:
-        report(_kind(summary.problem), str(summary.problem))
-        return
-    for what in metadata_problems(info, summary.segments):
-        report(ProblemKind.INCONSISTENT, what)
-    async for number, data in readable_segments(place.storage, info):
-        if isinstance(data, SnapshotUnreadableError):
-            report(_kind(data), str(data))
-        else:
-            _check_segment(summary, number, data, verdict, report)
-
-
-def _check_segment(
-    summary: Summary, number: int, data: bytes, verdict: CheckVerdict, report: Callable[[ProblemKind, str], None]
-) -> None:
-    try:
-        rows = decode_segment(data, entry=number)
-        verdict.segments += 1
-        verdict.rows += len(rows)
-        if number > len(summary.segments):
-            return
-        previous_end_ms = summary.segments[number - 2].deliver_at_ms_max if number > 1 else 0
-        found = segment_problems(summary.segments[number - 1], rows, previous_end_ms=previous_end_ms)
-    except SnapshotCorruptedError as error:
-        report(ProblemKind.DAMAGED, str(error))
-        return
-    for what in found:
-        report(ProblemKind.INCONSISTENT, f"segment {number}: {what}")
-
-
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """Snapshots without a property."""
-
-    which: Filter
-    """The topic and the cursor of each."""
-    seen: int
-    """The number of checked snapshots, damaged ones included."""
-    infos: list[BucketSnapshotInfo]
-    unreadable: dict[int, str]
-    """Snapshots of an unknown owner and the reason, by id; filled only without a filter."""
-    damaged: dict[int | None, str]
-    """Faults of snapshots that are no garbage, as far as their ids are known."""
-
-
-async def collect_garbage(
+@click.option(
+    "--second-look",
+    "second_look_after_s",
+    type=click.FloatRange(min=0),
+    callback=_finite,
+    default=SECOND_LOOK_AFTER_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="The wait before a fault of the index is looked at again.",
+)
+@click.option(
+    "--positions",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the messages that the index has otherwise than the log to this Parquet file.",
+)
+@json_option("log and index, each null where it was not checked")
+def check(
     config: BrokerConfig,
-    which: Filter,
     *,
-    is_dry_run: bool,
-    on_begin: Callable[[str, int], None] = lambda _name, _steps: None,
-    on_step: Callable[[int], None] = lambda _steps: None,
-) -> Garbage:
-    """Delete the snapshots that no property names, and return them.
+    index: str | None,
+    which: Filter,
+    now_ms: int,
+    second_look_after_s: float,
+    path: Path | None,
+    is_json: bool,
+) -> None:
+    """Say whether the log and the index are whole: every file of the log, every snapshot, and whether they fit.
 
-    Args:
-        config: The configuration of the service.
-        which: The topic and cursor.
-        is_dry_run: Only look; possible beside a service, where a snapshot that is just being made counts as well.
-        on_begin: Called with the number of snapshots when the deletion begins.
-        on_step: Called with the number of deleted snapshots since the last call.
+    Works beside a running service too, which has the files of the log to itself: these are checked on a stopped one,
+    and not where --topic or --subscription narrow the check. Of the index, every checksum is checked, every bitmap
+    against its segment, every cursor property against the storage, and the messages against those of the log. Each
+    fault is looked at a second time a little later, as the snapshots of a running service come and go.
 
-    Raises:
-        StoreLockedError: A service is running, and this is no dry run.
-        LedgerError: The log cannot be opened.
-        SnapshotStorageError: The storage cannot be opened or does not answer.
+    Nothing is changed. `postdate ledger repair` mends the log, `postdate pipeline rebuild` the index.
     """
-    async with open_place(config, is_read_only=is_dry_run) as place:
-        which = await place.resolve(which)
-        infos, faults = await place.readable_infos(which)
-        seen = len(infos) + len(faults)
-        properties = await place.properties(Filter())
-        named = {one.bucket_id for one in properties}
-        unreadable = {one: str(fault) for one, fault in faults.items() if one is not None and one not in named}
-        damaged = {one: str(fault) for one, fault in faults.items() if one not in unreadable}
-        garbage = Garbage(which, seen, orphans(infos, properties), unreadable, damaged)
-        if not is_dry_run:
-            ids = [*(info.bucket_id for info in garbage.infos), *unreadable]
-            on_begin("delete", len(ids))
-            for bucket_id in ids:
-                await place.storage.delete_bucket_snapshot(bucket_id)
-                on_step(1)
-        return garbage
+    log = log_of(config)
+    is_in_memory = index is None and config.bucket_snapshot_storage == "memory"
+    place = None if is_in_memory else index_named(config, index)
+    check_is_log(log)
+    positions = None if path is None else ParquetFile(path, *_POSITION_COLUMNS)
+    verdict, log_verdict = None, None
+    unchecked = "it is in the service's memory alone" if is_in_memory else ""
+    try:
+        with Steps().shown() as steps:
+            if which == Filter():
+                log_verdict = _checked_log(log, steps)
+            if place is not None:
+                work = IndexCheck(
+                    opened=partial(opened, config, place),
+                    log=log,
+                    which=which,
+                    now_ms=now_ms,
+                    on_stage=steps.begin,
+                    on_step=steps.advance,
+                )
+                try:
+                    verdict = asyncio.run(work.run(second_look_after_s=second_look_after_s))
+                except (LedgerError, SnapshotStorageError) as error:
+                    if log_verdict is None:
+                        raise
+                    unchecked = str(error)
+        if positions is not None and verdict is not None:
+            _write_positions(positions, verdict)
+    finally:
+        if positions is not None:
+            positions.discard()
+    is_index_whole = is_in_memory if verdict is None else verdict.is_whole
+    is_whole = is_index_whole and (log_verdict is None or log_verdict.is_whole)
+    if is_json:
+        print_json(_as_json(log_verdict, verdict) | {"is_whole": is_whole})
+    else:
+        _tell_log(config, log_verdict, is_meant=which == Filter())
+        if verdict is None:
+            click.echo(f"Index: not checked: {unchecked}")
+        else:
+            print_verdict(wide_console(), verdict, str(config.data_directory))
+    if not is_whole:
+        sys.exit(EXIT_CODE_WRONG)
+
+
+_POSITION_COLUMNS = ("finding", "topic", "cursor"), ("ledger_id", "entry_id", "deliver_at_ms")
+
+
+def _checked_log(log: Path, steps: Steps) -> LogVerdict | None:
+    """Read every file of the log; None where a service has it open."""
+    try:
+        return verify_log(log, entry_format=PulsarEntries(), on_stage=steps.begin, on_step=steps.advance)
+    except StoreLockedError:
+        return None
+
+
+def _write_positions(file: ParquetFile, verdict: IndexVerdict) -> None:
+    for one in verdict.compared:
+        for finding, rows in one.positions.items():
+            file.write((finding.value, one.topic, one.cursor), (rows.ledger_ids, rows.entry_ids, rows.deliver_at_ms))
+    file.finish()
+
+
+def _as_json(log: LogVerdict | None, index: IndexVerdict | None) -> Json:
+    return {
+        "log": None if log is None else {"is_whole": log.is_whole} | log.as_json(),
+        "index": None if index is None else verdict_json(index),
+    }
+
+
+def _tell_log(config: BrokerConfig, verdict: LogVerdict | None, *, is_meant: bool) -> None:
+    if verdict is not None:
+        click.echo("Log:")
+        tell_damage(verdict)
+        if not verdict.is_whole:
+            click.echo(
+                f"`postdate ledger repair {config.data_directory} --yes` keeps what is whole, and the damaged log "
+                "beside it"
+            )
+    elif is_meant:
+        click.echo("Log: a service has it open, so its files were not read. Stop it to have them checked.")

@@ -1,64 +1,25 @@
-"""`postdate snapshots copy` and `checkpoint`: copy the index of a service to another storage, or back it up.
+"""`postdate snapshots copy` and `checkpoint`: copy the index of a service to another storage, or back it up."""
 
-`postdate.pipeline.index.index_copy` has the plan of a copy; this module opens the storages and copies in this process.
-"""
-
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 
 from postdate.broker.configuration.config import BrokerConfig
-from postdate.broker.service.snapshot_storages import snapshots_folder
-from postdate.pipeline.index.index_copy import (
-    Copied,
-    CopyResult,
-    CopyWorkers,
-    OnCopied,
-    SnapshotToCopy,
-    copy_index,
-    find_or_copy,
-)
-from postdate.pipeline.index.selection import Selection
-from postdate.snapshot_tools.place import Filter, Place, open_place, refuse_inside, storage_at
-from snapshot_storage.copying import copy_snapshot
+from postdate.broker.service.snapshot_storages import location_of, retries_of, snapshots_folder
+from postdate.index.index_copy import Copied, OnCopied, copy_index
+from postdate.index.location import Location
+from postdate.index.opening import Filter
+from postdate.snapshot_tools.options import index_named, opened, refuse_inside
 from snapshot_storage.errors import StorageAccessError
-from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-
-
-class LocalCopies:
-    """Copies snapshots in this process, one after the other (`CopyWorkers`).
-
-    Args:
-        retries: How often all of a copy is written again where the storage does not answer.
-    """
-
-    may_repeat = False
-
-    def __init__(self, retries: Retries) -> None:
-        self._retries = retries
-
-    def copies(
-        self, here: BucketSnapshotStorage, there: BucketSnapshotStorage, wanted: Sequence[SnapshotToCopy]
-    ) -> AsyncGenerator[CopyResult, None]:
-        """Write all of a copy again where the storage did not answer: the next run finds it, or it is an orphan."""
-
-        async def write(info: BucketSnapshotInfo, metadata: bytes) -> int:
-            return await self._retries.run(partial(copy_snapshot, here, there, info, metadata))
-
-        return find_or_copy(here, there, wanted, write)
+from snapshot_storage.storage import BucketSnapshotInfo
 
 
 async def copy_snapshots(
     config: BrokerConfig,
-    target: Place,
+    target: Location,
     which: Filter,
     advance: OnCopied,
     *,
-    workers: CopyWorkers,
-    index: Place | None = None,
+    index: Location | None = None,
     updates_cursors: bool = False,
     deletes_source: bool = False,
 ) -> Copied:
@@ -69,7 +30,6 @@ async def copy_snapshots(
         target: The place of the copies.
         which: The snapshots to copy.
         advance: Told of the progress, in bytes.
-        workers: Copies the snapshots.
         index: The place of the snapshots; None where it is the configuration's.
         updates_cursors: Whether the cursors shall name the copies.
         deletes_source: Whether the old snapshots shall be deleted in the end.
@@ -79,23 +39,40 @@ async def copy_snapshots(
         LedgerError: The log cannot be opened or written.
         SnapshotStorageError: One of the storages cannot be opened or does not answer.
     """
-    async with open_place(config, index, is_read_only=not updates_cursors) as place, AsyncExitStack() as stack:
-        which = await place.resolve(which)
+    retries = retries_of(config)
+    async with opened(config, index, is_read_only=not updates_cursors) as source:
+        which = await source.resolve(which)
         # Opening a target folder creates it, so the checks come first.
-        there = await stack.enter_async_context(storage_at(target))
-        return await copy_index(
-            place.storage,
-            there,
-            place.cursors,
-            workers,
-            chosen=Selection(
-                None if which.topic_name is None else frozenset({which.topic_name}),
-                None if which.cursor_name is None else frozenset({which.cursor_name}),
-            ),
-            updates_cursors=updates_cursors,
-            deletes_source=deletes_source,
-            advance=advance,
-        )
+        async with target.patient_storage(retries=retries) as there:
+            return await copy_index(
+                source.storage,
+                there,
+                source.cursors,
+                retries=retries,
+                chosen=which,
+                updates_cursors=updates_cursors,
+                deletes_source=deletes_source,
+                advance=advance,
+            )
+
+
+def target_named(config: BrokerConfig, target: str, index: Location | None = None) -> Location:
+    """Return the place that `--to` names.
+
+    Args:
+        config: The configuration of the service.
+        target: The text of the option.
+        index: The present place of the snapshots, where it is not the configuration's.
+
+    Raises:
+        StorageAccessError: The target is invalid, is the present place of the snapshots, or is inside a database.
+    """
+    place = index_named(config, target, option="--to")
+    if place.identity == (location_of(config) if index is None else index).identity:
+        raise StorageAccessError(f"--to {target}: that is where the snapshots are now")
+    if place.folder is not None:
+        refuse_inside(config, place.folder, f"--to {target}")
+    return place
 
 
 async def make_checkpoint(config: BrokerConfig, path: Path) -> list[BucketSnapshotInfo]:
@@ -113,7 +90,7 @@ async def make_checkpoint(config: BrokerConfig, path: Path) -> list[BucketSnapsh
             "`postdate snapshots copy --to` makes a copy"
         )
     refuse_inside(config, path, f"checkpoint {path}")
-    async with open_place(config), RocksDBBucketSnapshotStorage(snapshots_folder(config)) as storage:
+    async with opened(config), RocksDBBucketSnapshotStorage(snapshots_folder(config)) as storage:
         await storage.checkpoint(path)
     async with RocksDBBucketSnapshotStorage(path, is_read_only=True) as backup:
         return await backup.list_bucket_snapshots()

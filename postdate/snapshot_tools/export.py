@@ -4,6 +4,7 @@ A row group is a piece of a snapshot, so memory is bounded by the size of a piec
 and is reported. The file gets its name when all readable rows are in it.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,12 @@ from uuid import uuid4
 import numpy as np
 
 from managed_ledger.names import subscription_of
+from managed_ledger.value_types import Int64Array
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.command_line.extras import install_advice
 from postdate.command_line.progress import Advance
-from postdate.snapshot_tools.place import Filter, open_place, readable_pieces
+from postdate.index.opening import Filter, readable_pieces
+from postdate.snapshot_tools.options import opened
 from snapshot_storage.encoding.codec import decode_segment
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotUnreadableError, StorageAccessError
@@ -45,10 +48,10 @@ async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, adva
         LedgerError: The log cannot be opened.
         SnapshotStorageError: The storage cannot be opened or does not answer.
     """
-    parquet = _ParquetFile(path)
+    parquet = ParquetFile(path, ("topic", "cursor"), ("bucket_id", "segment", "ledger_id", "entry_id", "deliver_at_ms"))
     exported = Exported()
     try:
-        async with open_place(config) as place:
+        async with opened(config) as place:
             infos, faults = await place.readable_infos(await place.resolve(which))
             exported.failed = {bucket_id: [str(fault)] for bucket_id, fault in faults.items()}
             total, done = sum(info.length_bytes for info in infos), 0
@@ -64,14 +67,20 @@ async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, adva
 
 
 async def _export_snapshot(
-    storage: BucketSnapshotStorage, info: BucketSnapshotInfo, parquet: "_ParquetFile", exported: Exported
+    storage: BucketSnapshotStorage, info: BucketSnapshotInfo, parquet: "ParquetFile", exported: Exported
 ) -> None:
     damage: list[str] = []
     try:
         async for piece in readable_pieces(storage, info):
             parts, found = _decoded(piece)
             damage += found
-            exported.rows += parquet.write(info, parts)
+            rows = DelayedIndexes.concatenate(list(parts.values()))
+            ids = np.full(len(rows), info.bucket_id, np.int64)
+            segments = np.repeat(np.fromiter(parts, np.int64), [len(part) for part in parts.values()])
+            exported.rows += parquet.write(
+                (info.topic_name, subscription_of(info.cursor_name)),
+                (ids, segments, rows.ledger_ids, rows.entry_ids, rows.deliver_at_ms),
+            )
     except BucketNotFoundError as error:
         damage.append(str(error))
     if damage:
@@ -94,10 +103,16 @@ def _decoded(piece: list[tuple[int, bytes | SnapshotUnreadableError]]) -> tuple[
     return parts, damage
 
 
-class _ParquetFile:
-    """A Parquet file beside its place, until it is whole."""
+class ParquetFile:
+    """A Parquet file beside its place, until it is whole.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Its place; nothing may be there.
+        texts: The columns of text, each with one value for all rows that are written together.
+        numbers: The columns of whole numbers behind them.
+    """
+
+    def __init__(self, path: Path, texts: Sequence[str], numbers: Sequence[str]) -> None:
         try:
             import pyarrow
             from pyarrow import parquet
@@ -111,28 +126,17 @@ class _ParquetFile:
         self._path = path
         self._beside = path.with_name(f"{path.name}.{uuid4().hex}.part")
         names = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
-        numbers = ("bucket_id", "segment", "ledger_id", "entry_id", "deliver_at_ms")
-        self._schema: Any = pyarrow.schema(
-            [("topic", names), ("cursor", names), *((name, pyarrow.int64()) for name in numbers)]
-        )
+        columns = [*((name, names) for name in texts), *((name, pyarrow.int64()) for name in numbers)]
+        self._schema: Any = pyarrow.schema(columns)
         self._writer: Any = parquet.ParquetWriter(self._beside, self._schema, compression="zstd")
 
-    def write(self, info: BucketSnapshotInfo, parts: dict[int, DelayedIndexes]) -> int:
-        """Add segments by their numbers, and return how many rows they have."""
-        rows = DelayedIndexes.concatenate(list(parts.values()))
-        numbers = np.fromiter(parts, np.int64)
-        columns = [
-            self._constant(info.topic_name, len(rows)),
-            self._constant(subscription_of(info.cursor_name), len(rows)),
-            self._arrow.array(np.full(len(rows), info.bucket_id, np.int64)),
-            self._arrow.array(np.repeat(numbers, [len(part) for part in parts.values()])),
-            self._arrow.array(rows.ledger_ids),
-            self._arrow.array(rows.entry_ids),
-            self._arrow.array(rows.deliver_at_ms),
-        ]
-        if len(rows):
+    def write(self, texts: Sequence[str], numbers: Sequence[Int64Array]) -> int:
+        """Add rows, and return how many they are."""
+        count = len(numbers[0])
+        columns = [self._constant(text, count) for text in texts] + [self._arrow.array(column) for column in numbers]
+        if count:
             self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
-        return len(rows)
+        return count
 
     def _constant(self, value: str, count: int) -> Any:
         indices = self._arrow.array(np.zeros(count, np.int32))

@@ -5,19 +5,20 @@ Topics have their full names, subscriptions the names that users know.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from managed_ledger.names import subscription_of
+from managed_ledger.value_types import Json
 from postdate.command_line.output import iso_or_none
-from postdate.pipeline.index.index_copy import Copied
-from postdate.snapshot_tools.check import CheckVerdict, Garbage
+from postdate.index.checking import IndexVerdict
+from postdate.index.index_copy import Copied
+from postdate.index.opening import Summary
+from postdate.snapshot_tools.drop import Unused
 from postdate.snapshot_tools.export import Exported
-from postdate.snapshot_tools.place import Summary
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.storage import BucketSnapshotInfo
 
 
-def info_json(info: BucketSnapshotInfo) -> dict[str, Any]:
+def info_json(info: BucketSnapshotInfo) -> Json:
     """Return the facts about a snapshot that need no read of it."""
     ledgers = parse_bucket_key(info.bucket_key)
     return {
@@ -32,7 +33,7 @@ def info_json(info: BucketSnapshotInfo) -> dict[str, Any]:
     }
 
 
-def summary_json(summary: Summary) -> dict[str, Any]:
+def summary_json(summary: Summary) -> Json:
     """Return a snapshot; unreadable fields are null."""
     first_ms, last_ms = summary.times_ms or (None, None)
     return info_json(summary.info) | {
@@ -49,7 +50,7 @@ def _time(name: str, time_ms: int | None) -> dict[str, str | int | None]:
 
 def snapshot_json(
     summary: Summary, named_by: Sequence[str], sizes_bytes: Mapping[int, int], damaged: Sequence[str]
-) -> dict[str, Any]:
+) -> Json:
     """Return one snapshot with its segments and the cursors that name it; a damaged segment has no size."""
     segments = [
         {
@@ -65,8 +66,8 @@ def snapshot_json(
     return summary_json(summary) | {"named_by": list(named_by), "damaged": list(damaged), "segment_list": segments}
 
 
-def verdict_json(verdict: CheckVerdict) -> dict[str, Any]:
-    """Return the result of a check, with every problem."""
+def verdict_json(verdict: IndexVerdict) -> Json:
+    """Return the result of a check of the index, with every problem."""
     problems = [
         {
             "kind": str(problem.kind),
@@ -77,27 +78,39 @@ def verdict_json(verdict: CheckVerdict) -> dict[str, Any]:
         }
         for problem in verdict.problems
     ]
+    subscriptions = [
+        {
+            "topic": cursor.topic,
+            "cursor": cursor.subscription,
+            "findings": {finding.value: count for finding, count in counts.items() if count},
+        }
+        for cursor, counts in verdict.counts.items()
+    ]
     return {
+        "is_whole": verdict.is_whole,
         "snapshots": verdict.snapshots,
         "segments": verdict.segments,
         "rows": verdict.rows,
         "properties": verdict.properties,
+        "log_rows": verdict.log_rows,
         "problems": problems,
+        "subscriptions": subscriptions,
     }
 
 
-def garbage_json(garbage: Garbage, *, is_dry_run: bool) -> dict[str, Any]:
-    """Return the snapshots that were deleted, or would be."""
+def unused_json(unused: Unused, *, is_dry_run: bool) -> Json:
+    """Return what was deleted, or would be."""
     return {
         "is_dry_run": is_dry_run,
-        "snapshots_seen": garbage.seen,
-        "garbage": [info_json(info) for info in garbage.infos],
-        "unreadable": _reasons(garbage.unreadable),
-        "damaged": _reasons(garbage.damaged),
+        "snapshots_seen": unused.seen,
+        "unnamed": [info_json(info) for info in unused.infos],
+        "unreadable": _reasons(unused.unreadable),
+        "damaged": _reasons(unused.damaged),
+        "put_aside": [{"path": str(one.path), "bytes": one.size_bytes} for one in unused.folders],
     }
 
 
-def copied_json(copied: Copied, target: str) -> dict[str, Any]:
+def copied_json(copied: Copied, target: str) -> Json:
     """Return the new ids, and the result of the copy."""
     return {
         "target": target,
@@ -118,12 +131,12 @@ def copied_json(copied: Copied, target: str) -> dict[str, Any]:
     }
 
 
-def checkpoint_json(path: Path, infos: Sequence[BucketSnapshotInfo]) -> dict[str, Any]:
+def checkpoint_json(path: Path, infos: Sequence[BucketSnapshotInfo]) -> Json:
     """Return the content of a backup."""
     return {"path": str(path), "snapshots": len(infos), "bytes": sum(info.length_bytes for info in infos)}
 
 
-def exported_json(exported: Exported, path: Path) -> dict[str, Any]:
+def exported_json(exported: Exported, path: Path) -> Json:
     """Return the result of an export, with the damage."""
     failed = [
         {"bucket_id": bucket_id, "reason": reason}
@@ -133,5 +146,5 @@ def exported_json(exported: Exported, path: Path) -> dict[str, Any]:
     return {"path": str(path), "rows": exported.rows, "snapshots": exported.snapshots, "failed": failed}
 
 
-def _reasons(reasons: Mapping[int, str] | Mapping[int | None, str]) -> list[dict[str, Any]]:
+def _reasons(reasons: Mapping[int, str] | Mapping[int | None, str]) -> list[Json]:
     return [{"bucket_id": bucket_id, "reason": reason} for bucket_id, reason in reasons.items()]

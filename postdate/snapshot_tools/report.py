@@ -1,25 +1,26 @@
-"""The screen output of `postdate snapshots`, for 80 columns or more: tables, a histogram, sizes and times."""
+"""The screen output of `postdate snapshots` and `check`, for 80 columns or more: tables, a histogram and figures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
 from managed_ledger.names import subscription_of
-from postdate.command_line.output import counted, iso, size
-from postdate.pipeline.index.index_copy import Copied
-from postdate.snapshot_tools.check import CheckVerdict, Garbage
+from postdate.command_line.output import counted, iso, plain_table, size
+from postdate.index.checking import IndexVerdict
+from postdate.index.comparing import IndexFinding
+from postdate.index.index_copy import Copied
+from postdate.index.opening import Filter, Summary
+from postdate.snapshot_tools.drop import GivenUp, Unused
 from postdate.snapshot_tools.export import Exported
-from postdate.snapshot_tools.place import Filter, Summary
 from snapshot_storage.bucket_key import parse_bucket_key
-from snapshot_storage.inspection import TimeHistogram
+from snapshot_storage.inspection import SnapshotProblem, TimeHistogram
 from snapshot_storage.storage import BucketSnapshotInfo
 
 SEGMENTS_SHOWN_MAX: Final = 20
@@ -94,7 +95,7 @@ def print_snapshot(console: Console, summary: Summary, named_by: Sequence[str], 
         "cursor": subscription_of(info.cursor_name),
         "property": info.bucket_key,
         "ledgers": ledgers_of(info),
-        "named by": ", ".join(named_by) or "no cursor: an orphan, which `postdate snapshots gc` deletes",
+        "named by": ", ".join(named_by) or "no cursor: an orphan, which `postdate snapshots drop` deletes",
         "rows": f"{summary.row_count:,} in {counted(info.segment_count, 'segment')}",
         "bytes": f"{size(info.length_bytes)} ({info.length_bytes:,}), of which entry 0 has {size(metadata_bytes)}",
     }
@@ -143,25 +144,57 @@ def print_histogram(console: Console, histogram: TimeHistogram) -> None:
         console.print(f"  {_seconds(begins_at)}  {bar:<{columns}}  {count:>11,}")
 
 
-def print_verdict(console: Console, verdict: CheckVerdict) -> None:
-    """Print the result of a check, with a table of the faults."""
+def print_verdict(console: Console, verdict: IndexVerdict, data: str) -> None:
+    """Print the result of a check of the index, with tables of the faults.
+
+    Args:
+        console: The console.
+        verdict: The result.
+        data: The data folder, for the commands that mend.
+    """
     looked_at = (
         counted(verdict.snapshots, "snapshot"),
         counted(verdict.segments, "segment"),
         counted(verdict.rows, "row"),
         f"{verdict.properties:,} cursor " + ("property" if verdict.properties == 1 else "properties"),
     )
-    console.print(f"Checked {', '.join(looked_at)}.")
+    console.print(
+        f"Index: checked {', '.join(looked_at)}; compared with {counted(verdict.log_rows, 'delayed message')}.",
+        soft_wrap=True,
+    )
     if not verdict.properties:
         console.print(
             "No cursor property was there to compare with: a snapshot that the storage has lost without a trace is not "
             "missed here.",
             soft_wrap=True,
         )
-    if not verdict.problems:
+    if verdict.is_whole:
         console.print("[green]Nothing is wrong.[/]")
         return
-    shown = sorted(verdict.problems[:PROBLEMS_SHOWN_MAX], key=lambda one: (one.topic_name, one.cursor_name))
+    _print_problems(console, verdict.problems)
+    for name in sorted(verdict.torn):
+        console.print(_heading(*name), soft_wrap=True)
+        table = plain_table(("messages", "right"), ("what", "left"))
+        for finding, count in verdict.counts[name].items():
+            if count:
+                table.add_row(f"{count:,}", _FINDINGS[finding])
+        console.print(table)
+    faults = len(verdict.problems) + len(verdict.torn)
+    console.print(f"[bold red]{counted(faults, 'problem')}.[/] {_advice(verdict, data)}", soft_wrap=True)
+
+
+_FINDINGS: Final = {
+    IndexFinding.MISSING: "missing: to come, and in no snapshot that can be read",
+    IndexFinding.STRAY: "stray: in a snapshot, and not to be delivered",
+    IndexFinding.DUPLICATE: "duplicate: in snapshots more than once",
+    IndexFinding.MISTIMED: "mistimed: in a snapshot with another time than in the log",
+    IndexFinding.ACKNOWLEDGED: "acknowledged since, which is no fault",
+    IndexFinding.UNSEALED: "unsealed: in no snapshot yet, which is no fault",
+}
+
+
+def _print_problems(console: Console, problems: Sequence[SnapshotProblem]) -> None:
+    shown = sorted(problems[:PROBLEMS_SHOWN_MAX], key=lambda one: (one.topic_name, one.cursor_name))
     for (topic, cursor), group in groupby(shown, lambda one: (one.topic_name, one.cursor_name)):
         console.print(_heading(topic, cursor) if topic else "[bold]unknown[/]", soft_wrap=True)
         table = plain_table(("problem", "left"), ("id", "right"))
@@ -170,43 +203,83 @@ def print_verdict(console: Console, verdict: CheckVerdict) -> None:
             bucket_id = "" if one.bucket_id is None else str(one.bucket_id)
             table.add_row(f"[red]{one.kind}[/]", bucket_id, escape(one.what))
         console.print(table)
-    left_out = len(verdict.problems) - PROBLEMS_SHOWN_MAX
-    if left_out > 0:
-        console.print(f"and {left_out:,} more")
-    console.print(f"[bold red]{counted(len(verdict.problems), 'problem')}.[/] {_advice(verdict)}")
+    if len(problems) > PROBLEMS_SHOWN_MAX:
+        console.print(f"and {len(problems) - PROBLEMS_SHOWN_MAX:,} more")
 
 
-def _advice(verdict: CheckVerdict) -> str:
+def _advice(verdict: IndexVerdict, data: str) -> str:
     kinds = {problem.kind.value for problem in verdict.problems}
     parts = []
     if kinds & {"damaged", "inconsistent", "missing", "alien"}:
         parts.append("The log has every message: the service reads what it cannot use here from there again.")
+    if verdict.torn or kinds & {"inconsistent", "alien", "malformed"}:
+        parts.append(f"`postdate pipeline rebuild {escape(data)}` makes the index anew from the log.")
     if "orphaned" in kinds:
-        parts.append("Orphans take space and nothing else; `postdate snapshots gc` deletes them.")
+        parts.append("Orphans take space and nothing else; `postdate snapshots drop` deletes them.")
     if "unavailable" in kinds:
         parts.append("An unavailable one may be in an outage: look again, or `postdate snapshots drop ID` gives it up.")
     return " ".join(parts)
 
 
-def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> None:
-    """Print the snapshots that were deleted, or would be."""
-    if not garbage.seen:
-        console.print(f"There are no snapshots{_whose(garbage.which)}: nothing to delete.", soft_wrap=True)
-        return
-    if not garbage.infos and not garbage.unreadable:
-        console.print("Every snapshot is named by a cursor: nothing to delete.")
-        return
-    for group in _by_cursor(console, garbage.infos):
+def print_unused(console: Console, unused: Unused, *, is_dry_run: bool) -> None:
+    """Print what is to be deleted, or would be."""
+    if unused.is_beside_service:
+        console.print("A service is running, and deletes by itself the snapshots that no cursor names.")
+    elif not unused.seen:
+        console.print(f"There are no snapshots{_whose(unused.which)}.", soft_wrap=True)
+    elif not unused.infos and not unused.unreadable:
+        console.print("Every snapshot is named by a cursor.")
+    for group in _by_cursor(console, unused.infos):
         table = plain_table(("id", "right"), ("ledgers", "left"), ("bytes", "right"))
         for info in group:
             table.add_row(str(info.bucket_id), escape(ledgers_of(info)), size(info.length_bytes))
         console.print(table)
-    for bucket_id, what in garbage.unreadable.items():
+    for bucket_id, what in unused.unreadable.items():
         console.print(f"[red]Unreadable:[/] {id_shown(bucket_id)}: {escape(what)}", soft_wrap=True)
-    freed = size(sum(info.length_bytes for info in garbage.infos))
-    done = "Would delete" if is_dry_run else "Deleted"
-    count = len(garbage.infos) + len(garbage.unreadable)
-    console.print(f"{done} {counted(count, 'snapshot')} that no cursor names, {freed}.")
+    if unused.folders:
+        table = plain_table(("bytes", "right"), ("damaged folder that was put aside", "left"))
+        for folder in unused.folders:
+            table.add_row(size(folder.size_bytes), escape(str(folder.path)))
+        console.print(table)
+    if not unused.count:
+        console.print("Nothing to delete.")
+    elif is_dry_run:
+        console.print(f"Would delete {unused_counts(unused)}.")
+
+
+def unused_counts(unused: Unused) -> str:
+    """Write how much there is to delete."""
+    parts = []
+    if snapshots := len(unused.infos) + len(unused.unreadable):
+        length = size(sum(info.length_bytes for info in unused.infos))
+        parts.append(f"{counted(snapshots, 'snapshot')} that no cursor names, {length}")
+    if unused.folders:
+        length = size(sum(folder.size_bytes for folder in unused.folders))
+        parts.append(f"{counted(len(unused.folders), 'folder')} that {_was(len(unused.folders))} put aside, {length}")
+    return "; ".join(parts)
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def print_given_up(console: Console, given_up: Sequence[GivenUp], *, is_dry_run: bool) -> None:
+    """Print what became of snapshots that were given up."""
+    for one in given_up:
+        cursors = counted(one.cursors_updated, "cursor")
+        if is_dry_run:
+            text = f"would be given up; {cursors} would no longer name it."
+        elif one.is_beside_service:
+            text = "deleted: the service finds out at its next try, and reads the messages from the log."
+        elif one.cursors_updated:
+            text = "no cursor names it any more: the next start of the service reads its messages from the log."
+        else:
+            text = "no cursor named it."
+        console.print(f"{one.bucket_id}: {text}", soft_wrap=True)
+        if one.left is not None:
+            console.print(
+                f"Its remains stay in the storage, as they cannot be deleted: {one.left}", soft_wrap=True, markup=False
+            )
 
 
 def _whose(which: Filter) -> str:
@@ -251,7 +324,7 @@ def _copied_lines(copied: Copied, target: str) -> Iterator[str]:
     if copied.moved_before:
         yield (
             f"The cursors name {counted(copied.moved_before, 'snapshot')} there already: an earlier run moved them. "
-            "`postdate snapshots gc` deletes the snapshots that no cursor names here any more."
+            "`postdate snapshots drop` deletes the snapshots that no cursor names here any more."
         )
     for unnamed_id, reason in copied.unnamed_damaged.items():
         yield f"[yellow]Left out, named by no cursor:[/] {id_shown(unnamed_id)}: {escape(reason)}"
@@ -281,11 +354,3 @@ def _by_cursor(console: Console, infos: Sequence[BucketSnapshotInfo]) -> Iterato
 
 def _heading(topic: str, cursor: str) -> str:
     return f"[bold]{escape(topic)}[/]  cursor [bold]{escape(subscription_of(cursor))}[/]"
-
-
-def plain_table(*columns: tuple[str, Any]) -> Table:
-    """Return an empty table in the style of all reports here, with names and alignments of columns."""
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True)
-    return table

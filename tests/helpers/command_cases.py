@@ -244,44 +244,51 @@ CASES: dict[str, Cases] = {
         ),
         (_done("snapshots show {bucket_id} --data {data}", "{bucket_id}"),),
     ),
-    "snapshots verify": Cases(
-        (*_snapshots("snapshots verify"), _refused("snapshots verify --second-look nan --data {data}", "nan")),
-        (_done("snapshots verify --data {data}", ""),),
+    "check": Cases(
+        (
+            *_snapshots("check"),
+            _refused("check --second-look nan --data {data}", "nan"),
+            _refused("check --index ftp://x --data {data}", "--index: the place of an index must be"),
+            _refused("check --positions {none}/rows.parquet --data {data}", _NO_FOLDER),
+            *(_refused(f"check --now {time} --data {{data}}", "Invalid value") for time in _TIMES),
+        ),
+        (
+            _done("check --data {data}", ""),
+            _done("check --topic reminders --data {data}", ""),
+            Case("check --now 0 --second-look 0 --data {torn}", WRONG, "missing"),
+        ),
     ),
     "snapshots drop": Cases(
         (
-            _refused("snapshots drop", _MISSING),
+            *_snapshots("snapshots drop"),
             _refused("snapshots drop x --data {data}", "not a valid integer"),
             _refused("snapshots drop {bucket_id} --data {none}", _NO_FOLDER),
+            _refused("snapshots drop {bucket_id} --topic orders --data {data}", "and not for an ID"),
             _refused("snapshots drop 5 --data {data}", "no snapshot has"),
         ),
-        (_done("snapshots drop {bucket_id} --yes --data {data}", "cursor"),),
-    ),
-    "snapshots put-aside": Cases(
         (
-            _refused("snapshots put-aside --data {none}", _NO_FOLDER),
-            _refused("snapshots put-aside --set nonsense", "must be key=value"),
-        ),
-        (
-            _done("snapshots put-aside --data {data}", ""),
-            _done("snapshots put-aside --remove --data {data}", ""),
+            _done("snapshots drop --data {data}", ""),
+            _done("snapshots drop --dry-run --data {data}", ""),
+            _done("snapshots drop {bucket_id} --yes --data {data}", "cursor"),
         ),
     ),
-    "snapshots gc": Cases(_snapshots("snapshots gc"), (_done("snapshots gc --data {data}", ""),)),
     "snapshots copy": Cases(
         (
             _refused("snapshots copy --data {data}", _MISSING),
             *_snapshots("snapshots copy --to {tmp}/copied"),
-            _refused("snapshots copy --to '' --data {data}", "--to must be a folder"),
+            _refused("snapshots copy --to '' --data {data}", "--to: the place of an index must be"),
             _refused("snapshots copy --to {data} --data {data}", "where the snapshots are now"),
             _refused("snapshots copy --to {tmp}/c --delete-source --data {data}", "needs --update-cursors"),
-            _refused("snapshots copy --to ftp://u:hush@x/p --data {data}", "--to: must be a folder"),
-            _refused("snapshots copy --to file://u:hush@x/p --data {data}", "--to: must be a folder"),
+            _refused("snapshots copy --to ftp://u:hush@x/p --data {data}", "--to: the place of an index must be"),
+            _refused("snapshots copy --to file://u:hush@x/p --data {data}", "--to: the place of an index must be"),
             _refused("snapshots copy --to file://{data}/ledgers/x --data {data}", "which is the service's own"),
             _refused("snapshots copy --to python://no_such:thing --data {data}", "cannot be found"),
             _refused("snapshots copy --index {none} --to {tmp}/c --data {data}", "there are no snapshots in"),
             _refused("snapshots copy --index file://{none} --to {tmp}/c --data {data}", "there is no such folder"),
-            _refused("snapshots copy --index '' --to {tmp}/c --data {data}", "--index must be a folder"),
+            _refused(
+                "snapshots copy --index '' --to {tmp}/c --data {data}",
+                "--index: the place of an index must be",
+            ),
             _refused("snapshots copy --index file://{tmp}/c --to file://{tmp}/c --data {data}", "are now"),
         ),
         (
@@ -316,14 +323,6 @@ CASES: dict[str, Cases] = {
         ),
         (_done("ledger export {data} {tmp}/log", ""), _done("ledger export {data} {tmp}/log --topic orders", "")),
     ),
-    "ledger verify": Cases(
-        (
-            _refused("ledger verify", _MISSING),
-            _refused("ledger verify {none}", _NO_LOG),
-            _refused("ledger verify {empty}", _NO_LOG),
-        ),
-        (_done("ledger verify {data}", ""),),
-    ),
     "ledger repair": Cases(
         (
             _refused("ledger repair --yes", _MISSING),
@@ -341,7 +340,7 @@ CASES: dict[str, Cases] = {
             _refused("pipeline rebuild {data} --segment-indexes 0", "rows_max cannot be 0"),
             _refused("pipeline rebuild {data} --bucket-indexes 0", "not in the range"),
             _refused("pipeline rebuild {data} --log {none}", _NO_LOG),
-            _refused("pipeline rebuild {data} --index ftp://x", "is no folder for an index"),
+            _refused("pipeline rebuild {data} --index ftp://x", "the place of an index must be a folder"),
         ),
         (
             _done("pipeline rebuild {data} --now 2026-01-01T00:00:00Z", ""),
@@ -352,8 +351,8 @@ CASES: dict[str, Cases] = {
     "pipeline forecast": Cases(
         (
             *_job("pipeline forecast"),
-            _refused("pipeline forecast --of index {none}", "there is no index"),
-            _refused("pipeline forecast --of index file://{none}", "of snapshots"),
+            _refused("pipeline forecast --of index {none}", "there are no snapshots in"),
+            _refused("pipeline forecast --of index file://{none}", "there is no such folder"),
             _refused("pipeline forecast {data} --topic order", _NO_TOPIC),
             _refused("pipeline forecast {data} --topic orders --topic order", _NO_TOPIC),
             _refused("pipeline forecast --of index {data} --topic order", _NO_TOPIC),
@@ -363,19 +362,6 @@ CASES: dict[str, Cases] = {
             _done("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead", "ahead"),
             _done("pipeline forecast {data} --topic orders --topic reminders --now-ms 0 --out {tmp}/both", "both"),
             _done("pipeline forecast --of index {data} --now-ms 9223372036854775807 --out {tmp}/ahead", "ahead"),
-        ),
-        needs_spark=True,
-    ),
-    "pipeline audit": Cases(
-        (
-            *_selecting("pipeline audit"),
-            *(_refused(f"pipeline audit {{data}} --now {time}", "Invalid value") for time in _TIMES),
-            _refused("pipeline audit {data} --index ftp://x", "is no folder for an index"),
-        ),
-        (
-            _done("pipeline audit {data} --topic reminders", ""),
-            Case("pipeline audit {torn} --now-ms 0", WRONG, ""),
-            _done("pipeline audit {torn} --now-ms 0 --repair", ""),
         ),
         needs_spark=True,
     ),

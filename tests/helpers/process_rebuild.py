@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.pipeline.index.acknowledged import Acknowledged
-from postdate.pipeline.index.staging import StagingFolder, StagingWriter
-from postdate.pipeline.logs.header_log import HeaderRange, LedgerExtent
+from postdate.index.acknowledged import Acknowledged
+from postdate.index.ledger_ranges import HeaderRange, LedgerExtent
+from postdate.index.staging import StagingFolder, StagingWriter
 from postdate.pipeline.planning.log_plan import plan_counts, plan_tasks
 from postdate.pipeline.planning.rules import RebuildRules
 from postdate.pipeline.tasks.log_tasks import build_task, count_rows

@@ -47,6 +47,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "postdate.pipeline": ("spark",),
     "postdate.pipeline.jobs.forecast_charts": ("charts",),
     "postdate.pipeline.spark.java": (),
+    "postdate.index": ("service", "spark"),
     "postdate.scheduling": (),
     "postdate.scheduling.cli": ("service",),
     "postdate.scheduling.command_options": ("service",),
@@ -441,7 +442,7 @@ def serve_and_stop(environment: Environment, data: Path) -> None:
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
     assert health["status"] == "ok"
-    for command in (["ledger", "verify", str(data)], ["snapshots", "list", "--data", str(data)]):
+    for command in (["check", "--data", str(data)], ["snapshots", "list", "--data", str(data)]):
         listed = environment.run(*command, program="postdate")
         assert listed.returncode == 0, listed.stderr
 

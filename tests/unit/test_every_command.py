@@ -182,11 +182,11 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
         ("click", ["pipeline", "rebuild", "data"], "spark"),
         ("rich", ["snapshots", "list"], "service"),
         ("aiohttp", ["serve"], "service"),
-        ("pyspark", ["pipeline", "audit", "data"], "spark"),
+        ("pyspark", ["pipeline", "rebuild", "data"], "spark"),
         ("pyarrow", ["ledger", "export", "data", "out"], "spark"),
         ("pulsar", ["demo"], "demo"),
         ("rich", ["demo"], "demo"),
-        ("rocksdict", ["ledger", "verify", "data"], "spark"),
+        ("rocksdict", ["ledger", "repair", "data", "--yes"], "spark"),
     ],
 )
 def test_a_command_says_which_extra_it_needs(missing: str, words: list[str], extra: str, names: dict[str, str]) -> None:

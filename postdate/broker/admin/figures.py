@@ -263,7 +263,7 @@ SUBSCRIPTION_COUNTERS: Final[tuple[Metric[SubscriptionCounters], ...]] = (
     ),
     Metric(
         "postdate_index_mistimed_total",
-        "Messages that the delayed index gave at another time than the log has; `postdate pipeline audit` says which.",
+        "Messages that the delayed index gave at another time than the log has; `postdate check` says which.",
         lambda one: one.index_mistimed,
     ),
     Metric(

@@ -1,50 +1,43 @@
-"""Make the snapshot storage that the configuration names."""
+"""Where the configuration has its index, and the storage of it."""
 
 import logging
 from pathlib import Path
 
 from postdate.broker.configuration.config import BrokerConfig
-from postdate.command_line.extras import install_advice
+from postdate.index.location import Location, RocksDBLocation, S3FolderLocation
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
+from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb.put_aside import put_aside_folders
-from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
 
 
-def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
-    """Return the storage that the configuration names, not started.
-
-    Args:
-        config: The configuration.
-        is_read_only: Whether the program only reads, beside a running service.
+def snapshot_storage_of(config: BrokerConfig) -> BucketSnapshotStorage:
+    """Return the storage of a service, not started.
 
     Raises:
         StorageAccessError: It needs a library that is not installed.
     """
+    return (
+        MemoryBucketSnapshotStorage() if config.bucket_snapshot_storage == "memory" else location_of(config).storage()
+    )
+
+
+def location_of(config: BrokerConfig) -> Location:
+    """Return where the configuration has its snapshots.
+
+    Raises:
+        StorageAccessError: They are in no place that another program can open.
+    """
     match config.bucket_snapshot_storage:
         case "memory":
-            return MemoryBucketSnapshotStorage()
+            raise StorageAccessError("bucketSnapshotStorage=memory: such snapshots are in the service's memory alone")
         case "s3":
-            try:
-                # Boto3 is an extra, and slow to import.
-                from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
-            except ImportError as error:
-                advice = install_advice(error.name, ["s3"]) or str(error)
-                raise StorageAccessError(f"bucketSnapshotStorage=s3: {advice}") from error
-            return S3BucketSnapshotStorage(config.s3, is_read_only=is_read_only, folder=config.data_directory)
+            return S3FolderLocation(config.s3, config.data_directory)
         case _:
-            return RocksDBBucketSnapshotStorage(
-                snapshots_folder(config), is_read_only=is_read_only, memory=config.rocksdb
-            )
-
-
-def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
-    """Return the storage with retries, for a program that has none of its own; a tracker has. See `Retries`."""
-    return RetryingBucketSnapshotStorage(snapshot_storage_of(config, is_read_only=is_read_only), retries_of(config))
+            return RocksDBLocation(snapshots_folder(config), config.rocksdb)
 
 
 def retries_of(config: BrokerConfig) -> Retries:
@@ -64,8 +57,8 @@ def tell_of_put_aside(config: BrokerConfig) -> None:
         return
     if found:
         logger.warning(
-            "damaged folders of snapshots that were put aside: %d of %.1f MiB; `postdate snapshots put-aside` shows "
-            "them, and with --remove deletes them",
+            "damaged folders of snapshots that were put aside: %d of %.1f MiB; `postdate snapshots drop --dry-run` "
+            "shows them, and without --dry-run it deletes them",
             len(found),
             sum(one.size_bytes for one in found) / 2**20,
         )

@@ -71,9 +71,9 @@ def cancel(
     cancels a part of a batch, in a running service. A second run cancels nothing. Times are ISO 8601, or milliseconds
     since 1970.
     """
-    from postdate.pipeline.index.place import check_index, cursor_folder
     from postdate.pipeline.jobs.cancel import cancel as cancel_positions
     from postdate.pipeline.jobs.find_messages import find_messages, read_positions
+    from postdate.pipeline.spark.open_index import check_index, cursor_folder
 
     deliver, publish = (deliver_from_ms, deliver_before_ms), (publish_from_ms, publish_before_ms)
     is_limited = bool(topics or message_keys or properties) or any(limit is not None for limit in (*deliver, *publish))

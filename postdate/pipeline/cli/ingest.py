@@ -59,10 +59,10 @@ def ingest(
     """
     from pyspark.errors import StreamingQueryException
 
-    from postdate.pipeline.index.place import check_index, cursor_folder
     from postdate.pipeline.jobs.find_messages import CSV_OPTIONS
     from postdate.pipeline.jobs.ingest import STREAM_SCHEMA
     from postdate.pipeline.jobs.ingest import ingest as start_ingest
+    from postdate.pipeline.spark.open_index import check_index, cursor_folder
 
     # Before Spark takes its seconds to start.
     check_index(None, cursor_folder(data, None), (), cursors)

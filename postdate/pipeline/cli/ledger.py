@@ -1,16 +1,15 @@
-"""The commands `postdate ledger verify` and `postdate ledger repair`: they find the damage of a log, and keep the rest.
+"""The command `postdate ledger repair`: it finds the damage of a log, and keeps the rest.
 
-They need neither Spark nor a service, and the log for themselves.
+It needs neither Spark nor a service, and the log for itself. `postdate check` finds the damage alone.
 """
 
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from postdate.command_line.endings import EXIT_CODE_DONE, EXIT_CODE_WRONG, help_end
+from postdate.command_line.endings import help_end
 from postdate.command_line.options import yes_option
 from postdate.command_line.output import json_option, print_json
 from postdate.command_line.progress import Steps
@@ -22,31 +21,6 @@ if TYPE_CHECKING:
 LEDGERS_FOLDER = "ledgers"
 SPANS_SHOWN = 10
 LINES_SHOWN = 50
-
-
-@click.command(
-    epilog=help_end("postdate ledger verify data", "postdate ledger verify --json data", wrong="something is damaged")
-)
-@click.argument("data")
-@json_option()
-@refusing
-def verify(data: str, is_json: bool) -> None:
-    """Name the damage of a log: files, and the lost ledgers and entries of each topic.
-
-    DATA is a service's data directory; the service must be stopped. Nothing is changed.
-    """
-    from managed_ledger.repair.repairing import verify as verify_log
-    from postdate.pipeline.logs.entry_format import PulsarEntries
-
-    with Steps().shown() as steps:
-        verdict = verify_log(log_in(data), entry_format=PulsarEntries(), on_stage=steps.begin, on_step=steps.advance)
-    if is_json:
-        print_json({"is_whole": verdict.is_whole} | verdict.as_json())
-    else:
-        _tell(verdict)
-        if not verdict.is_whole:
-            click.echo(f"`postdate ledger repair {data} --yes` keeps what is whole, and the damaged log beside it")
-    sys.exit(EXIT_CODE_DONE if verdict.is_whole else EXIT_CODE_WRONG)
 
 
 @click.command(epilog=help_end("postdate ledger repair data --yes", "postdate ledger repair --json data --yes"))
@@ -63,11 +37,11 @@ def repair(data: str, is_sure: bool, is_json: bool) -> None:
     """
     from managed_ledger.repair.repairing import Repaired
     from managed_ledger.repair.repairing import repair as repair_log
-    from postdate.pipeline.logs.entry_format import PulsarEntries
+    from postdate.index.entry_format import PulsarEntries
 
     folder = log_in(data)
     if not is_sure:
-        raise click.UsageError(f"This puts another log in the place of {folder}: say --yes. Try `ledger verify` first")
+        raise click.UsageError(f"This puts another log in the place of {folder}: say --yes. Try `postdate check` first")
     with Steps().shown() as steps:
         outcome = repair_log(
             folder,
@@ -83,7 +57,7 @@ def repair(data: str, is_sure: bool, is_json: bool) -> None:
     if is_json:
         print_json(done)
         return
-    _tell(verdict)
+    tell_damage(verdict)
     if isinstance(outcome, Repaired):
         click.echo(f"{folder} is repaired: {done['kept_entries']:,} entries are kept, {done['lost_entries']:,} lost")
         if verdict.survey.is_end_missing:
@@ -105,7 +79,8 @@ def log_in(data: str) -> Path:
     return folder
 
 
-def _tell(verdict: "LogVerdict") -> None:
+def tell_damage(verdict: "LogVerdict") -> None:
+    """Print what is damaged, the files first."""
     from managed_ledger.repair.repairing import spans
 
     lines = [f"{one.file}: {one.what}" for one in verdict.problems]

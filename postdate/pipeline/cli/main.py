@@ -18,7 +18,6 @@ from postdate.command_line.extras import install_advice
 from postdate.command_line.output import counted, iso, iso_or_none, json_option, print_json
 from postdate.command_line.progress import Steps
 from postdate.command_line.times import TIME_MS_MAX
-from postdate.pipeline.cli.audit import audit
 from postdate.pipeline.cli.cancel import cancel
 from postdate.pipeline.cli.common import (
     INT_MAX,
@@ -29,7 +28,7 @@ from postdate.pipeline.cli.common import (
     topics_option,
 )
 from postdate.pipeline.cli.ingest import ingest, shown_row
-from postdate.pipeline.cli.ledger import repair, verify
+from postdate.pipeline.cli.ledger import repair
 from postdate.pipeline.cli.merge import merge
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def export(log: str, target: str, topics: tuple[str, ...], closed_only: bool, is
 
 @click.group(epilog=help_end("postdate pipeline rebuild data", "postdate pipeline rebuild --help"))
 def pipeline() -> None:
-    """Make, move and check the delayed index in bulk, on Spark."""
+    """Make and change the delayed index in bulk, on Spark. `postdate check` says whether it is whole."""
 
 
 @pipeline.command(
@@ -129,13 +128,14 @@ def rebuild(
     DATA is a service's data directory; the service must be stopped. The old index is valid until the new one takes its
     place in one step at the end. Snapshots that are the same already stay, so a second run changes nothing.
     """
-    from postdate.pipeline.index.place import check_index, check_location, cursor_folder
+    from postdate.index.location import location_at
     from postdate.pipeline.jobs.log_rebuild import rebuild_log
     from postdate.pipeline.logs.open_logs import open_log
     from postdate.pipeline.planning.rules import ROWS_PER_BUCKET_MAX, RebuildRules
+    from postdate.pipeline.spark.open_index import check_index, cursor_folder
 
     # Before Spark takes its seconds to start.
-    check_location(index or data)
+    location_at(index or data)
     check_index(None, cursor_folder(data, None), topics, cursors)
     if log is not None:
         open_log(log).close()
@@ -199,10 +199,10 @@ def forecast(
     from pathlib import Path
 
     from managed_ledger.names import find_topic
-    from postdate.pipeline.index.place import topics_of_index
     from postdate.pipeline.jobs.forecast import forecast as foresee
     from postdate.pipeline.jobs.forecast import write_forecast
     from postdate.pipeline.logs.open_logs import open_log
+    from postdate.pipeline.spark.open_index import topics_of_index
 
     # Before Spark takes its seconds to start.
     if source == "log":
@@ -295,8 +295,6 @@ def _tell(report: "RebuildReport", rejects: str | None, *, is_quiet: bool) -> No
 
 
 ledger.add_command(repair)
-ledger.add_command(verify)
-pipeline.add_command(audit)
 pipeline.add_command(cancel)
 pipeline.add_command(ingest)
 pipeline.add_command(merge)

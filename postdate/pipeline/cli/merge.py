@@ -58,9 +58,9 @@ def merge(
     take their place in one step at the end, and are deleted after it. Which buckets go together is decided as by a
     service with delayedDeliveryMaxNumBuckets. A second run changes nothing.
     """
-    from postdate.pipeline.index.place import check_index, cursor_folder
     from postdate.pipeline.jobs.merge import merge as merge_buckets
     from postdate.pipeline.planning.rules import RebuildRules
+    from postdate.pipeline.spark.open_index import check_index, cursor_folder
 
     # Before Spark takes its seconds to start.
     check_index(index or data, cursor_folder(data, None), topics, cursors)

@@ -1,1 +1,1 @@
-"""The jobs: rebuild, merge, cancel, ingest, audit and forecast, and the tasks of a copy, on Spark."""
+"""The jobs on Spark: rebuild, merge, cancel, ingest and forecast."""

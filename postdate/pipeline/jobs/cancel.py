@@ -22,25 +22,19 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from pyroaring import BitMap
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.names import match_topic
 from managed_ledger.value_types import OnStage, OnStep
-from postdate.pipeline.index.cursor_log import CursorLog, is_index_cursor
-from postdate.pipeline.index.cursor_snapshots import own_metadata
-from postdate.pipeline.index.place import (
-    cursor_folder,
-    may_have_index,
-    open_index,
-    own_index,
-    staging_place,
-    with_index,
-)
-from postdate.pipeline.index.publishing import each_of, publish
-from postdate.pipeline.index.selection import select
-from postdate.pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
+from postdate.index.cursor_log import CursorLog, is_index_cursor
+from postdate.index.cursor_snapshots import own_metadata
+from postdate.index.location import Location
+from postdate.index.publishing import each_of, publish
+from postdate.index.selection import select
+from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from postdate.pipeline.sources.number_columns import check_types, whole
+from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place, with_index
 from postdate.pipeline.spark.tasks import SparkTasks, attempt_name
 from postdate.pipeline.tasks.cancel_rows import (
     GATHERED_DDL,
@@ -108,7 +102,7 @@ class CancelReport:
     buckets_shrunk: int = 0
     buckets_removed: int = 0
     buckets_unreadable: list[ShrunkBucket] = field(default_factory=list)
-    """They were left as they are; `audit` knows more."""
+    """They were left as they are; `postdate check` knows more."""
 
 
 def cancel(
@@ -126,7 +120,7 @@ def cancel(
 
     Args:
         positions: With the columns topic, ledger_id and entry_id; a position may come twice.
-        data: Where the index is (`index_place`): the data directory of a service that is stopped.
+        data: Where the index is (`postdate.index.location`): the data directory of a service that is stopped.
         cursors: Names of subscriptions; a topic that has none of them is left alone.
         cursor_log: The folder of the log; by default the one beside the index.
         is_dry_run: Only count.
@@ -135,7 +129,7 @@ def cancel(
         on_step: Told how many steps of the stage are done since it was told last.
 
     Raises:
-        ValueError: A column is missing or has another type, or there is no index at `data`.
+        ValueError: A column is missing or has another type.
         LedgerError: The log cannot be read or written, or a service has it open; nothing was cancelled.
         NameNotFoundError: No topic has a subscription of one of these names; nothing was cancelled.
         SnapshotStorageError: The index was not changed; the messages may be cancelled all the same: run it again.
@@ -160,16 +154,21 @@ def cancel(
         if is_dry_run:
             return report
         buckets = _buckets(owners, [name for name in names if name.topic in found], found) if has_index else []
-        if buckets and not may_have_index(data):
-            raise ValueError(f"There is no index in {data}, but the log names snapshots: where is it?")
-        if buckets:
-            data = own_index(data, folder)
         on_stage("index", len(buckets))
         with ExitStack() as stack:
-            shrunk = _shrunk(positions.sparkSession, data, folder, buckets, stack, on_step)
+            shrunk: list[ShrunkBucket] = []
+            if buckets:
+                place = index_at(data, folder)
+                place.check_there()
+                staging = stack.enter_context(StagingFolder(staging_place(place, folder), job := uuid4().hex))
+                work = partial(_shrink, location=place, job=job, staging=staging.path)
+                jobs = SparkTasks(positions.sparkSession)
+                shrunk = jobs.run("cancel", buckets, work, lambda _shrunk: on_step(1))
             if any(new.values()):
                 owners.acknowledge({name: bitmaps for name, bitmaps in new.items() if bitmaps})
-            asyncio.run(_publish(shrunk, data, folder, owners, report))
+            if any(bucket.removed_count for bucket in shrunk):
+                asyncio.run(_publish(shrunk, place, owners, report))
+        report.buckets_unreadable = [bucket for bucket in shrunk if bucket.error]
     return report
 
 
@@ -217,23 +216,7 @@ def _buckets(owners: CursorLog, names: Iterable[CursorName], found: Mapping[str,
     return buckets
 
 
-def _shrunk(
-    spark: SparkSession,
-    data: str,
-    folder: Path,
-    buckets: Sequence[BucketToShrink],
-    stack: ExitStack,
-    on_step: OnStep,
-) -> list[ShrunkBucket]:
-    if not buckets:
-        return []
-    job = uuid4().hex
-    staging = stack.enter_context(StagingFolder(staging_place(data, folder), job))
-    work = partial(_shrink, location=data, job=job, staging=staging.path)
-    return SparkTasks(spark).run("cancel", buckets, work, lambda _shrunk: on_step(1))
-
-
-def _shrink(bucket: BucketToShrink, *, location: str, job: str, staging: Path) -> ShrunkBucket:
+def _shrink(bucket: BucketToShrink, *, location: Location, job: str, staging: Path) -> ShrunkBucket:
     gone = {ledger_id: BitMap.deserialize(data) for ledger_id, data in bucket.gone.items()}
 
     async def read(storage: BucketSnapshotStorage) -> RemainingBucket | None:
@@ -264,15 +247,10 @@ def _shrink(bucket: BucketToShrink, *, location: str, job: str, staging: Path) -
     return ShrunkBucket(bucket.cursor, bucket.bucket_key, left.removed_count, staged)
 
 
-async def _publish(
-    shrunk: Sequence[ShrunkBucket], data: str, log: Path, owners: CursorLog, report: CancelReport
-) -> None:
-    report.buckets_unreadable = [bucket for bucket in shrunk if bucket.error]
+async def _publish(shrunk: Sequence[ShrunkBucket], location: Location, owners: CursorLog, report: CancelReport) -> None:
     report.index_rows = sum(bucket.removed_count for bucket in shrunk)
-    if not report.index_rows:
-        return
     staged = [bucket.staged for bucket in shrunk if bucket.staged is not None]
     empty = [(bucket.cursor, bucket.bucket_key) for bucket in shrunk if bucket.removed_count and not bucket.staged]
-    async with open_index(data, log=log) as storage:
+    async with location.patient_storage() as storage:
         await publish(each_of(staged), storage, owners, gone=empty)
     report.buckets_shrunk, report.buckets_removed = len(staged), len(empty)

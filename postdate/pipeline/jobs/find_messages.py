@@ -22,9 +22,9 @@ from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.names import find_topic
+from postdate.index.log_folder import LogFolder, log_folder_of
 from postdate.pipeline.logs.header_log import HeaderLog
-from postdate.pipeline.logs.log_folder import LogFolder
-from postdate.pipeline.logs.open_logs import log_folder_of, topics_of_log, with_log
+from postdate.pipeline.logs.open_logs import topics_of_log, with_log
 from postdate.pipeline.tasks.cancel_rows import POSITION_COLUMNS
 from tracker.columns.positions import ledger_groups
 

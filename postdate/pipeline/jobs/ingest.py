@@ -27,14 +27,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
 from managed_ledger.value_types import Clock
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.index.place import cursor_folder
-from postdate.pipeline.index.selection import select
+from postdate.index.cursor_log import CursorLog
+from postdate.index.selection import select
 from postdate.pipeline.jobs.rebuild import HEADER_COLUMNS, check_headers, rebuild, with_reason
 from postdate.pipeline.logs.open_logs import topics_of_log
 from postdate.pipeline.planning.rules import RebuildRules
 from postdate.pipeline.sources.index_writer import write_index
 from postdate.pipeline.sources.number_columns import whole
+from postdate.pipeline.spark.open_index import cursor_folder
 from postdate.pipeline.tasks.ingest_rows import NUMBERS, compare
 from postdate.pipeline.tasks.row_checks import BadRow
 
@@ -77,7 +77,7 @@ def ingest(
 
     Args:
         stream: With the columns topic, ledger_id, entry_id and deliver_at_ms (-1 where a message has no delay).
-        data: Where the index is (`index_place`): the data directory of a service that is stopped.
+        data: Where the index is (`postdate.index.location`): the data directory of a service that is stopped.
         cursors: Names of subscriptions; every topic of the stream must have all of them.
         checkpoint: Spark's folder for how far the stream is; one for each stream.
         now_ms: The clock, asked once a batch.

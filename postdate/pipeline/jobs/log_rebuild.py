@@ -11,7 +11,7 @@ a killed task or a killed driver leave the index as it was.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,14 +22,14 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.value_types import OnStage, OnStep
-from postdate.pipeline.index.acknowledged import Acknowledged
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.index.place import cursor_folder, open_index, own_index, staging_place
-from postdate.pipeline.index.publishing import Published, publish
-from postdate.pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
+from postdate.index.acknowledged import Acknowledged
+from postdate.index.cursor_log import CursorLog
+from postdate.index.publishing import Published, publish
+from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from postdate.pipeline.logs.open_logs import open_log, with_log
 from postdate.pipeline.planning.log_plan import BucketTask, CountTask, plan_counts, plan_tasks
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place
 from postdate.pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
 from postdate.pipeline.tasks.log_tasks import Counted, build_task, count_rows
 from postdate.pipeline.tasks.row_checks import BadRow
@@ -57,23 +57,22 @@ def rebuild_log(
     cursor_log: str | None = None,
     topics: Sequence[str] | None = None,
     cursors: Sequence[str] | None = None,
-    only: Collection[CursorName] | None = None,
     on_stage: OnStage = lambda _name, _steps: None,
     on_step: OnStep = lambda _steps: None,
 ) -> RebuildReport:
     """Replace the index of subscriptions by one that is made from the log.
 
-    Snapshots that are the same to the last byte stay, so a second run with the same `now_ms` changes nothing.
+    Snapshots that are the same to the last byte stay, so a second run with the same `now_ms` changes nothing. Every
+    other property about buckets goes, also a malformed one, and an index of a subscription that shares its topic's.
 
     Args:
         spark: The session; it needs no preparation.
         location: Where the headers are: a data directory, a log's folder, or an export (`open_log`).
-        index: Where the snapshots go (`index_place`); by default the data directory at `location`.
+        index: Where the snapshots go (`postdate.index.location`); by default the data directory at `location`.
         rules: The rules of buckets, and the present time.
         cursor_log: The folder whose cursors own the index; by default the one beside the index.
         topics: Only these, by their short or whole names; None for all.
         cursors: Only subscriptions of these names; None for all.
-        only: Of those, only these cursors, by the log's own names; None for all.
         on_stage: Told of each stage.
         on_step: Told how many steps of the stage are done since it was told last.
 
@@ -88,14 +87,14 @@ def rebuild_log(
     report = RebuildReport()
     with ExitStack() as stack:
         folder = cursor_folder(index, cursor_log)
-        index = own_index(index, folder)
+        place = index_at(index, folder)
         owners = stack.enter_context(CursorLog(folder))
         runner = stack.enter_context(asyncio.Runner())
-        storage = open_index(index, log=folder)
+        storage = place.patient_storage()
         runner.run(storage.start())
         stack.callback(lambda: runner.run(storage.close()))
-        staging = stack.enter_context(StagingFolder(staging_place(index, folder), job))
-        names = [name for name in owners.with_own_index(topics, cursors) if only is None or name in only]
+        staging = stack.enter_context(StagingFolder(staging_place(place, folder), job))
+        names = owners.with_own_index(topics, cursors)
         acknowledged = {name: owners.acknowledged(name) for name in names}
 
         jobs = SparkTasks(spark)
@@ -113,7 +112,13 @@ def rebuild_log(
         build = partial(_build, location=location, job=job, rules=rules, staging=staging.path)
         staged = as_they_come(jobs, planned, build)
         report.published = runner.run(
-            publish(staged, storage, owners, replaced=names, on_stored=lambda _snapshot: on_step(1))
+            publish(
+                staged,
+                storage,
+                owners,
+                replaced=owners.selected(topics, cursors),
+                on_stored=lambda _snapshot: on_step(1),
+            )
         )
         report.rows = sum(bucket.row_count for bucket in report.published.buckets)
     return report

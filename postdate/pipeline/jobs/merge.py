@@ -22,23 +22,16 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.value_types import OnStage, OnStep
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.index.place import (
-    cursor_folder,
-    may_have_index,
-    open_index,
-    own_index,
-    staging_place,
-    with_index,
-)
-from postdate.pipeline.index.publishing import Published, publish
-from postdate.pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
+from postdate.index.cursor_log import CursorLog
+from postdate.index.location import Location
+from postdate.index.publishing import Published, publish
+from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from postdate.pipeline.planning.merge_groups import groups_down_to
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place, with_index
 from postdate.pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
 from postdate.pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.errors import StorageAccessError
 from tracker.bucket_properties import SnapshotProperty, free_key, read_properties
 
 BUCKETS_PER_COUNT = 200
@@ -57,7 +50,7 @@ class MergeReport:
     rows: int = 0
     """In buckets that are new."""
     unreadable: list[tuple[CursorName, CountedBucket]] = field(default_factory=list)
-    """They were left as they are, and the buckets around them were merged; `audit --repair` mends them."""
+    """They were left as they are, and the buckets around them were merged; `pipeline rebuild` mends them."""
     published: Published = field(default_factory=Published)
 
 
@@ -79,7 +72,7 @@ def merge(
     Args:
         spark: The session; it needs no preparation.
         data: The data directory of a service that is stopped.
-        index: Where the snapshots are (`index_place`); by default in the data directory.
+        index: Where the snapshots are (`postdate.index.location`); by default in the data directory.
         bucket_count_max: The limit, 1 or more (`delayedDeliveryMaxNumBuckets`).
         rules: How segments are cut; the rest does not count here.
         topics: Only these, by their short or whole names; None for all.
@@ -103,10 +96,9 @@ def merge(
         report.buckets_before = report.buckets_after = sum(map(len, buckets.values()))
         if not buckets:
             return report
-        index = own_index(index, folder, is_read_only=is_dry_run)
-        if not may_have_index(index):
-            raise StorageAccessError(f"there is no index in {index}, but the log names snapshots: where is it?")
-        counted = _counted(jobs, index, job, buckets, on_stage, on_step)
+        place = index_at(index, folder, is_read_only=is_dry_run)
+        place.check_there()
+        counted = _counted(jobs, place, job, buckets, on_stage, on_step)
         report.unreadable = [(bucket.cursor, of_bucket) for bucket, of_bucket in counted.items() if of_bucket.error]
         tasks = plan_merges(buckets, counted, bucket_count_max)
         report.buckets_after -= sum(len(task.sources) - 1 for task in tasks)
@@ -114,12 +106,12 @@ def merge(
         if is_dry_run or not tasks:
             return report
         runner = stack.enter_context(asyncio.Runner())
-        storage = open_index(index, log=folder)
+        storage = place.patient_storage()
         runner.run(storage.start())
         stack.callback(lambda: runner.run(storage.close()))
-        staging = stack.enter_context(StagingFolder(staging_place(index, folder), job))
+        staging = stack.enter_context(StagingFolder(staging_place(place, folder), job))
         on_stage("merge", len(tasks))
-        work = partial(_merge, location=index, job=job, rules=rules, staging=staging.path)
+        work = partial(_merge, location=place, job=job, rules=rules, staging=staging.path)
         gone = [(task.cursor, source.key) for task in tasks for source in task.sources]
         report.published = runner.run(
             publish(as_they_come(jobs, tasks, work), storage, owners, gone=gone, on_stored=lambda _snapshot: on_step(1))
@@ -136,7 +128,7 @@ def _crowded(
 
 def _counted(
     jobs: SparkTasks,
-    location: str,
+    location: Location,
     job: str,
     buckets: Mapping[CursorName, Sequence[SnapshotProperty]],
     on_stage: OnStage,
@@ -155,7 +147,7 @@ def _as_named(cursor: CursorName, bucket: SnapshotProperty) -> NamedBucket:
     return NamedBucket(cursor, bucket.key, bucket.bucket_id)
 
 
-def _count(buckets: list[NamedBucket], *, location: str, job: str) -> list[CountedBucket]:
+def _count(buckets: list[NamedBucket], *, location: Location, job: str) -> list[CountedBucket]:
     return with_index(location, job, lambda storage: count_buckets(storage, buckets))
 
 
@@ -194,6 +186,8 @@ def _range_of(sources: Sequence[SnapshotProperty]) -> LedgerRange:
     )
 
 
-def _merge(task: MergeTask, *, location: str, job: str, rules: RebuildRules, staging: Path) -> list[StagedSnapshot]:
+def _merge(
+    task: MergeTask, *, location: Location, job: str, rules: RebuildRules, staging: Path
+) -> list[StagedSnapshot]:
     with StagingWriter(staging, attempt_name()) as writer:
         return [with_index(location, job, lambda storage: merge_task(storage, task, rules, writer))]

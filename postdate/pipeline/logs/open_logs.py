@@ -5,13 +5,14 @@ A location is a folder of the service (its data directory, or the log in it), an
 
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
+
 from managed_ledger.errors import LedgerError, StoreUnavailableError
-from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
-from postdate.pipeline.logs.header_log import HeaderLog
-from postdate.pipeline.logs.log_folder import LogFolder
+from postdate.index.ledger_ranges import HeaderRange
+from postdate.index.log_folder import LogFolder, log_folder_of
+from postdate.pipeline.logs.header_log import HeaderLog, header_batch
 from postdate.pipeline.logs.parquet_log import ParquetLog, is_parquet_log
 
 Result = TypeVar("Result")
@@ -19,17 +20,12 @@ Result = TypeVar("Result")
 LOGS_OPEN_MAX = 2
 
 
-def log_folder_of(location: str) -> Path | None:
-    """Return the folder of a managed ledger at a location, None where there is none.
+class HeaderFolder(LogFolder):
+    """A folder of the service as a source of headers for Spark."""
 
-    A data directory of the service stands for the log in it.
-    """
-    if "://" in location:
-        return None
-    for folder in (Path(location), Path(location) / "ledgers"):
-        if (folder / LOG_MARKER_FILE).exists():
-            return folder.absolute()
-    return None
+    def read_batch(self, part: HeaderRange) -> pa.RecordBatch:
+        """Read a range as a record batch; raises what `read` raises."""
+        return header_batch(part.topic, self.read(part))
 
 
 def open_log(location: str) -> HeaderLog:
@@ -40,7 +36,7 @@ def open_log(location: str) -> HeaderLog:
     """
     folder = log_folder_of(location)
     if folder is not None:
-        return LogFolder(folder)
+        return HeaderFolder(folder)
     if is_parquet_log(location):
         return ParquetLog(location)
     raise StoreUnavailableError(

@@ -4,7 +4,6 @@
     <folder>/<ledger id>.parquet        the headers of one ledger, in order
 
 A topic's folder is a hash of its name, as a name may be longer than a file system's names; the list has the names.
-(Exports of earlier versions have quoted names for folders, and are read and gone on with.)
 
 A closed ledger never changes, so a ledger that was exported is not written again: repeated exports are an offload. The
 list is written last, by a rename or one upload, so a reader sees the old state or the new one. Files lie on a local
@@ -17,14 +16,15 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from hashlib import blake2b
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from managed_ledger.errors import StoreCorruptedError, StoreUnavailableError
-from postdate.pipeline.logs.header_log import HEADER_SCHEMA, MISSING, HeaderLog, HeaderRange, LedgerExtent
+from postdate.index.ledger_ranges import MISSING, HeaderRange, LedgerExtent
+from postdate.pipeline.logs.header_log import HEADER_SCHEMA, HeaderLog
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.s3.location import S3Location, is_s3, s3_location
 
@@ -229,9 +229,6 @@ def _read_ledgers(system: fs.FileSystem, path: str, location: str) -> tuple[list
     try:
         with system.open_input_file(f"{path}/{LEDGERS_FILE}") as file:
             table = pq.read_table(file)
-        if "folder" not in table.column_names:
-            # This export is older than the folders with short names.
-            table = table.append_column("folder", pa.array([quote(one, safe="") for one in table["topic"].to_pylist()]))
         table = table.select(_LEDGERS_SCHEMA.names)
     except FileNotFoundError as error:
         raise StoreUnavailableError(

@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.pipeline.index.acknowledged import Acknowledged
-from postdate.pipeline.logs.header_log import HeaderRange, LedgerExtent, split_ranges
+from postdate.index.acknowledged import Acknowledged
+from postdate.index.ledger_ranges import HeaderRange, LedgerExtent, split_ranges
 from postdate.pipeline.planning.buckets import LedgerCount, LedgerPiece, PlannedBucket, plan_buckets
 from postdate.pipeline.planning.rules import RebuildRules
 from tracker.columns.segment_table import segment_row_count_max

@@ -10,9 +10,8 @@
     ledger_id, entry_id, deliver_at_ms
 
     option           meaning
-    path             where the index is, on RocksDB, on S3, as plain files or elsewhere: see `index_place`
+    path             where the index is, on RocksDB, on S3, as plain files or elsewhere: see `postdate.index.location`
     <column>, <column>_min, <column>_max    read: only these rows, for any column
-    push_filters     read: true takes the filters of the query too; read `pushed_filters` before you set it
     log              write: the log whose cursors own the index (default: the one beside it)
     query_id, batch_id   write: of a stream's batch; one that a cursor's index has already is not written again
     step_ms, rows_max    write: how segments are cut, as in `RebuildRules`
@@ -21,23 +20,24 @@ One bucket is one partition to read. All snapshots are read, with rows that are 
 snapshots that a crash left without an owner. Writing is described in `index_writer`.
 """
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from managed_ledger.names import subscription_of
-from postdate.pipeline.index.place import own_index, with_index
+from postdate.index.location import Location
 from postdate.pipeline.logs.header_log import BATCH_ROWS
 from postdate.pipeline.sources.index_writer import WRITTEN_COLUMNS, IndexWriter
 from postdate.pipeline.sources.ledger_source import required_path
 from postdate.pipeline.sources.number_columns import check_types
-from postdate.pipeline.sources.pushed_filters import PushedFilters, is_pushing
+from postdate.pipeline.sources.row_limits import RowLimits
+from postdate.pipeline.spark.open_index import index_at, with_index
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.encoding.codec import decode_segment
 from snapshot_storage.encoding.columns import DelayedIndexes
@@ -80,10 +80,8 @@ class IndexDataSource(DataSource):
         )
 
     def reader(self, schema: StructType) -> "IndexReader":  # noqa: ARG002 - Spark's signature
-        reader = FilteringIndexReader if is_pushing(self.options) else IndexReader
-        filters = PushedFilters.of_options(self.options, INDEX_SCHEMA.names)
-        location = own_index(required_path(self.options, "postdate_index"), None, is_read_only=True)
-        return reader(location, filters)
+        location = index_at(required_path(self.options, "postdate_index"), None, is_read_only=True)
+        return IndexReader(location, RowLimits.of_options(self.options, INDEX_SCHEMA.names))
 
     def writer(self, schema: StructType, overwrite: bool) -> IndexWriter:
         location = required_path(self.options, "postdate_index")
@@ -94,9 +92,9 @@ class IndexDataSource(DataSource):
 class IndexReader(DataSourceReader):
     """Plans on the driver and reads in tasks."""
 
-    def __init__(self, location: str, filters: PushedFilters) -> None:
+    def __init__(self, location: Location, limits: RowLimits) -> None:
         self._location = location
-        self._filters = filters
+        self._limits = limits
         self._job = uuid4().hex
 
     def partitions(self) -> Sequence[IndexPartition]:
@@ -105,9 +103,9 @@ class IndexReader(DataSourceReader):
 
     def _allows(self, info: BucketSnapshotInfo) -> bool:
         ledgers = parse_bucket_key(info.bucket_key)
-        return self._filters.allow(
+        return self._limits.allow(
             topic=info.topic_name, cursor=subscription_of(info.cursor_name), bucket_id=info.bucket_id
-        ) and (ledgers is None or self._filters.allow_up_to(ledger_id=ledgers.last_ledger_id))
+        ) and (ledgers is None or self._limits.allow_up_to(ledger_id=ledgers.last_ledger_id))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, IndexPartition)
@@ -124,15 +122,7 @@ class IndexReader(DataSourceReader):
         rows, numbers = decode_numbered(segments)
         for start in range(0, len(rows), BATCH_ROWS):
             end = start + BATCH_ROWS
-            yield self._filters.rows_of(index_batch(info, rows.slice(start, end), numbers[start:end]))
-
-
-class FilteringIndexReader(IndexReader):
-    """Takes the filters of the query too."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._filters = PushedFilters((*self._filters, *PushedFilters.of(filters, INDEX_SCHEMA.names)))
-        return filters
+            yield self._limits.rows_of(index_batch(info, rows.slice(start, end), numbers[start:end]))
 
 
 def decode_numbered(segments: Sequence[bytes]) -> tuple[DelayedIndexes, NDArray[np.int32]]:

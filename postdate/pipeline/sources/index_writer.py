@@ -25,12 +25,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.pipeline.index.batch_mark import BatchMark
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.index.place import cursor_folder, open_index, staging_place
-from postdate.pipeline.index.publishing import Published, each_of, publish
-from postdate.pipeline.index.staging import StagedSnapshot, StagingWriter, new_staging, remove_staging
+from postdate.index.batch_mark import BatchMark
+from postdate.index.cursor_log import CursorLog
+from postdate.index.publishing import Published, each_of, publish
+from postdate.index.staging import StagedSnapshot, StagingWriter, new_staging, remove_staging
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place
 from postdate.pipeline.spark.tasks import attempt_name
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
@@ -72,7 +72,6 @@ class IndexWriter(DataSourceArrowWriter):
     """Writes an index: made on the driver, sent to the tasks, and asked to commit on the driver."""
 
     def __init__(self, location: str, options: Mapping[str, str], columns: Sequence[str], *, overwrite: bool) -> None:
-        self._location = location
         self._columns = [list(columns).index(name) for name in WRITTEN_COLUMNS]
         self._overwrite = overwrite
         self._cursor_folder = cursor_folder(location, options.get("log"))
@@ -80,7 +79,8 @@ class IndexWriter(DataSourceArrowWriter):
             now_ms=0, step_ms=int(options.get("step_ms", 300_000)), rows_max=int(options.get("rows_max", 5_000))
         )
         self._mark = BatchMark.of_options(options)
-        self._staging = new_staging(staging_place(location, self._cursor_folder), uuid4().hex)
+        self._location = index_at(location, self._cursor_folder)
+        self._staging = new_staging(staging_place(self._location, self._cursor_folder), uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedParts:
         """Build and stage the buckets of a task's rows."""
@@ -116,7 +116,7 @@ class IndexWriter(DataSourceArrowWriter):
             names = {CursorName(*part.name[:2]) for part in whole}
             old = {name: read_properties(cursors.properties(name)).buckets for name in names}
             keys = {name: set() if self._overwrite else {bucket.key for bucket in old[name]} for name in names}
-            async with open_index(self._location, log=self._cursor_folder) as storage:
+            async with self._location.patient_storage() as storage:
                 replaced = names if self._overwrite else ()
                 marks = {} if self._mark is None else self._mark.properties
                 named = each_of(_named_anew(whole, keys))

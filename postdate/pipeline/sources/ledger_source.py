@@ -7,36 +7,29 @@
     entries_per_partition   messages that one task reads (default 500,000): ledgers are packed up to it, and cut at it
     topic, ledger_id        only this one
     <column>_min, _max      only from here, up to here: ledger_id, entry_id, publish_time_ms, deliver_at_ms
-    push_filters            true: take the filters of the query too; read `pushed_filters` before you set it
 
 Rows are as they are stored, bad ones too; `deliver_at_ms` is -1 where a message has no delay. The driver plans from the
-records of ledgers alone, which know no more than their number of entries and their latest times. Filters leave out
+records of ledgers alone, which know no more than their number of entries and their latest times. Limits leave out
 ledgers there, and rows in the tasks.
 """
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 from pyspark.sql.types import StructType
 
-from postdate.pipeline.logs.header_log import (
-    BATCH_ROWS,
-    HEADER_SCHEMA,
-    HeaderLog,
-    HeaderRange,
-    LedgerExtent,
-    split_ranges,
-)
+from postdate.index.ledger_ranges import HeaderRange, LedgerExtent, split_ranges
+from postdate.pipeline.logs.header_log import BATCH_ROWS, HEADER_SCHEMA, HeaderLog
 from postdate.pipeline.logs.open_logs import open_log, with_log
-from postdate.pipeline.sources.pushed_filters import PushedFilters, is_pushing
+from postdate.pipeline.sources.row_limits import RowLimits
 
 ENTRIES_PER_PARTITION = 500_000
 
-FILTERED_COLUMNS = ("topic", "ledger_id", "entry_id", "publish_time_ms", "deliver_at_ms")
+LIMITED_COLUMNS = ("topic", "ledger_id", "entry_id", "publish_time_ms", "deliver_at_ms")
 
 
 @dataclass
@@ -63,11 +56,10 @@ class LedgerDataSource(DataSource):
         )
 
     def reader(self, schema: StructType) -> "LedgerReader":  # noqa: ARG002 - Spark's signature
-        reader = FilteringLedgerReader if is_pushing(self.options) else LedgerReader
-        return reader(
+        return LedgerReader(
             required_path(self.options, "postdate_ledger"),
             _entries_per_partition(self.options),
-            PushedFilters.of_options(self.options, FILTERED_COLUMNS),
+            RowLimits.of_options(self.options, LIMITED_COLUMNS),
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 - Spark's signature
@@ -82,10 +74,10 @@ class LedgerDataSource(DataSource):
 class LedgerReader(DataSourceReader):
     """Plans on the driver and reads in tasks."""
 
-    def __init__(self, location: str, entries_per_partition: int, filters: PushedFilters) -> None:
+    def __init__(self, location: str, entries_per_partition: int, limits: RowLimits) -> None:
         self._location = location
         self._entries_per_partition = entries_per_partition
-        self._filters = filters
+        self._limits = limits
         self._job = uuid4().hex
 
     def partitions(self) -> Sequence[LedgerPartition]:
@@ -99,7 +91,7 @@ class LedgerReader(DataSourceReader):
         return [LedgerPartition(part) for part in ranges] or [LedgerPartition(())]
 
     def _allows(self, ledger: LedgerExtent) -> bool:
-        return self._filters.allow(topic=ledger.topic, ledger_id=ledger.ledger_id) and self._filters.allow_up_to(
+        return self._limits.allow(topic=ledger.topic, ledger_id=ledger.ledger_id) and self._limits.allow_up_to(
             publish_time_ms=ledger.publish_time_ms_max, deliver_at_ms=ledger.due_ms_max
         )
 
@@ -113,15 +105,7 @@ class LedgerReader(DataSourceReader):
     def _read(self, part: HeaderRange) -> Iterator[pa.RecordBatch]:
         for first in range(part.first, part.end, BATCH_ROWS):
             piece = part._replace(first=first, end=min(part.end, first + BATCH_ROWS))
-            yield self._filters.rows_of(with_log(self._location, self._job, partial(_read_batch, part=piece)))
-
-
-class FilteringLedgerReader(LedgerReader):
-    """Takes the filters of the query too."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._filters = PushedFilters((*self._filters, *PushedFilters.of(filters, FILTERED_COLUMNS)))
-        return filters
+            yield self._limits.rows_of(with_log(self._location, self._job, partial(_read_batch, part=piece)))
 
 
 def _read_batch(log: HeaderLog, part: HeaderRange) -> pa.RecordBatch:

@@ -33,11 +33,9 @@ _OPTIONS = {
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make `postdate_ledger` and `postdate_index` known to a session, and let it push filters down to them."""
+    """Make `postdate_ledger` and `postdate_index` known to a session."""
     spark.dataSource.register(LedgerDataSource)
     spark.dataSource.register(IndexDataSource)
-    # This is off by default, and Spark refuses a source that understands filters without it.
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     return spark
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from postdate.pipeline.index.acknowledged import Acknowledged
-from postdate.pipeline.logs.header_log import MISSING
+from postdate.index.acknowledged import Acknowledged
+from postdate.index.ledger_ranges import MISSING
 from snapshot_storage.encoding.codec import (
     decode_metadata,
     decode_segment,

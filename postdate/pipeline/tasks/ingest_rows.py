@@ -13,7 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from managed_ledger.names import match_topic
-from postdate.pipeline.logs.header_log import HeaderLog, HeaderRange
+from postdate.index.ledger_ranges import HeaderRange
+from postdate.pipeline.logs.header_log import HeaderLog
 from postdate.pipeline.logs.open_logs import with_log
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import ledger_groups

@@ -8,7 +8,7 @@ functions.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from postdate.pipeline.index.staging import StagedSnapshot, StagingWriter
+from postdate.index.staging import StagedSnapshot, StagingWriter
 from postdate.pipeline.logs.header_log import HeaderLog
 from postdate.pipeline.planning.log_plan import BucketTask, CountTask, RangeCount
 from postdate.pipeline.planning.rules import RebuildRules

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.pipeline.index.cursor_snapshots import own_metadata
-from postdate.pipeline.index.staging import StagedSnapshot, StagingWriter
+from postdate.index.cursor_snapshots import own_metadata
+from postdate.index.staging import StagedSnapshot, StagingWriter
 from postdate.pipeline.planning.rules import RebuildRules
 from snapshot_storage.encoding.codec import decode_metadata, decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from managed_ledger.entries.headers import NOT_DELAYED
-from postdate.pipeline.index.acknowledged import Acknowledged
-from postdate.pipeline.logs.header_log import MISSING
+from postdate.index.acknowledged import Acknowledged
+from postdate.index.ledger_ranges import MISSING
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import ENTRY_ID_MAX
 

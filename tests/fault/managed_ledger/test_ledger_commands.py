@@ -1,4 +1,4 @@
-"""`postdate ledger verify` and `repair` as an operator types them: what they say, what they change, how they end."""
+"""`postdate check` and `ledger repair` on a log, as an operator types them: what they say and change, how they end."""
 
 import asyncio
 import json
@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner, Result
 
-from postdate.pipeline.cli.main import ledger
+from postdate.command_line.program import postdate
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.damaged_logs import ENTRIES_OF_A_RECORD, content_of, fill, fill_in_a_burst, flip, flip_type
+
+_NOTHING: Final = "Log:\nnothing is damaged\nIndex: not checked: it is in the service's memory alone\n"
 
 _HOLD = """
 import sys
@@ -45,14 +48,27 @@ def damaged(tmp_path: Path, data: Path) -> Path:
     for attempt in range(100):
         copy = shutil.copytree(data, tmp_path / str(attempt))
         flip(source.choice(sorted((copy / "ledgers").glob("*.sst"))), source)
-        if json.loads(_run("verify", "--json", str(copy)).stdout)["lost_entries"]:
+        if _lost(copy)["lost_entries"]:
             return copy
         shutil.rmtree(copy)
     raise AssertionError("no damage lost an entry")
 
 
+_CHECK = ("check", "--set", "bucketSnapshotStorage=memory", "--data")
+"""The words of a check of the log alone."""
+
+
+def _checked(data: Path, *words: str) -> Result:
+    return CliRunner().invoke(postdate, [*_CHECK, str(data), *words])
+
+
+def _lost(data: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_checked(data, "--json").stdout)["log"]
+    return found
+
+
 def _run(*words: str) -> Result:
-    return CliRunner().invoke(ledger, words)
+    return CliRunner().invoke(postdate, ["ledger", *words])
 
 
 @contextmanager
@@ -73,12 +89,13 @@ def test_a_whole_log_is_verified_and_not_repaired(tmp_path: Path, data: Path) ->
     copy = shutil.copytree(data, tmp_path / "data")
     before = _files(copy)
 
-    verified = _run("verify", str(copy))
-    as_json = _run("verify", "--json", str(copy / "ledgers"))
+    verified = _checked(copy)
+    as_json = _checked(copy, "--json")
     repaired = _run("repair", str(copy), "--yes")
 
-    assert (verified.exit_code, verified.stdout) == (0, "nothing is damaged\n")
+    assert (verified.exit_code, verified.stdout) == (0, _NOTHING)
     assert json.loads(as_json.stdout)["is_whole"]
+    assert json.loads(as_json.stdout)["log"]["is_whole"]
     assert as_json.exit_code == 0
     assert (repaired.exit_code, repaired.stdout) == (0, "nothing is damaged\n")
     assert _files(copy) == before
@@ -87,11 +104,11 @@ def test_a_whole_log_is_verified_and_not_repaired(tmp_path: Path, data: Path) ->
 def test_damage_is_named_and_what_is_whole_kept(damaged: Path) -> None:
     before = _files(damaged / "ledgers")
 
-    verified = _run("verify", str(damaged))
-    named = json.loads(_run("verify", "--json", str(damaged)).stdout)
+    verified = _checked(damaged)
+    named = _lost(damaged)
     assert _files(damaged / "ledgers") == before
     repaired = _run("repair", str(damaged), "--yes", "--json")
-    again = _run("verify", str(damaged))
+    again = _checked(damaged)
 
     (lost, *_) = named["lost"]
     first, last = lost["entries"][0]
@@ -120,10 +137,10 @@ def test_a_log_without_its_only_write_ahead_file_is_named_and_repaired(tmp_path:
     write_ahead_log.unlink()
     before = _files(log)
 
-    verified = _run("verify", str(log.parent))
+    verified = _checked(log.parent)
     assert _files(log) == before
     repaired = _run("repair", str(log.parent), "--yes")
-    again = _run("verify", str(log.parent))
+    again = _checked(log.parent)
 
     assert verified.exit_code == 1
     assert "the write-ahead log: it is missing, with the newest changes" in verified.stdout
@@ -131,7 +148,7 @@ def test_a_log_without_its_only_write_ahead_file_is_named_and_repaired(tmp_path:
     assert "0 entries are kept, 0 lost\nbeside those, the newest changes are lost" in repaired.stdout
     (report,) = log.parent.glob("ledgers.damaged-*.json")
     assert json.loads(report.read_text())["newest_changes_missing"] > 100
-    assert (again.exit_code, again.stdout) == (0, "nothing is damaged\n")
+    assert (again.exit_code, again.stdout) == (0, _NOTHING)
     assert asyncio.run(content_of(log)) == ({}, {})
 
 
@@ -171,7 +188,7 @@ def test_a_flipped_type_of_a_record_refuses_and_is_repaired(
         return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=60)
 
     refused = run("-c", _START, str(copy / "ledgers"))
-    verified = run("-m", "postdate", "ledger", "verify", str(copy))
+    verified = run("-m", "postdate", *_CHECK, str(copy))
     assert _files(copy) == before
     repaired = run("-m", "postdate", "ledger", "repair", str(copy), "--yes")
 
@@ -183,7 +200,7 @@ def test_a_flipped_type_of_a_record_refuses_and_is_repaired(
         assert "`postdate ledger repair --yes` does it" in line
     assert (verified.returncode, f"{file.name}: it has at byte" in verified.stdout) == (1, True), verified.stdout
     assert repaired.returncode == 0, repaired.stderr
-    assert _run("verify", str(copy)).exit_code == 0
+    assert _checked(copy).exit_code == 0
     found, backlogs = asyncio.run(content_of(copy / "ledgers"))
     if pattern == "MANIFEST-*":
         assert (found, backlogs) == expected
@@ -203,10 +220,10 @@ def test_a_log_is_known_by_any_of_its_files(tmp_path: Path, data: Path, left: st
         shutil.copy(file, tmp_path / "ledgers")
     before = _files(tmp_path)
 
-    assert _run("verify", str(tmp_path)).exit_code == 1
+    assert _checked(tmp_path).exit_code == 1
     assert _files(tmp_path) == before
     assert _run("repair", str(tmp_path), "--yes").exit_code == 0
-    assert _run("verify", str(tmp_path)).exit_code == 0
+    assert _checked(tmp_path).exit_code == 0
 
 
 def _photos(folder: Path, _: Path) -> None:
@@ -236,7 +253,7 @@ def _snapshots(folder: Path, _: Path) -> None:
     asyncio.run(fill_it())
 
 
-@pytest.mark.parametrize("words", [("verify",), ("repair", "--yes")], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [_CHECK, ("ledger", "repair", "--yes")], ids=["check", "repair"])
 @pytest.mark.parametrize(
     "fill_with", [_photos, _a_numbered_file, _one_file_that_says_nothing, _a_log_among_photos, _snapshots]
 )
@@ -244,12 +261,12 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(
     tmp_path: Path, data: Path, fill_with: Callable[[Path, Path], None], words: tuple[str, ...]
 ) -> None:
     """A repair renames what it takes for a log, and puts an empty one in its place."""
-    folder = tmp_path / "foo"
-    folder.mkdir()
+    folder = tmp_path / "foo" / "ledgers"
+    folder.mkdir(parents=True)
     fill_with(folder, data / "ledgers")
     before = _files(tmp_path)
 
-    refused = _run(*words, str(folder))
+    refused = CliRunner().invoke(postdate, [*words, str(folder.parent)])
 
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"postdate: There is no log in {folder}: its file POSTDATE-LOG is missing, and ")
@@ -267,10 +284,12 @@ def test_nothing_is_repaired_without_being_told_to(damaged: Path) -> None:
     assert _files(damaged) == before
 
 
-@pytest.mark.parametrize("words", [("verify",), ("repair", "--yes")], ids=lambda words: words[0])
-def test_a_log_in_use_is_refused(damaged: Path, words: tuple[str, ...]) -> None:
+def test_a_log_in_use_is_not_repaired(damaged: Path) -> None:
     with _in_use(damaged / "ledgers"):
-        refused = _run(*words, str(damaged))
+        refused = _run("repair", "--yes", str(damaged))
+        checked = _checked(damaged)
+
+    assert checked.stdout.startswith("Log: a service has it open, so its files were not read.")
 
     assert refused.exit_code == 2
     assert refused.stderr.count("\n") == 1
@@ -289,21 +308,20 @@ def test_a_log_that_cannot_be_written_is_verified(damaged: Path, data: Path, tmp
             pytest.skip("mounting is not allowed here")
         try:
             subprocess.run(["mount", "-o", "remount,bind,ro", str(read_only)], check=True)
-            verified = _run("verify", str(read_only))
+            verified = _checked(read_only)
             assert verified.exit_code == exit_code, verified.stderr
             refused = _run("repair", "--yes", str(read_only))
             assert "Read-only file system" in refused.stderr
             with _in_use(folder / "ledgers"):
-                refused = _run("verify", str(read_only))
-            assert "is in use by another process: stop that one" in refused.stderr
+                beside = _checked(read_only)
+            assert "a service has it open" in beside.stdout
         finally:
             subprocess.run(["umount", str(read_only)], check=True)
 
 
-@pytest.mark.parametrize("words", [("verify",), ("repair", "--yes")], ids=lambda words: words[0])
-def test_a_folder_without_a_log_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        refused = _run(*words, str(folder))
+        refused = _run("repair", "--yes", str(folder))
 
         assert refused.exit_code == 2
         assert refused.stderr == f"postdate: There is no log in {folder}: name the data directory of a service\n"

@@ -20,7 +20,7 @@ from managed_ledger.entries.blocks import encode_payloads
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.repair.repairing import LogVerdict, Repaired, repair, verify
 from managed_ledger.repair.survey import survey
-from postdate.pipeline.logs.entry_format import PulsarEntries
+from postdate.index.entry_format import PulsarEntries
 from tests.helpers.damaged_logs import (
     ACKNOWLEDGED,
     CONFIG,

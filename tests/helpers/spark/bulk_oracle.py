@@ -59,7 +59,7 @@ class BulkOracle:
         return len(new)
 
     def findings(self, name: CursorName, buckets: Index, last_sealed: Position) -> dict[str, int]:
-        """How many positions an audit must find, of each kind that is wrong."""
+        """How many positions a check must find, of each kind that is wrong."""
         times = {header[:2]: header[2] for header in self.headers[name.topic] if header[2] >= 0}
         counts = Counter(row[:2] for bucket in buckets for row in bucket)
         of_index = {row[:2]: row[2] for bucket in reversed(buckets) for row in reversed(bucket)}

@@ -98,7 +98,7 @@ def _postdate(*words: str) -> subprocess.CompletedProcess[str]:
 
 def _lost(folder: Path) -> set[int]:
     """Return the entry ids that the command finds lost."""
-    verdict = json.loads(_postdate("ledger", "verify", str(folder), "--json").stdout)
+    verdict = json.loads(_postdate("check", "--data", str(folder), "--json").stdout)["log"]
     (ledger,) = verdict["lost"]
     return {entry_id for first, last in ledger["entries"] for entry_id in range(first, last + 1)}
 

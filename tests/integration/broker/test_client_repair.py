@@ -34,9 +34,9 @@ def own_service(tmp_path: Path) -> Iterator[PostdateProcess]:
     running.stop()
 
 
-def _ledger(*words: str) -> tuple[int, dict[str, Any]]:
+def _postdate(*words: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "postdate", "ledger", *words, "--json"],
+        [sys.executable, "-m", "postdate", *words, "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -80,12 +80,12 @@ def test_after_a_repair_all_subscriptions_get_what_is_whole(own_service: Postdat
     tables = sorted((data / "ledgers").glob("*.sst"), key=lambda table: table.stat().st_size)
     flip(tables[-1], random.Random(5))
 
-    code, verdict = _ledger("verify", str(data))
+    code, verdict = _postdate("check", "--data", str(data))
     assert code == 1
-    assert [one["topic"] for one in verdict["lost"]] == ["persistent://public/default/orders"]
-    lost = sum(one["count"] for one in verdict["lost"])
+    assert [one["topic"] for one in verdict["log"]["lost"]] == ["persistent://public/default/orders"]
+    lost = sum(one["count"] for one in verdict["log"]["lost"])
     assert 0 < lost < 50
-    code, done = _ledger("repair", str(data), "--yes")
+    code, done = _postdate("ledger", "repair", str(data), "--yes")
     assert (code, done["lost_entries"]) == (0, lost)
     assert Path(done["kept_folder"]).is_dir()
 
@@ -127,8 +127,8 @@ def test_a_flipped_byte_in_the_write_ahead_log_costs_the_commits_around_it(
 
     with pytest.raises(ProcessStartError, match="is damaged"):
         own_service.start()
-    assert _ledger("verify", str(data))[0] == 1
-    code, done = _ledger("repair", str(data), "--yes")
+    assert _postdate("check", "--data", str(data))[0] == 1
+    code, done = _postdate("ledger", "repair", str(data), "--yes")
     assert code == 0
 
     own_service.start()

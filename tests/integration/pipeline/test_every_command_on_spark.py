@@ -77,8 +77,6 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
 
     cancelled = figures("pipeline cancel {data} --subscription billing --positions {positions}")
     unknown = figures("pipeline cancel {data} --subscription billing --positions {unknown_positions}")
-    torn = figures("pipeline audit {torn} --now-ms 0")
-    repaired = figures("pipeline audit {torn} --now-ms 0 --repair")
     ingested = figures("pipeline ingest {data} {stream} --format csv --subscription billing --checkpoint {tmp}/c")
     ahead = figures("pipeline forecast {data} --topic orders --topic reminders --now-ms 0 --out {tmp}/both")
     ahead_of_one = figures("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead")
@@ -87,8 +85,6 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
         {"topic": "persistent://public/default/orders", "cursor": "billing", "messages": 9}
     ]
     assert (cancelled["unknown"], unknown["unknown"], unknown["cancelled"][0]["messages"]) == (0, 1, 0)
-    assert [one["kind"] for one in torn["found"]["ownership"]] == ["missing"]
-    assert (repaired["is_clean"], repaired["left"]["is_clean"], repaired["found"]["is_clean"]) == (True, True, False)
     assert (ingested["messages"], ingested["bad_rows"]) == (9, 0)
     topics = [None, *(f"persistent://public/default/{name}" for name in ("orders", "reminders"))]
     assert {one["topic"] for one in ahead["ahead"]} == set(topics)

@@ -18,7 +18,7 @@ from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from postdate.pipeline.jobs.cancel import BadPosition, cancel
 from postdate.pipeline.jobs.find_messages import find_messages, read_positions
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
-from postdate.pipeline.logs.log_folder import LogFolder
+from postdate.pipeline.logs.open_logs import HeaderFolder
 from postdate.pipeline.logs.parquet_log import export_ledgers
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -191,7 +191,7 @@ def test_a_damaged_bucket_keeps_nobody_from_cancelling(spark: SparkSession, tmp_
 
 def _damage(data: Path, name: CursorName) -> None:
     """Let the first bucket of a subscription be one that was never stored."""
-    from postdate.pipeline.index.cursor_log import CursorLog
+    from postdate.index.cursor_log import CursorLog
 
     with CursorLog(data / "ledgers") as cursors:
         properties = dict(cursors.properties(name))
@@ -249,7 +249,7 @@ def _write_messages(data: Path, count: int) -> int:
 def test_messages_are_found_by_key_and_property(spark: SparkSession, tmp_path: Path) -> None:
     """By what their metadata says: neither the payload counts, nor a hash that keys share; an export has none of it."""
     ledger_id = _write_messages(tmp_path / "data", 300)
-    log = LogFolder(tmp_path / "data" / "ledgers")
+    log = HeaderFolder(tmp_path / "data" / "ledgers")
     export_ledgers(log, str(tmp_path / "export"))
     log.close()
 

@@ -1,7 +1,7 @@
 """Random bulk jobs over random topics, subscriptions and delays, against an oracle; some are killed, some refused.
 
 After every step the rows of every index are what the oracle says, and every property names a snapshot that is there; in
-the end an audit finds what the oracle finds. More seeds than CI has time for: POSTDATE_DIFFERENTIAL_SEEDS=200.
+the end a check finds what the oracle finds. More seeds than CI has time for: POSTDATE_DIFFERENTIAL_SEEDS=200.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from rocksdict import Options, Rdict
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME
+from postdate.index import publishing
+from postdate.index.comparing import HARMLESS
+from postdate.index.cursor_log import CursorLog
+from postdate.index.location import location_at
 from postdate.pipeline.cli.common import cause_of
-from postdate.pipeline.index import publishing
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.index.place import open_index
-from postdate.pipeline.jobs.audit import audit, repair
 from postdate.pipeline.jobs.cancel import cancel
 from postdate.pipeline.jobs.find_messages import CSV_OPTIONS, read_positions
 from postdate.pipeline.jobs.ingest import STREAM_SCHEMA, IngestedBatch, ingest
@@ -34,14 +34,13 @@ from postdate.pipeline.jobs.merge import merge
 from postdate.pipeline.jobs.rebuild import rebuild
 from postdate.pipeline.planning.rules import RebuildRules
 from postdate.pipeline.sources.index_writer import write_index
-from postdate.pipeline.tasks.audit_rows import HARMLESS
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, parse_bucket_key
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.inspection import ProblemKind
+from tests.helpers.index_tools import checked, move
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import write_log
 from tests.helpers.spark.bulk_oracle import BulkOracle, Index, Position, Row, differences
-from tests.helpers.spark.moves import move
 from tests.helpers.spark.spark_session import S3_CREDENTIALS
 from tests.helpers.storages.s3_servers import BUCKET, RealServer, VersityServer
 from tracker.bucket_properties import read_properties
@@ -54,6 +53,7 @@ pytestmark = [
 
 SEEDS = int(os.environ.get("POSTDATE_DIFFERENTIAL_SEEDS", "4"))
 STEPS = 7
+FAULTS = frozenset(ProblemKind) - {ProblemKind.ORPHANED}
 TOPICS = (
     "persistent://public/default/orders",
     'persistent://shop/eu/"so, so"',
@@ -120,7 +120,7 @@ class SparkWorld:
             if not any(named.values()):
                 return {name: [] for name in named}
             found: dict[CursorName, Index] = {}
-            async with open_index(self.place, is_read_only=True) as storage:
+            async with location_at(self.place, data=self.data).storage(is_read_only=True) as storage:
                 for name, buckets in named.items():
                     found[name] = []
                     for bucket in buckets:
@@ -135,7 +135,7 @@ class SparkWorld:
 
     def snapshot_ids(self) -> set[int]:
         async def ids() -> set[int]:
-            async with open_index(self.place, is_read_only=True) as storage:
+            async with location_at(self.place, data=self.data).storage(is_read_only=True) as storage:
                 return {info.bucket_id for info in await storage.list_bucket_snapshots()}
 
         return asyncio.run(ids())
@@ -157,14 +157,14 @@ class SparkWorld:
         """Compare the rows of every index."""
         assert differences(self.oracle.index, self.stored()) == {}
 
-    def check_audit(self) -> None:
-        """Compare what an audit finds."""
+    def check_findings(self) -> None:
+        """Compare what a check finds."""
         found = self.stored()
-        report = audit(self.spark, str(self.data), self.place, now_ms=NOW_MS)
-        assert report.corrupt == {}
-        assert [one for one in report.ownership if one.kind is not ProblemKind.ORPHANED] == []
+        verdict = checked(self.data, self.place)
+        assert [one for one in verdict.problems if one.kind is not ProblemKind.ORPHANED] == []
         for name in self.indexed:
-            counts = {str(kind): count for kind, count in report.counts[name].items() if count and kind not in HARMLESS}
+            of_name = verdict.counts.get(name, {})
+            counts = {str(kind): count for kind, count in of_name.items() if count and kind not in HARMLESS}
             assert counts == self.oracle.findings(name, found[name], self.last_sealed(name)), name
 
     # Jobs.
@@ -201,7 +201,7 @@ class SparkWorld:
     def move(self) -> None:
         target = self.away if self.place == str(self.data) else str(self.data)
         deletes = self.random.random() < 0.5
-        report = move(self.spark, str(self.data), self.place, target, deletes_source=deletes)
+        report = move(str(self.data), self.place, target, deletes_source=deletes)
         assert not report.failed
         self.place = target
 
@@ -360,7 +360,7 @@ class SparkWorld:
             assert "\n" not in cause_of(str(refusal.value))
 
     def damage_and_repair(self) -> None:
-        """Damage a snapshot or a property: an audit says so, and a repair mends it without a cost to other cursors."""
+        """Damage a snapshot or a property: a check says so, and a rebuild mends it without a cost to other cursors."""
         with CursorLog(self.data / "ledgers") as owners:
             properties = {name: dict(owners.properties(name)) for name in self.indexed}
             buckets = [(name, one) for name in self.indexed for one in read_properties(properties[name]).buckets]
@@ -380,13 +380,22 @@ class SparkWorld:
             owners.put_properties({name: properties[name]})
         if kind == "entry":
             _flip(self.data, bucket.bucket_id, self.random.choice([0, 0, 1]))
-        torn = audit(self.spark, str(self.data), self.place, now_ms=NOW_MS)
-        assert not torn.is_clean, kind
-        repair(self.spark, str(self.data), torn, self.place, rules=self.rules)
-        assert audit(self.spark, str(self.data), self.place, now_ms=NOW_MS).is_clean, kind
+        torn = checked(self.data, self.place)
+        assert not torn.is_whole, kind
+        owners = {CursorName(one.topic_name, one.cursor_name) for one in torn.problems if one.kind in FAULTS}
+        affected = set(self.indexed) & (torn.torn | owners)
+        for one in affected:
+            cursors = None if one.cursor == INDEX_CURSOR_NAME else [one.subscription]
+            rebuild_log(
+                self.spark, str(self.data), self.place, rules=self.rules, cursor_log=str(self.data),
+                topics=[one.topic], cursors=cursors,
+            )  # fmt: skip
+        again = checked(self.data, self.place)
+        assert again.torn == set(), kind
+        assert {one.kind for one in again.problems} <= {ProblemKind.ORPHANED}, kind
         if kind != "entry":
-            assert healthy - self._named_by_affected(torn.affected(), buckets) <= self.snapshot_ids()
-        self.oracle.rebuilt(set(self.indexed) & torn.affected())
+            assert healthy - self._named_by_affected(affected, buckets) <= self.snapshot_ids()
+        self.oracle.rebuilt(affected)
 
     @staticmethod
     def _named_by_affected(affected: set[CursorName], buckets: Sequence[tuple[CursorName, object]]) -> set[int]:
@@ -422,7 +431,7 @@ def play(world: SparkWorld) -> None:
             world.check()
         except AssertionError as error:
             raise AssertionError(f"after {', '.join(told)}: {error}") from error
-    world.check_audit()
+    world.check_findings()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -479,7 +488,7 @@ def test_a_full_disk_ends_a_job_and_costs_nothing(spark: SparkSession, tmp_path:
         assert "\n" not in cause_of(str(full.value))
         assert differences(oracle.index, {name: kept}) == {}
         assert differences(oracle.index, {name: _rows_of(data, name)}) == {}
-        assert audit(spark, str(data), now_ms=NOW_MS).is_clean
+        assert checked(data).is_whole
         assert list(data.glob("*.staging/*")) == []
     finally:
         subprocess.run(["umount", "-l", str(mounted)], check=True)
@@ -497,7 +506,7 @@ def _rows_of(data: Path, name: CursorName) -> Index:
     async def read() -> Index:
         with CursorLog(data / "ledgers") as owners:
             buckets = read_properties(owners.properties(name)).buckets
-        async with open_index(str(data), is_read_only=True) as storage:
+        async with location_at(str(data)).storage(is_read_only=True) as storage:
             found = []
             for bucket in buckets:
                 segments = await storage.get_bucket_snapshot_segment(bucket.bucket_id, 1, 2**31)

@@ -9,16 +9,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.jobs.audit import audit, repair, write_positions
+from postdate.index.comparing import IndexFinding
+from postdate.index.cursor_log import CursorLog
 from postdate.pipeline.jobs.forecast import MINUTE_MS, forecast, write_forecast
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
-from postdate.pipeline.tasks.audit_rows import IndexFinding
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.inspection import ProblemKind
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from tests.helpers.index_tools import checked, total
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log
 
@@ -82,24 +82,25 @@ def _tear(data: Path, cursor: CursorName) -> tuple[int, int]:
     return asyncio.run(tear())
 
 
-def test_an_audit_finds_what_is_wrong_and_repairs_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_rebuild_mends_what_a_check_finds(spark: SparkSession, tmp_path: Path) -> None:
     """Missing, stray, orphaned and dangling; rows acknowledged since or not sealed yet are no fault."""
     slow = CursorName("a", "slow")
     headers = write_log(tmp_path, {"a": some_times(1, 430), "b": some_times(2, 150)}, {slow: [(0, 3)]})
     rebuild_log(spark, str(tmp_path), rules=replace(RULES, last_bucket_rows_min=150))
-    clean = audit(spark, str(tmp_path), now_ms=NOW_MS)
+    clean = checked(tmp_path)
     missing, stray = _tear(tmp_path, CursorName("a", "sub"))
 
-    torn = audit(spark, str(tmp_path), now_ms=NOW_MS)
-    written = write_positions(torn, str(tmp_path / "positions.parquet"))
-    deleted = repair(spark, str(tmp_path), torn, rules=RULES)
-    again = audit(spark, str(tmp_path), now_ms=NOW_MS)
+    torn = checked(tmp_path)
+    rebuild_log(spark, str(tmp_path), rules=RULES)
+    again = checked(tmp_path)
 
-    assert clean.is_clean
-    assert clean.total(IndexFinding.UNSEALED) > 0
-    assert (torn.total(IndexFinding.MISSING), torn.total(IndexFinding.STRAY)) == (missing, stray)
-    assert sorted(problem.kind for problem in torn.ownership) == [ProblemKind.MISSING, ProblemKind.ORPHANED]
-    assert written == pq.read_table(tmp_path / "positions.parquet").num_rows == missing + stray
-    assert deleted == 1
-    assert again.is_clean
-    assert stored(tmp_path, CursorName("a", "sub")) == live(headers["a"])
+    assert clean.is_whole
+    assert total(clean, IndexFinding.UNSEALED) > 0
+    assert torn.torn == {CursorName("a", "sub")}
+    assert (total(torn, IndexFinding.MISSING), total(torn, IndexFinding.STRAY)) == (missing, stray)
+    kinds = {problem.kind for problem in torn.problems}
+    assert kinds == {ProblemKind.INCONSISTENT, ProblemKind.MISSING, ProblemKind.ORPHANED}
+    # What no property names is left to `postdate snapshots drop`.
+    assert [problem.kind for problem in again.problems] == [ProblemKind.ORPHANED]
+    assert again.torn == set()
+    assert stored(tmp_path, CursorName("a", "sub"), orphans_max=1) == live(headers["a"])

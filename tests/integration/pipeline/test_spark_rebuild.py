@@ -15,13 +15,13 @@ from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME
-from postdate.pipeline.jobs.audit import audit
+from postdate.index.comparing import IndexFinding
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from postdate.pipeline.jobs.rebuild import rebuild, set_aside
-from postdate.pipeline.logs.log_folder import LogFolder
+from postdate.pipeline.logs.open_logs import HeaderFolder
 from postdate.pipeline.logs.parquet_log import export_ledgers
-from postdate.pipeline.tasks.audit_rows import IndexFinding
 from postdate.pipeline.tasks.row_checks import REASONS
+from tests.helpers.index_tools import checked
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, without, write_log
 
@@ -74,12 +74,12 @@ def test_an_index_that_subscriptions_share_is_made_once(spark: SparkSession, tmp
     headers = write_log(tmp_path, {"a": some_times(3, 330)}, acknowledged)["a"]
 
     rebuild_log(spark, str(tmp_path), rules=RULES)
-    audited = audit(spark, str(tmp_path), now_ms=NOW_MS)
+    verdict = checked(tmp_path)
 
     assert stored(tmp_path, index) == live(without(headers, both))
     assert stored(tmp_path, SUB) == stored(tmp_path, two) == []
-    assert audited.is_clean
-    assert audited.counts[index][IndexFinding.ACKNOWLEDGED] == 0
+    assert verdict.is_whole
+    assert verdict.counts[index][IndexFinding.ACKNOWLEDGED] == 0
 
 
 def _change_row(export: Path, row: int, column: str, value: object) -> None:
@@ -95,7 +95,7 @@ def _change_row(export: Path, row: int, column: str, value: object) -> None:
 def test_bad_rows_are_reported_and_left_out(spark: SparkSession, tmp_path: Path) -> None:
     """Null, negative, beyond the range: each with its position; all others are indexed."""
     write_log(tmp_path, {"a": [NOW_MS + 5 + entry for entry in range(50)]})
-    log = LogFolder(tmp_path / "ledgers")
+    log = HeaderFolder(tmp_path / "ledgers")
     export_ledgers(log, str(tmp_path / "export"))
     log.close()
     for row, column, value in ((3, "deliver_at_ms", None), (4, "deliver_at_ms", -2), (5, "entry_id", 2**32)):

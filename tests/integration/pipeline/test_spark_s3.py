@@ -16,22 +16,21 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from postdate.command_line.program import postdate as main
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.index.index_copy import Copied
-from postdate.pipeline.index.place import open_index, own_index
-from postdate.pipeline.jobs.audit import audit, repair
+from postdate.index.comparing import IndexFinding
+from postdate.index.cursor_log import CursorLog
+from postdate.index.index_copy import Copied
+from postdate.index.location import S3FolderLocation, location_at
 from postdate.pipeline.jobs.cancel import cancel
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from postdate.pipeline.jobs.merge import merge
-from postdate.pipeline.tasks.audit_rows import IndexFinding
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
 from snapshot_storage.objects.keys import object_key
 from snapshot_storage.s3.location import s3_location
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+from tests.helpers.index_tools import checked, move, total
 from tests.helpers.live_index import NOW_MS, StoredEntries
 from tests.helpers.spark.bulk_data import RULES, Header, live, some_times, stored, write_log
-from tests.helpers.spark.moves import move
 from tests.helpers.spark.spark_session import S3_CREDENTIALS
 from tests.helpers.storages.s3_servers import BUCKET, MinioServer, RealServer, VersityServer
 from tracker.bucket_properties import read_properties
@@ -72,7 +71,7 @@ def _stored_at(data: Path, location: str, cursor: CursorName) -> list[StoredEntr
     async def read() -> list[StoredEntries]:
         with CursorLog(data / "ledgers") as cursors:
             named = read_properties(cursors.properties(cursor)).buckets
-        async with open_index(location, log=data / "ledgers", is_read_only=True) as storage:
+        async with location_at(location, data=data).storage(is_read_only=True) as storage:
             infos = await storage.list_bucket_snapshots(*cursor)
             assert {info.bucket_id for info in infos} == {bucket.bucket_id for bucket in named}
             return sorted(
@@ -110,12 +109,12 @@ def test_an_index_moves_to_s3_and_back(
 
     monkeypatch.setattr(CursorPropertiesFolder, "put", _no_space)
     with pytest.raises(OSError, match="the disk is full"):
-        move(spark, data, data, location)
+        move(data, data, location)
     monkeypatch.undo()
     _set_credentials(monkeypatch)
     interrupted = {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)}
-    there = move(spark, data, data, location)
-    again = move(spark, data, data, location)
+    there = move(data, data, location)
+    again = move(data, data, location)
 
     assert interrupted == before
     assert (len(there.infos), there.written, there.cursors_updated) == (count, 0, 2)
@@ -123,7 +122,7 @@ def test_an_index_moves_to_s3_and_back(
     assert {cursor: _stored_at(tmp_path, location, cursor) for cursor in (SUB, OTHER)} == before
     assert _rows_of(spark, location, "a") == _waiting(headers["a"])
 
-    back = move(spark, data, location, data, deletes_source=True)
+    back = move(data, location, data, deletes_source=True)
 
     # Snapshots that were left in the folder are found again.
     assert (len(back.infos), back.written, back.deleted) == (count, 0, count)
@@ -144,7 +143,7 @@ def test_an_index_is_made_and_merged_on_s3(spark: SparkSession, tmp_path: Path, 
     rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
     rebuilt = _stored_at(tmp_path, location, SUB)
     again = rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
-    audited = audit(spark, data, location, now_ms=NOW_MS)
+    verdict = checked(tmp_path, location)
     cancelled = cancel(
         spark.createDataFrame([("a", headers[0].ledger_id, entry) for entry in range(9)], POSITIONS),
         location,
@@ -154,13 +153,13 @@ def test_an_index_is_made_and_merged_on_s3(spark: SparkSession, tmp_path: Path, 
     merged = merge(spark, data, location, bucket_count_max=3, rules=SMALL)
     rows = _rows_of(spark, location, "a")
     on_s3 = _stored_at(tmp_path, location, SUB)
-    moved = move(spark, data, location, data, deletes_source=True)
+    moved = move(data, location, data, deletes_source=True)
 
     assert rebuilt == live(headers, SMALL)
     assert again.published.created_count == 0
     assert merged.buckets_after < merged.buckets_before
-    assert audited.is_clean
-    assert audited.index_rows == len(_waiting(headers))
+    assert verdict.is_whole
+    assert verdict.rows == len(_waiting(headers))
     assert cancelled.index_rows == len(_waiting(headers[:9])) > 0
     assert rows == _waiting(headers[9:])
     assert (len(moved.infos), moved.written) == (len(on_s3), len(on_s3))
@@ -178,52 +177,48 @@ def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
     rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
     with CursorLog(tmp_path / "ledgers") as cursors:
         named = read_properties(cursors.properties(SUB)).buckets[-1].bucket_id
-    prefix = s3_location(own_index(location, tmp_path / "ledgers")).prefix
+    prefix = _own_prefix(tmp_path, location)
     for bucket_id in (named, named + 1):
         server.client.put_object(Bucket=BUCKET, Key=object_key(prefix, bucket_id), Body=b"no header")
 
-    torn = audit(spark, data, location, now_ms=NOW_MS)
-    deleted = repair(spark, data, torn, location, rules=SMALL)
-    again = audit(spark, data, location, now_ms=NOW_MS)
+    torn = checked(tmp_path, location)
+    rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
+    again = checked(tmp_path, location)
 
-    assert [(bucket_id, owner) for bucket_id, (owner, _) in torn.corrupt.items()] == [(named, SUB)]
-    assert [(problem.kind, problem.bucket_id) for problem in torn.ownership] == [(ProblemKind.DAMAGED, named + 1)]
-    assert torn.total(IndexFinding.MISSING) > 0
-    assert torn.affected() == {SUB}
-    assert deleted == 1
-    assert again.is_clean
+    damaged = [(named, *SUB), (named + 1, "", "")]
+    assert [(one.bucket_id, one.topic_name, one.cursor_name) for one in torn.problems] == damaged
+    assert {one.kind for one in torn.problems} == {ProblemKind.DAMAGED}
+    assert total(torn, IndexFinding.MISSING) > 0
+    assert torn.torn == {SUB}
+    # What no property names is left to `postdate snapshots drop`.
+    assert [problem.bucket_id for problem in again.problems] == [named + 1]
+    assert again.torn == set()
     assert _stored_at(tmp_path, location, SUB) == live(headers, SMALL)
 
 
 @pytest.mark.parametrize("server", [MinioServer], indirect=True)
-def test_an_object_that_the_server_does_not_answer_for_is_named_and_nothing_is_rebuilt_for_it(
+def test_an_object_that_the_server_does_not_answer_for_is_named_and_is_no_damage(
     tmp_path: Path, location: str, server: MinioServer, spark: SparkSession
 ) -> None:
-    """Only the audit can tell of it: whether this is an outage, or damage that the server hides, is the operator's."""
+    """Whether this is an outage, or damage that the server hides, is the operator's to say."""
     data = str(tmp_path)
     write_log(tmp_path, {"a": some_times(1, 430), "b": some_times(2, 430)})
     rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
     with CursorLog(tmp_path / "ledgers") as cursors:
         first, *_, last = (bucket.bucket_id for bucket in read_properties(cursors.properties(SUB)).buckets)
-    prefix = s3_location(own_index(location, tmp_path / "ledgers")).prefix
+    prefix = _own_prefix(tmp_path, location)
     theirs = _stored_at(tmp_path, location, OTHER)
     before = _objects(server, prefix)
     for bucket_id in (first, last):
         server.rot(object_key(prefix, bucket_id))
 
-    report = audit(spark, data, location, now_ms=NOW_MS)
-    # In a process of its own, as a command ends its session.
-    words = ["audit", data, "--index", location, "--now", str(NOW_MS), "--repair"]
-    line = [sys.executable, "-m", "postdate", "pipeline", *words]
-    repaired = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+    verdict = checked(tmp_path, location)
 
-    assert {bucket_id: owner for bucket_id, (owner, _) in report.unavailable.items()} == {first: SUB, last: SUB}
-    assert (report.corrupt, report.ownership, report.positions, report.affected()) == ({}, [], [], set())
-    assert (report.has_faults, report.is_clean) == (False, False)
-    assert report.counts[SUB].total() == 0
-    assert repaired.returncode == 1, repaired.stderr
-    assert f"snapshot {first} was not compared" in repaired.stdout
-    assert "rebuilt" not in repaired.stdout
+    assert {one.bucket_id for one in verdict.problems} == {first, last}
+    assert {(one.kind, one.topic_name, one.cursor_name) for one in verdict.problems} == {
+        (ProblemKind.UNAVAILABLE, *SUB)
+    }
+    assert (verdict.torn, SUB in verdict.counts, OTHER in verdict.counts) == (set(), False, True)
     assert _objects(server, prefix) == before
     assert _stored_at(tmp_path, location, OTHER) == theirs
 
@@ -243,13 +238,13 @@ def test_jobs_of_two_folders_do_not_meet_under_a_prefix(
     positions = spark.createDataFrame([("a", headers[0].ledger_id, entry) for entry in range(9)], POSITIONS)
 
     with pytest.raises(StorageAccessError, match="has no snapshots on S3"):
-        audit(spark, str(theirs), location, now_ms=NOW_MS)
+        checked(theirs, location)
     rebuild_log(spark, str(theirs), location, rules=SMALL, cursor_log=str(theirs))
-    assert audit(spark, str(theirs), location, now_ms=NOW_MS).is_clean
+    assert checked(theirs, location).is_whole
     cancel(positions, location, cursors=["sub"], cursor_log=str(theirs))
     merge(spark, str(theirs), location, bucket_count_max=3, rules=SMALL)
-    move(spark, str(theirs), location, str(theirs), deletes_source=True)
-    move(spark, str(theirs), str(theirs), location)
+    move(str(theirs), location, str(theirs), deletes_source=True)
+    move(str(theirs), str(theirs), location)
 
     after = _objects(server, prefix)
     assert {key: after[key] for key in before} == before
@@ -257,6 +252,13 @@ def test_jobs_of_two_folders_do_not_meet_under_a_prefix(
         _rows_of(spark, location, "a")
     assert merge(spark, str(ours), location, bucket_count_max=3, rules=SMALL).published.created_count > 0
     _start_service_storage(ours, location)
+
+
+def _own_prefix(data: Path, location: str) -> str:
+    """The prefix of the snapshots of a data folder."""
+    place = location_at(location, data=data).resolved(is_read_only=True)
+    assert isinstance(place, S3FolderLocation)
+    return place.config.prefix
 
 
 def _objects(server: RealServer, prefix: str) -> dict[str, str]:
@@ -276,10 +278,10 @@ def _start_service_storage(data: Path, location: str) -> None:
 
 
 @pytest.mark.parametrize("server", [VersityServer], indirect=True)
-def test_the_copy_of_a_service_moves_an_index_on_spark(
+def test_the_copy_of_a_service_moves_an_index_there_and_back(
     spark: SparkSession, tmp_path: Path, location: str, server: RealServer
 ) -> None:
-    """`postdate snapshots copy --workers spark` finds the places in the configuration, there and back."""
+    """`postdate snapshots copy` finds the places in the configuration."""
     headers = write_log(tmp_path, {"a": some_times(1, 430)})["a"]
     rebuild_log(spark, str(tmp_path), rules=SMALL)
     before = stored(tmp_path, SUB)
@@ -294,8 +296,7 @@ def test_the_copy_of_a_service_moves_an_index_on_spark(
 
     def copy(*words: str) -> None:
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        command = ["copy", "--data", str(tmp_path), "--update-cursors", "--delete-source", "--workers", "spark"]
-        # A session of its own: the command ends the one that it has.
+        command = ["copy", "--data", str(tmp_path), "--update-cursors", "--delete-source"]
         whole = [sys.executable, "-m", "postdate", "snapshots", *command, *words, *sets]
         result = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=120)
         assert result.returncode == 0, result.stderr

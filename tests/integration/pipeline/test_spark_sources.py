@@ -12,16 +12,15 @@ from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
-from postdate.pipeline.jobs.audit import audit
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from postdate.pipeline.jobs.rebuild import rebuild
-from postdate.pipeline.logs.log_folder import LogFolder
+from postdate.pipeline.logs.open_logs import HeaderFolder
 from postdate.pipeline.logs.parquet_log import export_ledgers
 from postdate.pipeline.sources.index_writer import write_index
 from snapshot_storage.encoding.codec import decode_segments
+from tests.helpers.index_tools import checked, move
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, Headers, bucket_ids, live, some_times, stored, write_log
-from tests.helpers.spark.moves import move
 
 pytestmark = [
     pytest.mark.java,
@@ -79,7 +78,7 @@ def test_headers_of_a_log_in_use_are_read(spark: SparkSession, data: Path, heade
 
 def test_headers_of_an_export_are_the_same(spark: SparkSession, data: Path, headers: Headers, tmp_path: Path) -> None:
     """From the source, and from Spark's own Parquet reader."""
-    log = LogFolder(data / "ledgers")
+    log = HeaderFolder(data / "ledgers")
     written = export_ledgers(log, str(tmp_path / "export"))
     again = export_ledgers(log, str(tmp_path / "export"))
     log.close()
@@ -100,22 +99,20 @@ def test_headers_of_an_export_are_the_same(spark: SparkSession, data: Path, head
         (f"publish_time_ms >= {LATE_MS}", {"publish_time_ms_min": str(LATE_MS)}, 1),
     ],
 )
-def test_filters_reach_the_source(
+def test_limits_reach_the_source(
     spark: SparkSession, data: Path, headers: Headers, condition: str, options: dict[str, str], partitions: int
 ) -> None:
     """Ledgers that cannot match are no part of the plan, and the rows are those that Spark itself would choose."""
-    pushed = _ledger_frame(spark, data, entries_per_partition="100", push_filters="true").where(condition)
     limited = _ledger_frame(spark, data, entries_per_partition="100", **options)
 
     expected = _found(spark.createDataFrame(_rows(headers), limited.schema).where(condition))
 
-    assert _found(pushed) == expected
     assert _found(limited) == expected
-    assert pushed.rdd.getNumPartitions() == limited.rdd.getNumPartitions() == partitions
+    assert limited.rdd.getNumPartitions() == partitions
 
 
 def test_a_frame_that_is_filtered_twice_keeps_all_rows(spark: SparkSession, data: Path, headers: Headers) -> None:
-    """PySpark 4.3.0 would mix up two filters of one frame, had the source taken them."""
+    """PySpark would mix up two filters of one frame, if the source took them."""
     frame = _ledger_frame(spark, data)
 
     both = frame.where("topic = 'a'").union(frame.where("topic != 'a'"))
@@ -167,7 +164,7 @@ def test_a_ledger_that_is_several_buckets_is_cut_as_live(spark: SparkSession, tm
 
 
 def test_plain_files_are_an_index(spark: SparkSession, tmp_path: Path) -> None:
-    """Made there by the rebuild, read, written by Spark, audited, and moved into the service's folder."""
+    """Made there by the rebuild, read, written by Spark, checked, and moved into the service's folder."""
     data, location = str(tmp_path), f"file://{tmp_path}/plain files"
     headers = write_log(tmp_path, {"a": some_times(3, 700)})["a"]
 
@@ -176,13 +173,13 @@ def test_plain_files_are_an_index(spark: SparkSession, tmp_path: Path) -> None:
     rows = _index_frame(spark, location).localCheckpoint()
     write_index(rows, location, mode="overwrite", options={**CUT, "log": data})
     files = {int("".join(path.parts[-3:]), 16) for path in (tmp_path / "plain files").glob("*/*/*")}
-    audited = audit(spark, data, location, now_ms=NOW_MS)
-    moved = move(spark, data, location, data, deletes_source=True)
+    verdict = checked(tmp_path, location)
+    moved = move(data, location, data, deletes_source=True)
 
     assert rows.count() == rebuilt.rows > 0
     assert files == set(ids)
-    assert audited.is_clean
-    assert (audited.index_rows, len(moved.infos), moved.deleted) == (rebuilt.rows, len(ids), len(ids))
+    assert verdict.is_whole
+    assert (verdict.rows, len(moved.infos), moved.deleted) == (rebuilt.rows, len(ids), len(ids))
     assert stored(tmp_path, SUB) == live(headers)
     assert list((tmp_path / "plain files").glob("*/*/*")) == []
     assert list(tmp_path.glob("*.staging")) == []

@@ -10,7 +10,6 @@ import pytest
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from tests.helpers.live_index import NOW_MS
-from tests.helpers.snapshot_contents import contents_of
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, write_log
 from tests.helpers.spark.spark_session import require_java
 
@@ -32,8 +31,8 @@ def _submitted(room: str, *words: object, cwd: Path) -> "subprocess.CompletedPro
     )
 
 
-def test_a_rebuild_and_a_move_run_by_spark_submit(tmp_path: Path) -> None:
-    """As docs/spark.md says; the move goes to plain files, and its tasks are Spark's."""
+def test_a_rebuild_runs_by_spark_submit(tmp_path: Path) -> None:
+    """As docs/spark.md says."""
     require_java()
     headers = write_log(tmp_path, {"a": some_times(1, 430)})["a"]
     options = {
@@ -49,11 +48,3 @@ def test_a_rebuild_and_a_move_run_by_spark_submit(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert "430 messages of 5 ledgers read" in run.stdout
     assert stored(tmp_path, CursorName("a", "sub")) == live(headers)
-
-    place = ("--data", tmp_path, "--to", f"file://{tmp_path}/moved", "--update-cursors", "--delete-source")
-    moved = _submitted("snapshot_tools", "snapshots", "copy", "--workers", "spark", *place, cwd=tmp_path)
-
-    assert moved.returncode == 0, moved.stderr
-    assert "1 cursor now names the new ids" in moved.stdout
-    assert contents_of(tmp_path) == []
-    assert len([path for path in (tmp_path / "moved").glob("*/*/*") if path.is_file()]) == len(live(headers))

@@ -1,6 +1,7 @@
 """The commands on scheduled messages, over a real service: the text for a person and the JSON for a program."""
 
 import json
+import re
 import shlex
 from datetime import timedelta
 
@@ -44,7 +45,7 @@ def test_messages_are_listed_and_counted_on_80_columns(ask, scheduler: Scheduler
 
     assert handle in listed
     assert "\x1b" not in listed
-    assert len(listed.splitlines()) == 3
+    assert len([line for line in listed.splitlines() if re.match(r" 20\d\d-", line)]) == 2
     assert "There are more" in ask("scheduled list T --limit 1").stdout
     assert "2 messages are scheduled" in ask("scheduled count T").stdout
     assert "█" in ask("scheduled count T --buckets 5").stdout

@@ -28,13 +28,13 @@ DELAY_S = 3_600
 
 
 def run(service: PostdateProcess, *words: str, settings: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
-    """Run a command of `postdate snapshots` on a service's folder, as a process of its own."""
+    """Run `postdate check` or a command of `postdate snapshots` on a service's folder, as a process of its own."""
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     command = [
         sys.executable,
         "-m",
         "postdate.command_line.main",
-        "snapshots",
+        *([] if words[0] == "check" else ["snapshots"]),
         *words,
         "--data",
         str(service.folder / "data"),
@@ -82,23 +82,23 @@ def test_reading_works_beside_a_service_and_changing_does_not(service: PostdateP
     ids = listed(service)
     path = tmp_path / "index.parquet"
 
-    verified, shown = run(service, "verify"), run(service, "show", str(ids[0]))
-    dry, exported = run(service, "gc", "--dry-run"), run(service, "export", str(path))
+    verified, shown = run(service, "check"), run(service, "show", str(ids[0]))
+    dry, exported = run(service, "drop", "--dry-run"), run(service, "export", str(path))
     copied = run(service, "copy", "--to", str(tmp_path / "copy"))
-    refused = [run(service, "gc"), run(service, "copy", "--to", str(tmp_path / "copy"), "--update-cursors")]
+    refused = [run(service, "drop", "--yes"), run(service, "copy", "--to", str(tmp_path / "copy"), "--update-cursors")]
     service.stop()
 
     assert [one.returncode for one in (verified, shown, dry, exported, copied)] == [0] * 5
     assert "Nothing is wrong." in verified.stdout
-    assert "nothing to delete" in dry.stdout
+    assert "Nothing to delete" in dry.stdout
     assert parquet.read_table(path).num_rows == 50 * len(ids)
     for one in refused:
         assert (one.returncode, one.stdout) == (2, "")
         assert "in use by another process" in one.stderr
         assert len(one.stderr.splitlines()) == 1
     assert set(ids) < set(listed(service))
-    assert "nothing to delete" in run(service, "gc").stdout
-    assert run(service, "verify").returncode == 0
+    assert "Nothing to delete" in run(service, "drop", "--yes").stdout
+    assert run(service, "check").returncode == 0
 
 
 def test_an_index_that_was_moved_to_s3_is_where_the_service_goes_on(

@@ -59,7 +59,8 @@ class StoppedService:
             "delayedDeliveryRetryBackoffMinMillis": 1,
         }
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        return CliRunner().invoke(main, ["snapshots", *words, *sets], catch_exceptions=False)
+        group = [] if words[0] == "check" else ["snapshots"]
+        return CliRunner().invoke(main, [*group, *words, *sets], catch_exceptions=False)
 
     def key(self, bucket_id: int) -> str:
         folder_id = (self.data / FOLDER_ID_FILE).read_text().strip()
@@ -113,13 +114,13 @@ def test_every_command_names_what_rotted_and_does_the_rest(service: StoppedServi
     for file in service.server.files_of(service.key(gone)):
         file.unlink()
 
-    verified = service.run("verify", "--second-look", "0")
+    verified = service.run("check", "--second-look", "0")
     listed = service.run("list", "--json")
     shown = service.run("show", str(rotten))
-    dry = service.run("gc", "--dry-run")
+    dry = service.run("drop", "--dry-run")
     exported = service.run("export", str(tmp_path / "index.parquet"))
     copied = service.run("copy", "--to", str(tmp_path / "copy"))
-    collected = service.run("gc")
+    collected = service.run("drop", "--yes")
 
     results = [verified, listed, shown, dry, exported, copied, collected]
     assert [result.exit_code for result in results] == [1] * len(results), [result.output for result in results]
@@ -127,7 +128,7 @@ def test_every_command_names_what_rotted_and_does_the_rest(service: StoppedServi
     for bucket_id in (rotten, nameless, service.orphan):
         assert ["unavailable", str(bucket_id)] in problems, verified.stdout
     assert ["missing", str(gone)] in problems, verified.stdout
-    assert "Checked 1 snapshot, " in verified.stdout
+    assert "checked 1 snapshot, " in verified.stdout
     assert "4 problems." in verified.stdout
     assert [one["bucket_id"] for one in json.loads(listed.stdout)] == [sound]
     for unreadable in (rotten, nameless, service.orphan):
@@ -151,12 +152,12 @@ def test_what_the_storage_lost_without_a_trace_is_missed_by_its_property_alone(s
     for file in service.server.files_of(service.key(gone)):
         file.unlink()
 
-    verified = service.run("verify", "--second-look", "0")
+    verified = service.run("check", "--second-look", "0")
     assert ["missing", str(gone)] in [line.split()[:2] for line in verified.stdout.splitlines()]
     assert "not missed here" not in verified.stdout
 
     asyncio.run(_forget_properties(service.data))
-    forgotten = service.run("verify", "--second-look", "0")
+    forgotten = service.run("check", "--second-look", "0")
     assert "missing" not in forgotten.stdout
     assert "a snapshot that the storage has lost without a trace is not missed here" in forgotten.stdout
 
@@ -180,16 +181,16 @@ def test_drop_gives_up_what_can_be_deleted_and_what_cannot(service: StoppedServi
 
     deleted, refused = asyncio.run(beside_a_service())
     assert (deleted.exit_code, refused.exit_code) == (0, 2), deleted.output + refused.output
-    assert "Deleted: the service finds out at its next try" in deleted.stdout
+    assert "deleted: the service finds out at its next try" in deleted.stdout
     assert not service.server.files_of(service.key(rotten))
 
     forgotten, again = service.run("drop", str(nameless), "--yes"), service.run("drop", "12345")
     assert forgotten.exit_code == 0, forgotten.output
-    assert "No cursor names it any more" in forgotten.stdout
+    assert "no cursor names it any more" in forgotten.stdout
     assert "stay in the storage, as they cannot be deleted" in forgotten.stdout
     assert again.exit_code == 2
     assert "no snapshot has the bucket id 12345" in again.stderr
-    assert str(nameless) not in service.run("verify", "--second-look", "0").stdout
+    assert str(nameless) not in service.run("check", "--second-look", "0").stdout
 
 
 async def _forget_properties(data: Path) -> None:

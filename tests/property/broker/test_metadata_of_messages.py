@@ -24,7 +24,7 @@ from postdate.broker.clients.publishing import Publisher
 from postdate.broker.protocol.frames import Send
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.service.publishing_buffer import PublishBuffer
-from postdate.pipeline.logs.entry_format import PulsarEntries
+from postdate.index.entry_format import PulsarEntries
 from tests.helpers.parsed_frames import frames_in
 
 INT64 = st.integers(0, 2**63 - 1)

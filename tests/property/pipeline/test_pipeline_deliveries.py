@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate.pipeline.index.acknowledged import Acknowledged
+from postdate.index.acknowledged import Acknowledged
 from postdate.pipeline.planning.rules import RebuildRules
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

@@ -7,7 +7,7 @@ import pytest
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from postdate.pipeline.index.acknowledged import Acknowledged
+from postdate.index.acknowledged import Acknowledged
 from postdate.pipeline.tasks.cancel_rows import gather, holds_any, unacknowledged, without
 from snapshot_storage.encoding.codec import decode_metadata, decode_segments, merged_bitmaps
 from snapshot_storage.encoding.columns import DelayedIndexes

@@ -11,9 +11,9 @@ from pyroaring import BitMap
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.position import Position
-from postdate.pipeline.index.acknowledged import Acknowledged, acknowledged_by_all
-from postdate.pipeline.index.staging import StagingWriter
-from postdate.pipeline.logs.header_log import MISSING, LedgerExtent
+from postdate.index.acknowledged import Acknowledged, acknowledged_by_all
+from postdate.index.ledger_ranges import MISSING, LedgerExtent
+from postdate.index.staging import StagingWriter
 from postdate.pipeline.planning.log_plan import READ_ENTRIES_MAX, RangeCount, plan_counts, plan_tasks
 from postdate.pipeline.planning.rules import RebuildRules
 from postdate.pipeline.tasks.log_tasks import LogChangedError, build_task, count_rows

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.pipeline.index.staging import StagingFolder, StagingWriter
+from postdate.index.staging import StagingFolder, StagingWriter
 from postdate.pipeline.jobs.merge import plan_merges
 from postdate.pipeline.planning.merge_groups import groups_down_to
 from postdate.pipeline.planning.rules import RebuildRules

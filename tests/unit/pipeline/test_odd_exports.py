@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from managed_ledger.errors import StoreCorruptedError
-from postdate.pipeline.logs.header_log import MISSING, HeaderRange
-from postdate.pipeline.logs.log_folder import LogFolder
+from postdate.index.ledger_ranges import MISSING, HeaderRange
+from postdate.pipeline.logs.open_logs import HeaderFolder
 from postdate.pipeline.logs.parquet_log import ParquetLog, export_ledgers
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import write_log
@@ -23,7 +23,7 @@ ALL = HeaderRange("a", 1, 0, 5)
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
     write_log(tmp_path, {"a": [NOW_MS + 5 + entry for entry in range(5)]})
-    log = LogFolder(tmp_path / "ledgers")
+    log = HeaderFolder(tmp_path / "ledgers")
     export_ledgers(log, str(tmp_path / "export"))
     log.close()
     return tmp_path / "export"
@@ -85,7 +85,7 @@ def test_a_file_that_is_too_short_is_refused(export: Path) -> None:
 class _Trimmed:
     """A log whose ledgers are gone when they are read."""
 
-    log: LogFolder
+    log: HeaderFolder
 
     def ledgers(self, topics: Any = None) -> Any:
         return self.log.ledgers(topics)
@@ -102,7 +102,7 @@ class _Trimmed:
 
 def test_a_ledger_that_is_trimmed_meanwhile_is_not_exported(export: Path, tmp_path: Path) -> None:
     """Neither listed nor left as a file without rows."""
-    log = _Trimmed(LogFolder(tmp_path / "ledgers"))
+    log = _Trimmed(HeaderFolder(tmp_path / "ledgers"))
 
     written = export_ledgers(log, str(tmp_path / "other"))
 

@@ -10,9 +10,8 @@ from click.testing import CliRunner
 
 from postdate.command_line.extras import install
 from postdate.command_line.program import postdate as main
-from postdate.pipeline.logs.header_log import HeaderRange
-from postdate.pipeline.logs.open_logs import open_log
-from postdate.pipeline.logs.parquet_log import LEDGERS_FILE, ParquetLog, export_ledgers, folder_of
+from postdate.index.ledger_ranges import HeaderRange
+from postdate.pipeline.logs.parquet_log import ParquetLog
 from postdate.pipeline.tasks.reject_file import write_rejects
 from postdate.pipeline.tasks.row_checks import REASONS, BadRow
 from tests.helpers.spark.bulk_data import some_times, write_log
@@ -25,7 +24,6 @@ from tests.helpers.spark.bulk_data import some_times, write_log
         ("pipeline", "rebuild"),
         ("pipeline", "forecast"),
         ("pipeline", "cancel"),
-        ("pipeline", "audit"),
         ("pipeline", "ingest"),
         ("pipeline", "merge"),
     ],
@@ -129,24 +127,3 @@ def test_a_topic_with_a_long_name_is_exported(tmp_path: Path) -> None:
         for row in log.read_times(HeaderRange(LONG, ledger.ledger_id, 0, ledger.entries)).to_rows()
     ]
     assert [(ledger_id, entry_id, time) for time, ledger_id, entry_id in read] == [tuple(one) for one in headers[LONG]]
-
-
-def test_an_export_of_an_earlier_version_is_read_and_gone_on_with(tmp_path: Path) -> None:
-    """Its folders have quoted names, and its list says nothing of folders."""
-    write_log(tmp_path / "data", {"a/b": some_times(1, 250)})
-    source = open_log(str(tmp_path / "data"))
-    export = tmp_path / "out"
-    export_ledgers(source, str(export), with_open=False)
-    (export / folder_of("a/b")).rename(export / "a%2Fb")
-    table = pq.read_table(export / LEDGERS_FILE)
-    pq.write_table(table.drop_columns("folder"), export / LEDGERS_FILE)
-
-    before = [one.entries for one in ParquetLog(str(export)).ledgers()]
-    written = export_ledgers(source, str(export))
-    again = export_ledgers(source, str(export))
-    source.close()
-
-    assert (before, [one.entries for one in written], again) == ([100, 100], [50], [])
-    assert len(list((export / "a%2Fb").iterdir())) == 3
-    log = ParquetLog(str(export))
-    assert sum(len(log.read_times(HeaderRange("a/b", one.ledger_id, 0, one.entries))) for one in log.ledgers()) == 250

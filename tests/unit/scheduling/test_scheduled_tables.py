@@ -1,16 +1,37 @@
 """Tables of the commands about scheduled messages on a screen of 80 columns, with text of any script."""
 
+import io
 from typing import Any
 from unicodedata import combining, east_asian_width
 
 import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from postdate.command_line.output import output_width
-from postdate.scheduling.tables import count_lines, explanation_lines, message_lines, pause_lines, topic_lines
+from postdate.scheduling.tables import (
+    count_lines,
+    explanation_lines,
+    message_notes,
+    message_table,
+    pause_lines,
+    printable,
+    topic_table,
+)
 
 TEXTS = ["東京" * 20, "a" + "東京" * 20, "キー値" * 9, "x" * 90, "🎉" * 30, "wide 東 and narrow " * 8, "e\u0301" * 90]
 
 STATES = {"delayed": 1, "overdue": 0, "inHand": 0}
+
+
+def _lines(*what: Table | str, width: int = 80) -> list[str]:
+    """Return what is printed on a screen of so many columns."""
+    console = Console(width=width, file=io.StringIO(), highlight=False, emoji=False)
+    with console.capture() as capture:
+        for one in what:
+            console.print(Text(printable(one)) if isinstance(one, str) else one)
+    return [line.rstrip() for line in capture.get().splitlines() if line.strip(" ─")]
 
 
 def _columns(line: str) -> int:
@@ -24,8 +45,8 @@ def test_no_line_is_wider_than_80_columns_with_wide_characters(text: str) -> Non
     state = {"subscription": text, "sentence": text}
     answer = {"sentence": text, "messages": [{"subscriptions": [state, state]}]}
 
-    lines = message_lines([message], is_more=False) + topic_lines([figures | {"subscriptions": [figures]}])
-    lines += explanation_lines(answer)
+    tables = message_table([message]), topic_table([figures | {"subscriptions": [figures]}], 80)
+    lines = _lines(*tables, *explanation_lines(answer))
 
     assert max(map(_columns, lines)) <= 80
     assert all(line.strip() for line in lines)
@@ -37,7 +58,7 @@ def test_columns_behind_wide_characters_stand_where_the_others_stand() -> None:
         for key in ("anna", "東京", "東京" * 9, "e\u0301" * 5, "e\u0301" * 30)
     ]
 
-    starts = {_columns(line.partition("a=b")[0]) for line in message_lines(messages, is_more=False)[1:]}
+    starts = {_columns(line.partition("a=b")[0]) for line in _lines(message_table(messages))[1:]}
 
     assert len(starts) == 1
 
@@ -82,10 +103,11 @@ def _topic(name: str, **subscriptions: bool) -> dict[str, Any]:
 
 
 def test_topics_show_the_first_and_the_last_time_beside_a_pause() -> None:
-    lines = topic_lines([_topic("t", a=True, b=True), _topic("u", a=True, b=False), _topic("v", a=False)], 98)[1:]
+    topics = [_topic("t", a=True, b=True), _topic("u", a=True, b=False), _topic("v", a=False)]
+    lines = _lines(topic_table(topics, 110), width=110)[1:]
 
     assert all("2027-01-15T08:00:00Z  2027-01-15T08:00:05Z" in line for line in lines if "1 " in line[20:])
-    shown = [line.split("   ")[0].strip() for line in lines if line.strip()[0].isalpha()]
+    shown = [line.strip().split("   ")[0] for line in lines]
     assert shown == ["t (paused)", "a (paused)", "b (paused)", "u (1 of 2 paused)", "a (paused)", "b", "v", "a"]
 
 
@@ -93,9 +115,10 @@ def test_topics_show_the_first_and_the_last_time_beside_a_pause() -> None:
 def test_topics_that_differ_in_their_ends_look_different(width: int) -> None:
     names = [f"shop/eu/{'orders-' * 20}{end}" for end in ("one", "two")]
 
-    lines = topic_lines([_topic(name, sub=True) for name in names], width)
+    lines = _lines(topic_table([_topic(name, sub=True) for name in names], width), width=width)
 
-    assert all(any(name[-20:] in line for line in lines) for name in names)
+    shown = "".join(line[: lines[0].index("delayed")].strip() for line in lines)
+    assert all(name in shown for name in names)
     assert max(map(_columns, lines)) <= width
 
 
@@ -103,10 +126,34 @@ def test_keys_and_names_are_whole_where_there_is_room() -> None:
     key, pauses = "k" * 90, {"subscriptions": [{"name": "s" * 90, "paused": False, "ratePerSecond": None}]}
     message = {"messageId": "3:9", "deliverAtMs": 0, "key": key, "sizeBytes": 12, "properties": {"a": "b" * 90}}
 
-    assert key in message_lines([message], is_more=False, width=160)[1]
-    assert key not in message_lines([message], is_more=False, width=80)[1]
-    assert pause_lines(pauses, 160) == [f"{'s' * 90}: delivers"]
-    assert [_columns(line) for line in pause_lines(pauses)] == [80]
+    assert key in _lines(message_table([message]), width=260)[1]
+    assert "k…" in _lines(message_table([message]))[1]
+    assert pause_lines(pauses) == [f"{'s' * 90}: delivers"]
+    assert max(map(_columns, _lines(*pause_lines(pauses)))) == 80
+
+
+def test_what_is_below_a_list_says_that_there_is_more_and_what_is_damaged() -> None:
+    whole = {"messageId": "3:9", "deliverAtMs": 0, "key": None, "keyBase64": None, "sizeBytes": 1, "properties": {}}
+    damaged = whole | {"damaged": True}
+
+    assert message_notes([whole], is_more=False) == []
+    assert [note.split()[0] for note in message_notes([whole, damaged], is_more=True)] == ["DAMAGED:", "There"]
+    assert "DAMAGED" in _lines(message_table([whole, damaged]))[2]
+
+
+def test_no_text_of_a_producer_moves_the_cursor_of_a_terminal() -> None:
+    message = {
+        "messageId": "3:9",
+        "deliverAtMs": 0,
+        "key": "\x1b[31mred",
+        "sizeBytes": 1,
+        "properties": {"a\n": "\r[b]"},
+    }
+
+    (line,) = _lines(message_table([message]))[1:]
+
+    assert "?[31mred" in line
+    assert "a?=?[b]" in line
 
 
 @pytest.mark.parametrize(("columns", "width"), [("160", 160), ("80", 80), ("20", 80), ("", 80), ("wide", 80)])

@@ -4,8 +4,10 @@ import asyncio
 import io
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.broker.service import snapshot_storages as snapshots
 from postdate.command_line.extras import install
 from postdate.command_line.program import postdate as main
+from postdate.index.location import RocksDBLocation
+from postdate.index.opening import Filter
 from postdate.snapshot_tools.export import Exported
-from postdate.snapshot_tools.place import Filter, open_place, target_place
+from postdate.snapshot_tools.options import opened
 from postdate.snapshot_tools.report import PROBLEMS_SHOWN_MAX, print_exported
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
@@ -32,8 +36,6 @@ from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.faults import Fault, FaultPlan
 from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.s3.config import S3Config
-from snapshot_storage.s3.location import s3_location
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.snapshot_contents import contents_of
 
@@ -43,7 +45,8 @@ ORDERS = "persistent://public/default/orders"
 REMINDERS = "persistent://public/default/reminders"
 START_MS = 1_800_000_000_000
 ROWS = 600
-NAMES = [(ORDERS, "billing", 1), (ORDERS, "billing", 3), (REMINDERS, "me", 5)]
+ENTRIES_PER_LEDGER = 300
+NAMES = [(ORDERS, "billing", 1), (ORDERS, "billing", 3), (REMINDERS, "me", 6)]
 """Topic, cursor and first ledger of the snapshots, which have two ledgers each."""
 
 
@@ -64,7 +67,8 @@ class Data:
             folder.put({CursorName(topic, cursor): properties})
 
     def run(self, *words: str, typed: str | None = None) -> Result:
-        line = ["snapshots", *words, "--data", str(self.path)]
+        group = [] if words[0] == "check" else ["snapshots"]
+        line = [*group, *words, "--data", str(self.path)]
         return CliRunner().invoke(main, line, input=typed, catch_exceptions=False)
 
     def listed(self, *words: str) -> list[int]:
@@ -82,7 +86,8 @@ class Data:
 
 def rows_of(first_ledger_id: int) -> DelayedIndexes:
     numbers = np.arange(ROWS)
-    return DelayedIndexes.of(START_MS + numbers * 1_000, first_ledger_id + numbers % 2, numbers)
+    ledger_ids = first_ledger_id + numbers // ENTRIES_PER_LEDGER
+    return DelayedIndexes.of(START_MS + numbers * 1_000, ledger_ids, numbers % ENTRIES_PER_LEDGER)
 
 
 async def _create(storage: RocksDBBucketSnapshotStorage, topic: str, cursor: str, first_ledger_id: int) -> int:
@@ -102,11 +107,16 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Data:
     path = tmp_path_factory.mktemp("stopped") / "data"
 
     async def fill() -> list[int]:
-        store = await LedgerStore.open(path / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
+        config = ManagedLedgerConfig(entries_per_ledger_max=ENTRIES_PER_LEDGER)
+        store = await LedgerStore.open(path / "ledgers", config, now_ms=lambda: START_MS - 1)
         async with RocksDBBucketSnapshotStorage(path / "snapshots") as storage:
             ids = [await _create(storage, *name) for name in NAMES]
         for bucket_id, (topic, cursor_name, first) in zip(ids, NAMES, strict=True):
-            cursor = await (await store.open_managed_ledger(topic)).open_cursor(cursor_name)
+            ledger = await store.open_managed_ledger(topic)
+            cursor = await ledger.open_cursor(cursor_name)
+            for deliver_at_ms in rows_of(first).deliver_at_ms.tolist():
+                ledger.append_nowait(b"x", publish_time_ms=0, deliver_at_ms=deliver_at_ms, sticky_hash=7)
+            await ledger.committed()
             await cursor.update_properties(put={_key(first): str(bucket_id), "owner": "me"})
         await store.close()
         return ids
@@ -130,7 +140,7 @@ def add_orphan(data: Data) -> int:
 
 @pytest.mark.parametrize(
     "command",
-    [(), *((name,) for name in ("list", "show", "verify", "gc", "copy", "checkpoint", "export", "drop", "put-aside"))],
+    [(), *((name,) for name in ("list", "show", "copy", "checkpoint", "export", "drop"))],
 )
 def test_every_help_text_has_examples(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, ["snapshots", *command, "--help"])
@@ -138,7 +148,7 @@ def test_every_help_text_has_examples(command: tuple[str, ...]) -> None:
     assert result.exit_code == 0
     examples = result.output.partition("Examples:\n")[2].splitlines()
     assert 2 <= len(examples) <= 4
-    assert all("postdate snapshots" in example for example in examples)
+    assert all("postdate" in example for example in examples)
 
 
 def test_list_shows_each_cursors_snapshots_within_100_columns(data: Data) -> None:
@@ -157,8 +167,8 @@ def test_list_shows_each_cursors_snapshots_within_100_columns(data: Data) -> Non
 def test_list_can_be_narrowed_and_read_by_programs(data: Data) -> None:
     (one,) = json.loads(data.run("list", "--json", "--topic", "reminders", "--cursor", "me").stdout)
 
-    assert one["bucket_key"] == _key(5)
-    assert (one["first_ledger_id"], one["last_ledger_id"], one["segments"], one["rows"]) == (5, 6, 10, ROWS)
+    assert one["bucket_key"] == _key(6)
+    assert (one["first_ledger_id"], one["last_ledger_id"], one["segments"], one["rows"]) == (6, 7, 10, ROWS)
     assert (one["first_deliver_at_ms"], one["last_deliver_at_ms"]) == (START_MS, START_MS + 599_000)
     assert data.listed("--topic", "public/default/orders") == data.ids[:2]
     assert (one["first_deliver_at"], one["last_deliver_at"]) == ("2027-01-15T08:00:00.000Z", "2027-01-15T08:09:59.000Z")
@@ -166,7 +176,15 @@ def test_list_can_be_narrowed_and_read_by_programs(data: Data) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["list"], ["verify"], ["gc"], ["gc", "--dry-run"], ["copy", "--to", "new"], ["export", "rows.parquet"]]
+    "command",
+    [
+        ["list"],
+        ["check"],
+        ["drop", "--yes"],
+        ["drop", "--dry-run"],
+        ["copy", "--to", "new"],
+        ["export", "rows.parquet"],
+    ],
 )
 @pytest.mark.parametrize(
     ("words", "said"),
@@ -202,11 +220,11 @@ def test_a_subscription_is_called_as_its_users_call_it(data: Data) -> None:
 
     asyncio.run(add())
     listed = data.run("list", "--cursor", "s2 ü").stdout
-    verified = data.run("verify", "--cursor", "s2 ü")
+    verified = data.run("check", "--cursor", "s2 ü")
 
     assert f"{REMINDERS}  cursor s2 ü" in listed
     assert "1 snapshot, 10 segments" in listed
-    assert verified.stdout.startswith("Checked 1 snapshot, 10 segments")
+    assert verified.stdout.startswith("Index: checked 1 snapshot, 10 segments")
     assert [one["cursor"] for one in json.loads(data.run("list", "--json", "--topic", "reminders").stdout)] == [
         "me",
         "s2 ü",
@@ -249,26 +267,30 @@ def test_an_unknown_id_is_one_line(data: Data) -> None:
     assert result.stderr == "postdate: no snapshot has the bucket id 5\n"
 
 
-def test_verify_finds_nothing_where_nothing_is_wrong(data: Data) -> None:
-    result = data.run("verify")
+def test_a_check_finds_nothing_where_nothing_is_wrong(data: Data) -> None:
+    result = data.run("check")
 
     assert result.exit_code == 0
-    assert result.stdout == ("Checked 3 snapshots, 30 segments, 1,800 rows, 3 cursor properties.\nNothing is wrong.\n")
+    assert result.stdout == (
+        "Log:\nnothing is damaged\n"
+        "Index: checked 3 snapshots, 30 segments, 1,800 rows, 3 cursor properties; compared with 1,800 delayed "
+        "messages.\nNothing is wrong.\n"
+    )
 
 
-def test_verify_names_everything_that_is_wrong(data: Data) -> None:
+def test_a_check_names_everything_that_is_wrong(data: Data) -> None:
     """A flipped bit in a segment and in entry 0; a property too many, one missing, one of another's snapshot."""
     orphan = add_orphan(data)
     data.damage(data.ids[0], 4)
     data.damage(data.ids[1], 0)
     mine = {_key(1): str(data.ids[0]), _key(3): str(data.ids[1]), _key(7): "12345", f"{BUCKET_KEY_PREFIX}_x": "1"}
     data.put(ORDERS, "billing", mine)
-    data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), _key(6): str(data.ids[0])})
+    data.put(REMINDERS, "me", {_key(6): str(data.ids[2]), _key(8): str(data.ids[0])})
 
-    result = data.run("verify", "--second-look", "0")
+    result = data.run("check", "--second-look", "0")
 
     assert result.exit_code == 1
-    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert max(len(line) for line in result.stdout.splitlines() if line.startswith(" ")) <= 100
     table = [line.split()[:2] for line in result.stdout.splitlines()]
     for kind, bucket_id in (
         ("damaged", data.ids[0]),
@@ -280,24 +302,24 @@ def test_verify_names_everything_that_is_wrong(data: Data) -> None:
     ):
         assert [kind, str(bucket_id)] in table
     text = " ".join(result.stdout.split())
-    assert "6 problems." in text
+    assert "7 problems." in text
     # One damaged segment does not hide the others.
-    assert "Checked 4 snapshots, 29 segments" in text
+    assert "checked 4 snapshots, 29 segments" in text
 
 
-def test_verify_goes_on_where_headers_are_damaged(data: Data) -> None:
+def test_a_check_goes_on_where_headers_are_damaged(data: Data) -> None:
     """All of them: the snapshots are found by the properties of the cursors."""
     for bucket_id in data.ids:
         damage_header(data, bucket_id)
 
-    result = data.run("verify", "--second-look", "0")
+    result = data.run("check", "--second-look", "0")
 
     assert result.exit_code == 1
-    assert result.stderr == ""
     for bucket_id in data.ids:
         assert f"damaged  {bucket_id}" in result.stdout
-    assert "missing" not in result.stdout
-    assert "Checked 0 snapshots" in result.stdout
+    assert " missing  " not in result.stdout
+    assert "1,200  missing: to come, and in no snapshot that can be read" in result.stdout
+    assert "checked 0 snapshots" in result.stdout
     listed, exported = data.run("list"), data.run("export", str(data.path / "rows.parquet"))
     copied = data.run("copy", "--to", str(data.path / "new"), "--update-cursors")
     for one in (listed, exported, copied):
@@ -305,11 +327,92 @@ def test_verify_goes_on_where_headers_are_damaged(data: Data) -> None:
         assert all(str(bucket_id) in one.output for bucket_id in data.ids) or one is exported
 
 
-def test_verify_of_one_topic_minds_its_own_business(data: Data) -> None:
+def test_a_check_of_one_topic_minds_its_own_business(data: Data) -> None:
     data.damage(data.ids[2], 1)
 
-    assert data.run("verify", "--topic", "orders").exit_code == 0
-    assert data.run("verify", "--topic", "reminders", "--second-look", "0").exit_code == 1
+    assert data.run("check", "--topic", "orders").exit_code == 0
+    assert data.run("check", "--topic", "reminders", "--second-look", "0").exit_code == 1
+
+
+def _tear(data: Data) -> None:
+    """Let a snapshot lack two messages, have one that the log has not, and one with another time."""
+    rows = rows_of(6)
+    times, ledger_ids, entry_ids = rows.deliver_at_ms[2:].copy(), rows.ledger_ids[2:], rows.entry_ids[2:].copy()
+    times[-1], entry_ids[-2] = START_MS + ROWS * 1_000, 299 + ROWS
+    torn = build_snapshot(DelayedIndexes(times, ledger_ids, entry_ids).sorted(), step_ms=60_000, rows_max=-1)
+
+    async def replace() -> int:
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots") as storage:
+            await storage.delete_bucket_snapshot(data.ids[2])
+            return await storage.create_bucket_snapshot(
+                torn.metadata, torn.segments, bucket_key=_key(6), topic_name=REMINDERS, cursor_name="me"
+            )
+
+    data.put(REMINDERS, "me", {_key(6): str(asyncio.run(replace()))})
+
+
+def test_a_check_compares_the_index_with_the_log(data: Data, tmp_path: Path) -> None:
+    """Every checksum is right, and messages are missing, strange or have another time; a file names each of them."""
+    path = tmp_path / "faults.parquet"
+    _tear(data)
+
+    result = data.run("check", "--second-look", "0", "--positions", str(path), "--json")
+    told = data.run("check", "--second-look", "0").stdout
+    again = data.run("check", "--positions", str(path))
+
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["is_whole"], found["log"]["is_whole"]) == (1, False, True)
+    index = found["index"]
+    assert (index["is_whole"], index["problems"], index["log_rows"]) == (False, [], 3 * ROWS)
+    (torn,) = [one for one in index["subscriptions"] if one["topic"] == REMINDERS]
+    assert torn["findings"] == {"missing": 3, "stray": 1, "mistimed": 1}
+    rows = parquet.read_table(path).to_pylist()
+    assert sorted((row["finding"], row["ledger_id"], row["entry_id"]) for row in rows) == [
+        ("missing", 6, 0), ("missing", 6, 1), ("missing", 7, 298), ("mistimed", 7, 299), ("stray", 7, 899),
+    ]  # fmt: skip
+    assert {(row["topic"], row["cursor"]) for row in rows} == {(REMINDERS, "me")}
+    assert "3  missing: to come, and in no snapshot that can be read" in told
+    assert f"`postdate pipeline rebuild {data.path}` makes the index anew" in told
+    assert (again.exit_code, "is there already" in again.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_check_beside_a_service_looks_at_the_index_alone(data: Data) -> None:
+    """The service has the files of its log to itself; this is said, and is no fault."""
+
+    def checked(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "postdate", "check", "--data", str(data.path), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    async def beside() -> "list[subprocess.CompletedProcess[str]]":
+        store = await LedgerStore.open(data.path / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots"):
+            results = [await asyncio.to_thread(checked, *words) for words in ((), ("--json",))]
+        await store.close()
+        return results
+
+    told, for_programs = asyncio.run(beside())
+
+    assert (told.returncode, for_programs.returncode) == (0, 0)
+    assert told.stdout.startswith("Log: a service has it open, so its files were not read.")
+    assert "compared with 1,800 delayed messages" in told.stdout
+    found = json.loads(for_programs.stdout)
+    assert (found["log"], found["index"]["is_whole"], found["is_whole"]) == (None, True, True)
+
+
+def test_a_check_names_the_damage_of_the_log(data: Data) -> None:
+    """And says what repairs it."""
+    for file in (data.path / "ledgers").glob("*.sst"):
+        content = bytearray(file.read_bytes())
+        content[10] ^= 4
+        file.write_bytes(content)
+
+    result = data.run("check", "--second-look", "0")
+
+    assert result.exit_code == 1
+    assert result.stdout.startswith("Log:\n")
+    assert ".sst: " in result.stdout
+    assert f"`postdate ledger repair {data.path} --yes` keeps what is whole" in result.stdout
 
 
 def test_rows_that_contradict_entry_0_are_found(data: Data) -> None:
@@ -322,39 +425,39 @@ def test_rows_that_contradict_entry_0_are_found(data: Data) -> None:
             bucket_id = await storage.create_bucket_snapshot(
                 right.metadata, other.segments, bucket_key=_key(9), topic_name=REMINDERS, cursor_name="me"
             )
-        data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), _key(9): str(bucket_id)})
+        data.put(REMINDERS, "me", {_key(6): str(data.ids[2]), _key(9): str(bucket_id)})
 
     asyncio.run(add())
-    result = data.run("verify", "--second-look", "0")
+    result = data.run("check", "--second-look", "0")
 
     assert result.exit_code == 1
-    assert "40 problems." in result.stdout
-    assert "ledger 9: 30 positions of its bitmap have no row" in " ".join(result.stdout.split())
+    assert "21 problems." in result.stdout
+    assert "ledger 9: 60 positions of its bitmap have no row" in " ".join(result.stdout.split())
 
 
 def test_what_a_service_deletes_meanwhile_ends_no_list(data: Data) -> None:
     """On S3 that is seen at once: a snapshot is listed, and gone when it is to be read."""
 
     async def scenario() -> list[int]:
-        async with open_place(load_config(None, environment={}, overrides=[f"dataDirectory={data.path}"])) as place:
-            infos, _ = await place.readable_infos(Filter())
+        async with opened(load_config(None, environment={}, overrides=[f"dataDirectory={data.path}"])) as index:
+            infos, _ = await index.readable_infos(Filter())
             gone = infos[1]._replace(bucket_id=5)
-            return [one.info.bucket_id async for one in place.summaries([infos[0], gone, infos[2]])]
+            return [one.info.bucket_id async for one in index.summaries([infos[0], gone, infos[2]])]
 
     assert asyncio.run(scenario()) == [data.ids[0], data.ids[2]]
 
 
-def test_gc_deletes_what_no_cursor_names(data: Data) -> None:
+def test_drop_deletes_what_no_cursor_names(data: Data) -> None:
     orphan = add_orphan(data)
 
-    dry = data.run("gc", "--dry-run")
+    dry = data.run("drop", "--dry-run")
     still_there = data.listed()
-    elsewhere = data.run("gc", "--topic", "reminders")
-    done = data.run("gc")
+    elsewhere = data.run("drop", "--yes", "--topic", "reminders")
+    done = data.run("drop", "--yes")
 
     assert "Would delete 1 snapshot that no cursor names" in dry.stdout
     assert sorted(still_there) == [*data.ids, orphan]
-    assert "nothing to delete" in elsewhere.stdout
+    assert "Nothing to delete" in elsewhere.stdout
     assert "Deleted 1 snapshot that no cursor names" in done.stdout
     assert str(orphan) in done.stdout
     assert sorted(data.listed()) == data.ids
@@ -363,36 +466,36 @@ def test_gc_deletes_what_no_cursor_names(data: Data) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), "There are no snapshots: nothing to delete.\n"),
-        (("--topic", "reminders"), f"There are no snapshots of topic {REMINDERS}: nothing to delete.\n"),
+        ((), "There are no snapshots.\nNothing to delete.\n"),
+        (("--topic", "reminders"), f"There are no snapshots of topic {REMINDERS}.\nNothing to delete.\n"),
         (
             ("--topic", "orders", "--cursor", "billing"),
-            f"There are no snapshots of cursor billing of topic {ORDERS}: nothing to delete.\n",
+            f"There are no snapshots of cursor billing of topic {ORDERS}.\nNothing to delete.\n",
         ),
     ],
 )
-def test_gc_says_whether_there_are_snapshots(data: Data, words: tuple[str, ...], expected: str) -> None:
+def test_drop_says_whether_there_are_snapshots(data: Data, words: tuple[str, ...], expected: str) -> None:
     lose(data, *data.ids)
 
-    assert data.run("gc", *words).stdout == expected
+    assert data.run("drop", "--yes", *words).stdout == expected
 
 
-def test_gc_has_nothing_to_do_where_all_is_named(data: Data) -> None:
-    said = data.run("gc", "--cursor", "me", "--dry-run").stdout
+def test_drop_has_nothing_to_do_where_all_is_named(data: Data) -> None:
+    said = data.run("drop", "--yes", "--cursor", "me", "--dry-run").stdout
 
-    assert said == "Every snapshot is named by a cursor: nothing to delete.\n"
+    assert said == "Every snapshot is named by a cursor.\nNothing to delete.\n"
 
 
-def test_gc_calls_no_lost_snapshot_one_that_is_named(data: Data) -> None:
+def test_drop_calls_no_lost_snapshot_one_that_is_named(data: Data) -> None:
     lose(data, *data.ids)
 
-    assert data.run("gc").stdout == "There are no snapshots: nothing to delete.\n"
+    assert data.run("drop", "--yes").stdout == "There are no snapshots.\nNothing to delete.\n"
 
 
-def test_gc_spares_what_a_malformed_property_seems_to_name(data: Data) -> None:
+def test_drop_spares_what_a_malformed_property_seems_to_name(data: Data) -> None:
     data.put(REMINDERS, "me", {f"{BUCKET_KEY_PREFIX}_oops": str(data.ids[2])})
 
-    assert "nothing to delete" in data.run("gc").stdout
+    assert "Nothing to delete" in data.run("drop", "--yes").stdout
 
 
 def test_a_copy_has_every_row_and_a_second_one_copies_nothing(data: Data, tmp_path: Path) -> None:
@@ -409,32 +512,33 @@ def test_a_copy_has_every_row_and_a_second_one_copies_nothing(data: Data, tmp_pa
     assert "3 had been there before." in second.stdout
     assert all(str(bucket_id) in first.stdout for bucket_id in data.ids)
     assert contents_of(target) == contents_of(data.path, only=data.ids)
-    assert data.properties[CursorName(REMINDERS, "me")][_key(5)] == str(data.ids[2])
+    assert data.properties[CursorName(REMINDERS, "me")][_key(6)] == str(data.ids[2])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("list",), ("verify",), ("copy", "--to", "{new}"), ("export", "{new}.parquet")])
+@pytest.mark.parametrize("words", [("list",), ("check",), ("copy", "--to", "{new}"), ("export", "{new}.parquet")])
 def test_a_storage_that_fails_now_and_then_is_asked_again(
     data: Data, tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every fourth call fails, before its effect or after."""
 
-    def faulty(config: BrokerConfig, **options: Any) -> FaultInjectingBucketSnapshotStorage:
-        storage = FaultInjectingBucketSnapshotStorage(made(config, **options), plan)
+    def faulty(location: RocksDBLocation, **options: Any) -> FaultInjectingBucketSnapshotStorage:
+        storage = FaultInjectingBucketSnapshotStorage(made(location, **options), plan)
         storages.append(storage)
         return storage
 
-    made = snapshots.snapshot_storage_of
+    made = RocksDBLocation.storage
     plan = FaultPlan(seed=5, rate=0.25, faults=(Fault.FAILURE_BEFORE, Fault.FAILURE_AFTER))
     storages: list[FaultInjectingBucketSnapshotStorage] = []
-    monkeypatch.setattr(snapshots, "snapshot_storage_of", faulty)
+    monkeypatch.setattr(RocksDBLocation, "storage", faulty)
 
     result = data.run(
         *(word.format(new=tmp_path / "new") for word in words), "--set", "delayedDeliveryRetryBackoffMaxMillis=1",
         "--set", "delayedDeliveryRetryBackoffMinMillis=1",
     )  # fmt: skip
 
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
+    assert "postdate:" not in result.stderr
     assert sum(storage.fault_counts.total() for storage in storages) > 0
     if words[0] == "copy":
         # A commit that failed after its effect left a second one there.
@@ -497,8 +601,8 @@ def test_nothing_is_cut_off_on_a_narrow_screen(
     said = {
         words[0]: data.run(*words).stdout
         for words in (
-            ("list",), ("show", str(ids[0])), ("gc", "--dry-run"), ("copy", "--to", str(tmp_path / "new")),
-            ("verify", "--second-look", "0"),
+            ("list",), ("show", str(ids[0])), ("drop", "--dry-run"), ("copy", "--to", str(tmp_path / "new")),
+            ("check", "--second-look", "0"),
         )
     }  # fmt: skip
 
@@ -511,8 +615,8 @@ def test_nothing_is_cut_off_on_a_narrow_screen(
     for time in ("2027-01-15T08:00:00Z", "2027-01-15T08:09:59Z"):
         assert time in said["list"]
     assert "2027-01-15T08:09:00.000Z" in said["show"]
-    assert str(orphan) in said["gc"]
-    assert str(orphan) in said["verify"]
+    assert str(orphan) in said["drop"]
+    assert str(orphan) in said["check"]
     assert all(str(bucket_id) in said["copy"] for bucket_id in ids)
 
 
@@ -527,7 +631,7 @@ def with_long_ids(data: Data) -> None:
             return await _create(storage, REMINDERS, "me", 123_456)
 
     bucket_id = asyncio.run(add())
-    data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), _key(123_456): str(bucket_id)})
+    data.put(REMINDERS, "me", {_key(6): str(data.ids[2]), _key(123_456): str(bucket_id)})
 
 
 def test_drop_asks_before_it_gives_up_what_can_be_read(data: Data) -> None:
@@ -551,22 +655,22 @@ def test_drop_asks_before_it_gives_up_what_can_be_read(data: Data) -> None:
     assert data.listed() == data.ids[2:]
 
 
-@pytest.mark.parametrize("words", [("drop", "{bucket_id}"), ("verify", "--second-look", "0"), ("list",)])
+@pytest.mark.parametrize("words", [("drop", "{bucket_id}"), ("check", "--second-look", "0"), ("list",)])
 def test_an_outage_is_named_and_is_no_damage(
     data: Data, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     """However long it lasts: a drop asks first, and a check says that the snapshot is unavailable."""
     bucket_id = data.ids[0]
-    made = snapshots.snapshot_storage_of
+    made = RocksDBLocation.storage
 
-    def in_part_away(config: BrokerConfig, **options: Any) -> FaultInjectingBucketSnapshotStorage:
-        storage = FaultInjectingBucketSnapshotStorage(made(config, **options), dropped_after_failures=None)
+    def in_part_away(location: RocksDBLocation, **options: Any) -> FaultInjectingBucketSnapshotStorage:
+        storage = FaultInjectingBucketSnapshotStorage(made(location, **options), dropped_after_failures=None)
         storage.unreadable_ids.add(bucket_id)
         return storage
 
     before = data.properties
     with monkeypatch.context() as patched:
-        patched.setattr(snapshots, "snapshot_storage_of", in_part_away)
+        patched.setattr(RocksDBLocation, "storage", in_part_away)
         result = data.run(
             *(word.format(bucket_id=bucket_id) for word in words), "--set", "delayedDeliveryRetryBackoffMaxMillis=1",
             "--set", "delayedDeliveryRetryBackoffMinMillis=1",
@@ -582,10 +686,10 @@ def test_an_outage_is_named_and_is_no_damage(
         assert "It may only be an outage: " in result.stderr
         assert "Give it up?" in result.stderr
         assert "nothing was changed" in result.stderr
-    if words[0] == "verify":
+    if words[0] == "check":
         assert f"unavailable  {bucket_id}" in result.stdout
         assert "1 problem." in result.stdout
-        assert "Checked 3 snapshots, 20 segments" in result.stdout
+        assert "checked 3 snapshots, 20 segments" in result.stdout
     assert data.properties == before
     assert data.listed() == data.ids
 
@@ -595,18 +699,14 @@ def test_drop_gives_a_snapshot_up(data: Data) -> None:
     dropped = data.run("drop", str(data.ids[0]), "--yes", "--json")
 
     assert dropped.exit_code == 0, dropped.output
-    assert json.loads(dropped.stdout) == {
-        "bucket_id": data.ids[0],
-        "cursors_updated": 1,
-        "is_beside_service": False,
-        "left": None,
-    }
+    given_up = {"bucket_id": data.ids[0], "cursors_updated": 1, "is_beside_service": False, "left": None}
+    assert json.loads(dropped.stdout) == {"is_dry_run": False, "given_up": [given_up]}
     assert data.listed() == sorted(data.ids[1:])
     assert all(str(data.ids[0]) not in of_cursor.values() for of_cursor in data.properties.values())
     assert "no snapshot has the bucket id" in data.run("drop", str(data.ids[0])).stderr
 
 
-def test_put_aside_shows_damaged_folders_and_removes_them_once_an_operator_says_so(
+def test_drop_shows_damaged_folders_and_removes_them_once_an_operator_says_so(
     data: Data, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A start tells of them; nothing else beside the data is touched."""
@@ -619,54 +719,27 @@ def test_put_aside_shows_damaged_folders_and_removes_them_once_an_operator_says_
 
     snapshots.tell_of_put_aside(BrokerConfig(data_directory=data.path))
     before = data.listed()
-    shown = data.run("put-aside", "--json")
-    refused = data.run("put-aside", "--remove")
+    shown = data.run("drop", "--dry-run", "--json")
+    refused = data.run("drop")
 
     assert "damaged folders of snapshots that were put aside: 2 of 1.9 MiB" in caplog.text
-    assert json.loads(shown.stdout) == [{"path": str(folder), "bytes": 1_001_000, "removed": False} for folder in aside]
+    folders = [{"path": str(folder), "bytes": 1_001_000} for folder in aside]
+    assert json.loads(shown.stdout)["put_aside"] == folders
     assert refused.exit_code == 2
-    assert "2 folders, 1.9 MiB: deleted for good. Go on?" in refused.stderr
+    assert "2 folders that were put aside, 1.9 MiB: deleted for good. Go on?" in refused.stderr
     assert all((folder / "CURRENT").exists() for folder in aside)
 
-    removed = data.run("put-aside", "--remove", typed="y\n")
+    removed = data.run("drop", typed="y\n")
 
     assert removed.exit_code == 0
-    assert "Removed 2 folders, 1.9 MiB." in removed.stdout
+    assert "Deleted 2 folders that were put aside, 1.9 MiB." in removed.stdout
     assert not any(folder.exists() for folder in aside)
     assert (data.path / "snapshots-of-others").exists()
     assert data.listed() == before
-    assert "No folder was put aside." in data.run("put-aside").stdout
+    assert "Nothing to delete." in data.run("drop").stdout
     caplog.clear()
     snapshots.tell_of_put_aside(BrokerConfig(data_directory=data.path))
     assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        (("--to", "{new}", "--delete-source"), "--delete-source needs --update-cursors"),
-        (("--to", "{new}", "--topic", "no-such-topic"), "no topic no-such-topic"),
-        (
-            (
-                "--to", "s3://bucket/p", "--update-cursors", "--set", "bucketSnapshotS3AccessKeyId=a",
-                "--set", "bucketSnapshotS3SecretAccessKey=secret",
-            ),
-            "bucketSnapshotS3AccessKeyId: on Spark",
-        ),
-    ],
-)  # fmt: skip
-def test_spark_copies_only_what_it_can_and_says_so(
-    data: Data, tmp_path: Path, words: tuple[str, ...], refusal: str
-) -> None:
-    """Before anything is started or changed; and no secret is shown."""
-    before = data.properties
-
-    result = data.run("copy", "--workers", "spark", *(word.format(new=tmp_path / "new") for word in words))
-
-    assert result.exit_code == 2
-    assert refusal in " ".join(result.stderr.split())
-    assert "secret" not in result.output
-    assert data.properties == before
 
 
 def test_a_checkpoint_takes_the_place_of_the_folder(data: Data, tmp_path: Path) -> None:
@@ -676,7 +749,7 @@ def test_a_checkpoint_takes_the_place_of_the_folder(data: Data, tmp_path: Path) 
     assert f"{tmp_path / 'backups' / 'monday'} has 3 snapshots, " in result.stdout
     (data.path / "snapshots").rename(tmp_path / "lost")
     (tmp_path / "backups" / "monday").rename(data.path / "snapshots")
-    assert data.run("verify").exit_code == 0
+    assert data.run("check").exit_code == 0
 
 
 @pytest.mark.slow
@@ -692,7 +765,7 @@ def test_an_index_moves_to_plain_files_and_back(data: Data, tmp_path: Path) -> N
     assert emptied == []
     assert back.exit_code == 0, back.output
     assert contents_of(data.path) == before
-    assert data.run("verify").exit_code == 0
+    assert data.run("check").exit_code == 0
     assert [path for path in (tmp_path / "plain files").rglob("*") if path.is_file()] == []
 
 
@@ -751,7 +824,7 @@ def test_a_move_lets_the_cursors_name_the_copies_and_deletes_the_old(data: Data,
     (data.path / "snapshots").rename(tmp_path / "old")
     (target.path / "snapshots").rename(data.path / "snapshots")
     assert sorted(data.listed()) == sorted(named)
-    assert data.run("verify").exit_code == 0
+    assert data.run("check").exit_code == 0
 
 
 def test_a_move_that_is_begun_again_after_its_cursors_finds_nothing_lost(data: Data, tmp_path: Path) -> None:
@@ -765,7 +838,7 @@ def test_a_move_that_is_begun_again_after_its_cursors_finds_nothing_lost(data: D
     assert again.exit_code == 0
     assert "The cursors name 3 snapshots there already" in again.stdout
     assert data.properties == before
-    assert "Deleted 3 snapshots that no cursor names" in data.run("gc").stdout
+    assert "Deleted 3 snapshots that no cursor names" in data.run("drop", "--yes").stdout
 
 
 def test_a_damaged_snapshot_is_not_copied_and_no_cursor_changes(data: Data, tmp_path: Path) -> None:
@@ -837,8 +910,8 @@ def test_a_copy_names_what_the_storage_has_lost_and_moves_nothing(
 @pytest.mark.parametrize(
     "words",
     [
-        ("gc",),
-        ("gc", "--dry-run"),
+        ("drop", "--yes"),
+        ("drop", "--dry-run"),
         ("copy", "--to", "{new}", "--update-cursors", "--delete-source"),
         ("copy", "--to", "{new}"),
         ("checkpoint", "{new}"),
@@ -867,11 +940,12 @@ def test_a_folder_that_is_missing_is_no_empty_one_and_is_not_made(
     [
         (("copy", "--to", "{data}"), "that is where the snapshots are now"),
         (("copy", "--to", ""), "and is empty"),
-        (("copy", "--to", "{data}/snapshots"), "which is the service's own"),
+        (("copy", "--to", "{data}/snapshots"), "that is where the snapshots are now"),
+        (("copy", "--to", "{data}/snapshots/in"), "which is the service's own"),
         (("checkpoint", "{data}/snapshots/in/it"), "which is the service's own"),
         (("checkpoint", "/proc/x"), "cannot make a checkpoint in /proc/x: [Errno 2]"),
-        (("verify", "--second-look", "nan"), "nan is no number of seconds"),
-        (("verify", "--second-look", "inf"), "inf is no number of seconds"),
+        (("check", "--second-look", "nan"), "nan is no number of seconds"),
+        (("check", "--second-look", "inf"), "inf is no number of seconds"),
         (("copy", "--to", "ftp://x"), "must be a folder, s3://BUCKET/PREFIX"),
         (("copy", "--to", "s3://bucket/ä"), "prefix must be words of letters"),
         (("copy", "--to", "x", "--delete-source"), "--delete-source needs --update-cursors"),
@@ -919,26 +993,8 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(data: Data, words: tupl
     assert "without" in result.stderr or "did you mean" in result.stderr
 
 
-def test_a_place_on_s3_has_the_same_form_for_each_command() -> None:
-    """As for jobs on Spark; the settings that it leaves out are those of the configuration."""
-    own = S3Config(bucket="ours", endpoint="http://ours", region="here", access_key_id="id", secret_access_key="key")
-    config = BrokerConfig(data_directory=Path("data"), bucket_snapshot_storage="s3", s3=own)
-    there = "s3://theirs/a/b?endpoint=http://127.0.0.1:9000&region=there&path_style=true"
-
-    theirs, ours = target_place(config, there), target_place(config, "s3://ours/c")
-
-    assert isinstance(theirs, BrokerConfig)
-    assert isinstance(ours, BrokerConfig)
-    changed, near = theirs.s3, ours.s3
-
-    assert (changed.bucket, changed.prefix, changed.endpoint) == ("theirs", "a/b", "http://127.0.0.1:9000")
-    assert (changed.region, changed.is_path_style, changed.access_key_id) == ("there", True, "id")
-    assert near == replace(own, prefix="c")
-    assert s3_location(there).uri == there
-
-
 def test_a_missing_folder_is_one_line_and_stays_missing(tmp_path: Path) -> None:
-    for words in (("list",), ("verify",), ("gc",), ("export", str(tmp_path / "x.parquet"))):
+    for words in (("list",), ("check",), ("drop", "--yes"), ("export", str(tmp_path / "x.parquet"))):
         for path in (tmp_path / "none", tmp_path):
             result = Data(path, []).run(*words)
             assert result.exit_code == 2
@@ -1023,13 +1079,13 @@ def test_a_name_is_printed_as_it_is(data: Data, tmp_path: Path, name: str) -> No
             )
 
     bucket_id = str(asyncio.run(add()))
-    data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), key: bucket_id})
+    data.put(REMINDERS, "me", {_key(6): str(data.ids[2]), key: bucket_id})
 
     exported, copied = data.run("export", str(path)), data.run("copy", "--to", str(target))
     listed, shown = data.run("list"), data.run("show", bucket_id)
-    verified, saved = data.run("verify", "--second-look", "0"), data.run("checkpoint", str(path.parent / "saved"))
-    data.put(REMINDERS, "me", {_key(5): str(data.ids[2])})
-    collected = data.run("gc")
+    verified, saved = data.run("check", "--second-look", "0"), data.run("checkpoint", str(path.parent / "saved"))
+    data.put(REMINDERS, "me", {_key(6): str(data.ids[2])})
+    collected = data.run("drop", "--yes")
 
     results = [exported, copied, listed, shown, saved, verified, collected]
     assert [result.exit_code for result in results] == [0] * 5 + [1, 0]

@@ -18,10 +18,10 @@ from managed_ledger.disk.keys import Family
 from managed_ledger.errors import NameNotFoundError
 from managed_ledger.names import find_cursor, find_topic
 from managed_ledger.position import Position
-from postdate.pipeline.index.acknowledged import Acknowledged, acknowledged_by_all
-from postdate.pipeline.index.selection import select
-from postdate.pipeline.logs.header_log import LedgerExtent
-from postdate.pipeline.logs.log_folder import LogFolder
+from postdate.index.acknowledged import Acknowledged, acknowledged_by_all
+from postdate.index.ledger_ranges import LedgerExtent
+from postdate.index.log_folder import LogFolder
+from postdate.index.selection import select
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.inspection import is_bucket_property
 
@@ -75,6 +75,14 @@ class CursorLog:
     def _cursors_of(self, topics: Collection[str]) -> set[str]:
         return {name.cursor for name in self._ids if name.topic in topics}
 
+    def selected(self, topics: Sequence[str] | None, cursors: Sequence[str] | None) -> list[CursorName]:
+        """Return the cursors of a selection.
+
+        Raises:
+            NameNotFoundError: There is no such topic or subscription.
+        """
+        return select(self.names(), self._topics, topics, cursors).of(self.names())
+
     def with_own_index(self, topics: Sequence[str] | None, cursors: Sequence[str] | None) -> list[CursorName]:
         """Return the cursors of a selection that have an index; one that subscriptions share is the index cursor's.
 
@@ -82,7 +90,7 @@ class CursorLog:
             NameNotFoundError: There is no such topic or subscription.
             ValueError: A named subscription shares its index with others, which would be changed, too.
         """
-        names = select(self.names(), self._topics, topics, cursors).of(self.names())
+        names = self.selected(topics, cursors)
         shared = {name.topic for name in self._ids if is_index_cursor(name.cursor)}
         sharing = [name for name in names if name.topic in shared and not is_index_cursor(name.cursor)]
         if sharing and cursors is not None:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.index.cursor_snapshots import is_own
-from postdate.pipeline.index.staging import StagedSnapshot
+from postdate.index.cursor_log import CursorLog
+from postdate.index.cursor_snapshots import is_own
+from postdate.index.staging import StagedSnapshot
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import SnapshotStorageError
-from snapshot_storage.inspection import readable_infos
+from snapshot_storage.inspection import is_bucket_property, readable_infos
 from snapshot_storage.objects.format import DecodedObject
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.bucket_properties import read_properties
@@ -69,8 +69,8 @@ async def publish(
         staged: The buckets to publish; a bucket key at most once for each cursor. An error in it ends the publication.
         storage: Where to, open.
         cursors: The cursors, for their properties.
-        replaced: Cursors whose other buckets go: their index becomes the staged one. Other cursors keep theirs,
-            but for those of the same bucket key.
+        replaced: Cursors whose other properties about buckets go: their index becomes the staged one. Other cursors
+            keep theirs, but for those of the same bucket key.
         gone: Buckets that go, by subscription and bucket key.
         marks: Other properties that every cursor with a new bucket gets, in the same write.
         on_stored: Told of each snapshot when it is stored.
@@ -84,7 +84,7 @@ async def publish(
         gone_keys[cursor].add(key)
     old = {cursor: dict(cursors.properties(cursor)) for cursor in (*replaced, *gone_keys)}
     for cursor in replaced:
-        gone_keys[cursor].update(bucket.key for bucket in read_properties(old[cursor]).buckets)
+        gone_keys[cursor].update(filter(is_bucket_property, old[cursor]))
     # A snapshot that cannot even be listed is replaced or left alone, so that a rebuild can do its work.
     infos = {info.bucket_id: info for info in (await readable_infos(storage, _ids(old.values()))).infos}
     published = Published()

@@ -1,33 +1,34 @@
-"""The task of the audit: compare a stretch of a log with the rows that the index has of it. Without Spark.
+"""Compare a log with the rows that the index of a cursor has of it.
 
-A cursor's positions are cut into stretches that leave no gap, so rows of trimmed ledgers are looked at as well. A task
-holds the log's rows of one stretch and one bucket at a time.
+A cursor's positions are cut into stretches that leave no gap, so rows of trimmed ledgers are looked at as well. Memory
+holds the rows of one stretch and one bucket at a time.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.position import Position
-from postdate.pipeline.index.acknowledged import Acknowledged
-from postdate.pipeline.logs.header_log import HeaderLog, HeaderRange
-from postdate.pipeline.tasks.row_checks import split_rows
-from snapshot_storage.encoding.codec import decode_metadata, decode_segment
+from postdate.index.acknowledged import Acknowledged
+from postdate.index.ledger_ranges import HeaderRange, LedgerExtent, split_ranges
+from postdate.index.log_folder import LogFolder
+from snapshot_storage.bucket_key import parse_bucket_key
+from snapshot_storage.encoding.codec import decode_metadata, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotUnavailableError
-from snapshot_storage.inspection import metadata_problems, segment_problems
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.columns.row_order import NEVER
 
 FIRST_POSITION, LAST_POSITION = Position(0, 0), Position(2**63 - 1, 2**32)
 
-
-PROBLEMS_SHOWN_MAX = 5
-"""Problems of one snapshot that a report names."""
+STRETCH_ENTRIES_MAX = 500_000
 
 
 class IndexFinding(StrEnum):
@@ -51,7 +52,7 @@ HARMLESS = frozenset({IndexFinding.ACKNOWLEDGED, IndexFinding.UNSEALED})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AuditTask:
+class Stretch:
     """Positions of a subscription from `begin` to before `end`."""
 
     topic: str
@@ -68,70 +69,99 @@ class AuditTask:
 
 
 @dataclass(slots=True, eq=False)
-class Audited:
-    """The findings of a task."""
+class Compared:
+    """The findings about a stretch."""
 
     topic: str
     cursor: str
     positions: dict[IndexFinding, DelayedIndexes] = field(default_factory=dict)
     """Without harmless ones, which are only counted."""
     counts: dict[IndexFinding, int] = field(default_factory=dict)
-    corrupt: dict[int, str] = field(default_factory=dict)
-    """Snapshots that cannot be read, or of which entry 0 and the segments contradict each other, and why."""
-    unavailable: dict[int, str] = field(default_factory=dict)
-    """Snapshots that the storage does not answer for, and why; with any, the stretch is not compared."""
     log_rows: int = 0
     index_rows: int = 0
 
 
-async def audit_task(log: HeaderLog, storage: BucketSnapshotStorage, task: AuditTask, *, now_ms: int) -> Audited:
-    """Compare a stretch; a damaged bucket is a finding too, and one that the storage does not answer for ends it.
+def stretches(
+    cursor: CursorName,
+    ledgers: Sequence[LedgerExtent],
+    infos: Sequence[BucketSnapshotInfo],
+    acknowledged: Acknowledged,
+    sealed_through: Position,
+) -> Iterator[Stretch]:
+    """Cut all positions of a cursor into stretches without a gap, so that ledgers which are gone are looked at too.
 
-    Entry 0 of each bucket is compared with the segments: a tracker that recovers goes by it, and not by the rows.
+    Args:
+        cursor: The subscription.
+        ledgers: The ledgers of its topic.
+        infos: Its own buckets.
+        acknowledged: What it has acknowledged.
+        sealed_through: The last position that a bucket has.
     """
-    audited = Audited(task.topic, task.cursor)
-    parts = []
-    for info in task.buckets:
-        try:
-            rows, problems = await _checked(storage, info)
-            parts.append(_within(rows, task.begin, task.end))
-            if problems:
-                audited.corrupt[info.bucket_id] = "; ".join(problems[:PROBLEMS_SHOWN_MAX])
-        except (SnapshotCorruptedError, BucketNotFoundError) as error:
-            audited.corrupt[info.bucket_id] = str(error)
-        except SnapshotUnavailableError as error:
-            audited.unavailable[info.bucket_id] = str(error)
-    if audited.unavailable:
-        # Which positions are missing is not known: these snapshots may have them.
-        return audited
-    index = DelayedIndexes.concatenate(parts)
-    read = [split_rows(part.topic, log.read_times(part), part.ledger_id)[0] for part in task.ranges]
-    in_log = DelayedIndexes.concatenate(read)
-    in_log = in_log.take(in_log.deliver_at_ms > NOT_DELAYED)
-    audited.log_rows, audited.index_rows = len(in_log), len(index)
-    found = compare(index, in_log, task.acknowledged, sealed_through=task.sealed_through, now_ms=now_ms)
-    audited.counts = {finding: len(rows) for finding, rows in found.items()}
-    audited.positions = {finding: rows for finding, rows in found.items() if finding not in HARMLESS and len(rows)}
-    return audited
+    wanted = [ledger for ledger in ledgers if not acknowledged.covers_ledger(ledger.ledger_id)]
+    parts = list(split_ranges(wanted, entries_max=STRETCH_ENTRIES_MAX)) or [()]
+    begins = [FIRST_POSITION, *(Position(ranges[0].ledger_id, ranges[0].first) for ranges in parts[1:])]
+    for ranges, begin, end in zip(parts, begins, [*begins[1:], LAST_POSITION], strict=True):
+        buckets = tuple(info for info in infos if _may_have(info, begin, end))
+        yield Stretch(*cursor, ranges, begin, end, buckets, acknowledged, sealed_through)
 
 
-async def _checked(storage: BucketSnapshotStorage, info: BucketSnapshotInfo) -> tuple[DelayedIndexes, list[str]]:
-    """Return the rows of a bucket, and where its entries contradict each other.
+def _may_have(info: BucketSnapshotInfo, begin: Position, end: Position) -> bool:
+    ledgers = parse_bucket_key(info.bucket_key)
+    return ledgers is None or (begin.ledger_id <= ledgers.last_ledger_id and ledgers.first_ledger_id <= end.ledger_id)
+
+
+async def sealed_through(storage: BucketSnapshotStorage, buckets: Mapping[str, int]) -> Position:
+    """Return the last position that a bucket has; the end of its range where it is damaged.
+
+    Args:
+        storage: The storage.
+        buckets: The snapshot of each key.
 
     Raises:
-        SnapshotCorruptedError: An entry is damaged.
-        BucketNotFoundError: The snapshot was deleted meanwhile.
+        SnapshotStorageError: The storage does not answer.
     """
-    metadata = decode_metadata(await storage.get_bucket_snapshot_metadata(info.bucket_id))
-    data = await storage.get_bucket_snapshot_segment(info.bucket_id, 1, max(1, info.segment_count))
-    segments = [decode_segment(segment, entry=number) for number, segment in enumerate(data, start=1)]
-    problems = metadata_problems(info, metadata)
-    previous_end_ms = 0
-    for number, (promised, rows) in enumerate(zip(metadata, segments, strict=False), start=1):
-        found = segment_problems(promised, rows, previous_end_ms=previous_end_ms)
-        problems += [f"segment {number}: {what}" for what in found]
-        previous_end_ms = promised.deliver_at_ms_max
-    return DelayedIndexes.concatenate(segments), problems
+    by_end: defaultdict[int, set[int]] = defaultdict(set)
+    for key, bucket_id in buckets.items():
+        ledgers = parse_bucket_key(key)
+        if ledgers is not None:
+            by_end[ledgers.last_ledger_id].add(bucket_id)
+    last = Position(-1, -1)
+    for bucket_id in by_end[max(by_end)] if by_end else ():
+        try:
+            segments = decode_metadata(await storage.get_bucket_snapshot_metadata(bucket_id))
+            for segment in segments:
+                for ledger_id in segment.bitmaps:
+                    # Positions of entry 0 outside of the key's ledgers do not count, as in the live tracker.
+                    if last.ledger_id <= ledger_id <= max(by_end) and segment.bitmap(ledger_id):
+                        last = max(last, Position(ledger_id, segment.bitmap(ledger_id).max()))
+        except (SnapshotCorruptedError, BucketNotFoundError):
+            last = max(last, Position(max(by_end), LAST_POSITION.entry_id))
+    return last
+
+
+async def compare_stretch(log: LogFolder, storage: BucketSnapshotStorage, stretch: Stretch, *, now_ms: int) -> Compared:
+    """Compare a stretch of a log with its buckets; the rows of a damaged one are missing.
+
+    Raises:
+        LedgerError: The log cannot be read.
+        SnapshotStorageError: The storage does not answer, so that what is missing is not known.
+    """
+    compared = Compared(stretch.topic, stretch.cursor)
+    parts = []
+    for info in stretch.buckets:
+        with suppress(SnapshotCorruptedError, BucketNotFoundError):
+            # A tracker that recovers cannot use a bucket without entry 0, though every segment be whole.
+            decode_metadata(await storage.get_bucket_snapshot_metadata(info.bucket_id))
+            data = await storage.get_bucket_snapshot_segment(info.bucket_id, 1, max(1, info.segment_count))
+            parts.append(_within(decode_segments(data), stretch.begin, stretch.end))
+    index = DelayedIndexes.concatenate(parts)
+    in_log = DelayedIndexes.concatenate([log.read_times(part) for part in stretch.ranges])
+    in_log = in_log.take(in_log.deliver_at_ms > NOT_DELAYED)
+    compared.log_rows, compared.index_rows = len(in_log), len(index)
+    found = compare(index, in_log, stretch.acknowledged, sealed_through=stretch.sealed_through, now_ms=now_ms)
+    compared.counts = {finding: len(rows) for finding, rows in found.items()}
+    compared.positions = {finding: rows for finding, rows in found.items() if finding not in HARMLESS and len(rows)}
+    return compared
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""Copy an index to another storage: the one plan for a copy, whether one process carries it out or Spark.
+"""Copy an index to another storage, or move it there.
 
 Snapshots get new ids in the target. Copies of an earlier run are found again by their names and their content, so an
 interrupted run is resumed by the next one, and a second run copies nothing. The order of the steps keeps a move safe:
@@ -7,24 +7,26 @@ interrupted run is resumed by the next one, and a second run copies nothing. The
    read or is missing, nothing further is done;
 2. the properties of all cursors are changed to the new ids in one durable write;
 3. only then, if requested, the old snapshots are deleted.
-
-`CopyWorkers` carry out step 1, each with `find_or_copy`: `postdate.snapshot_tools.copy` in this process,
-`postdate.pipeline.jobs.copies` in tasks of Spark.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
-from postdate.pipeline.index.cursor_snapshots import bucket_properties
-from postdate.pipeline.index.selection import Selection
-from snapshot_storage.copying import found_copy
+from postdate.index.cursor_snapshots import bucket_properties
+from postdate.index.opening import Filter
+from snapshot_storage.copying import copy_snapshot, found_copy
 from snapshot_storage.errors import BucketNotFoundError, SnapshotUnreadableError
 from snapshot_storage.inspection import BucketProperty, matched, readable_infos
+from snapshot_storage.retrying import Retries
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+
+COPIES_IN_FLIGHT_MAX = 8
+"""Memory holds so many snapshots at a time, each of as many bytes as it has."""
 
 OnCopied = Callable[[int, int], None]
 """Receives the number of bytes done, and of all bytes."""
@@ -35,65 +37,6 @@ class SnapshotToCopy(NamedTuple):
 
     info: BucketSnapshotInfo
     candidates: tuple[int, ...]
-
-
-class CopyResult(NamedTuple):
-    """The result for one snapshot."""
-
-    old_id: int
-    new_id: int | None = None
-    """None if the snapshot cannot be copied."""
-    is_new: bool = False
-    """False for a copy that an earlier run has made."""
-    error: str = ""
-
-
-class CopyWorkers(Protocol):
-    """Copies snapshots, in any order."""
-
-    may_repeat: bool
-    """Whether the target may get several copies of a snapshot, of which the last one is told."""
-
-    def copies(
-        self, here: BucketSnapshotStorage, there: BucketSnapshotStorage, wanted: Sequence[SnapshotToCopy]
-    ) -> AsyncGenerator[CopyResult, None]:
-        """Copy each snapshot, or find its copy, and give the results as they come.
-
-        Raises:
-            SnapshotStorageError: One of the storages does not answer.
-        """
-        ...
-
-
-async def find_or_copy(
-    here: BucketSnapshotStorage,
-    there: BucketSnapshotStorage,
-    wanted: Sequence[SnapshotToCopy],
-    write: Callable[[BucketSnapshotInfo, bytes], Awaitable[int | None]],
-) -> AsyncGenerator[CopyResult, None]:
-    """Find the copy of each snapshot, or make it, one after the other; no two get the same copy.
-
-    Args:
-        here: The storage of the index.
-        there: The target.
-        wanted: The snapshots, with the candidates for their copies.
-        write: Makes a copy from an info and entry 0, and returns its id; None if it gets one only later.
-
-    Raises:
-        SnapshotStorageError: One of the storages does not answer.
-    """
-    taken: set[int] = set()
-    for info, candidates in wanted:
-        try:
-            metadata = await here.get_bucket_snapshot_metadata(info.bucket_id)
-            free = [bucket_id for bucket_id in candidates if bucket_id not in taken]
-            found_id = await found_copy(here, there, info, metadata, free)
-            new_id = await write(info, metadata) if found_id is None else found_id
-        except (SnapshotUnreadableError, BucketNotFoundError) as error:
-            yield CopyResult(info.bucket_id, error=str(error))
-        else:
-            taken.update(() if new_id is None else (new_id,))
-            yield CopyResult(info.bucket_id, new_id, is_new=found_id is None)
 
 
 @dataclass(slots=True)
@@ -125,9 +68,9 @@ async def copy_index(
     here: BucketSnapshotStorage,
     there: BucketSnapshotStorage,
     cursors: CursorPropertiesFolder,
-    workers: CopyWorkers,
     *,
-    chosen: Selection,
+    retries: Retries,
+    chosen: Filter,
     updates_cursors: bool,
     deletes_source: bool,
     advance: OnCopied,
@@ -138,8 +81,8 @@ async def copy_index(
         here: The storage of the index.
         there: The target.
         cursors: The properties of all cursors; open to write if they are to be updated.
-        workers: Copies the snapshots.
-        chosen: Only cursors of this selection.
+        retries: How often a copy is written again where the target does not answer.
+        chosen: Only these cursors, by the log's own names.
         updates_cursors: Whether the cursors shall name the copies.
         deletes_source: Whether the old snapshots shall be deleted in the end.
         advance: Told of the progress.
@@ -153,10 +96,7 @@ async def copy_index(
     properties = bucket_properties(await asyncio.to_thread(cursors.read))
     chosen_properties = [one for one in properties if chosen.has(CursorName(one.topic_name, one.cursor_name))]
     wanted = await _plan(here, there, chosen, chosen_properties, copied)
-    async with aclosing(workers.copies(here, there, wanted)) as results:
-        await _copy(results, copied, advance)
-    if workers.may_repeat:
-        await _delete_leftovers(there, wanted, properties, copied)
+    await _copy(here, there, wanted, retries, copied, advance)
     copied.cursors_left = updates_cursors and bool(copied.failed)
     if updates_cursors and not copied.failed:
         copied.cursors_updated = await asyncio.to_thread(_update_cursors, cursors, copied)
@@ -181,7 +121,7 @@ def _owner(info: BucketSnapshotInfo) -> Owner:
 async def _plan(
     here: BucketSnapshotStorage,
     there: BucketSnapshotStorage,
-    chosen: Selection,
+    chosen: Filter,
     properties: Sequence[BucketProperty],
     copied: Copied,
 ) -> list[SnapshotToCopy]:
@@ -199,7 +139,7 @@ async def _plan(
     for bucket_id, fault in faults.items():
         if bucket_id is not None and bucket_id in named and bucket_id not in moved:
             copied.failed[bucket_id] = str(fault)
-        elif chosen == Selection():
+        elif chosen == Filter():
             # The owner of an unreadable snapshot is unknown, so a selection leaves it out.
             copied.unnamed_damaged[bucket_id] = str(fault)
     found = {info.bucket_id for info in infos} | moved
@@ -211,32 +151,56 @@ async def _plan(
     return [SnapshotToCopy(info, tuple(candidates[info.bucket_id])) for info in copied.infos]
 
 
-async def _copy(results: AsyncIterator[CopyResult], copied: Copied, advance: OnCopied) -> None:
-    lengths = {info.bucket_id: info.length_bytes for info in copied.infos}
-    done, total = 0, sum(lengths.values())
-    advance(0, total)
-    async for one in results:
-        done += lengths[one.old_id]
-        if one.new_id is None:
-            copied.failed[one.old_id] = one.error
-        else:
-            copied.new_ids[one.old_id] = one.new_id
-            copied.written += one.is_new
-            copied.written_bytes += one.is_new * lengths[one.old_id]
-        advance(done, total)
-
-
-async def _delete_leftovers(
+async def _copy(
+    here: BucketSnapshotStorage,
     there: BucketSnapshotStorage,
     wanted: Sequence[SnapshotToCopy],
-    properties: Sequence[BucketProperty],
+    retries: Retries,
     copied: Copied,
+    advance: OnCopied,
 ) -> None:
-    """Delete further copies, of this run or of one that was interrupted; snapshots that any property names stay."""
-    copies = matched([snapshot.info for snapshot in wanted], await there.list_bucket_snapshots())
-    used = {*copied.new_ids.values(), *(one.bucket_id for one in properties)}
-    for bucket_id in {one for ids in copies.values() for one in ids} - used:
-        await there.delete_bucket_snapshot(bucket_id)
+    """Copy snapshots, or find their copies, several at a time.
+
+    Raises:
+        SnapshotStorageError: One of the storages does not answer.
+    """
+    done, total = 0, sum(info.length_bytes for info, _ in wanted)
+    advance(0, total)
+    gate = asyncio.Semaphore(COPIES_IN_FLIGHT_MAX)
+
+    async def copy_each(snapshots: Sequence[SnapshotToCopy]) -> None:
+        nonlocal done
+        taken: set[int] = set()
+        for info, candidates in snapshots:
+            async with gate:
+                try:
+                    metadata = await here.get_bucket_snapshot_metadata(info.bucket_id)
+                    free = [bucket_id for bucket_id in candidates if bucket_id not in taken]
+                    found_id = await found_copy(here, there, info, metadata, free)
+                    if found_id is None:
+                        # All of it is written again after a failure: what may be there already is an orphan.
+                        new_id = await retries.run(partial(copy_snapshot, here, there, info, metadata))
+                        copied.written += 1
+                        copied.written_bytes += info.length_bytes
+                    else:
+                        new_id = found_id
+                        taken.add(found_id)
+                    copied.new_ids[info.bucket_id] = new_id
+                except (SnapshotUnreadableError, BucketNotFoundError) as error:
+                    copied.failed[info.bucket_id] = str(error)
+            done += info.length_bytes
+            advance(done, total)
+
+    # Snapshots that may have the same copy follow each other, so that no two take it.
+    groups: defaultdict[Hashable, list[SnapshotToCopy]] = defaultdict(list)
+    for snapshot in wanted:
+        groups[snapshot.candidates or snapshot.info.bucket_id].append(snapshot)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for group in groups.values():
+                tasks.create_task(copy_each(group))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
 
 
 def _update_cursors(cursors: CursorPropertiesFolder, copied: Copied) -> int:

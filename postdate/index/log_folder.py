@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from managed_ledger.cursors import cursor_records
 from managed_ledger.cursors.cursor_records import StoredCursor
@@ -23,11 +22,25 @@ from managed_ledger.entries.blocks import payload_at, payload_count
 from managed_ledger.entries.headers import EntryHeaders, Rows, decode_rows
 from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.ledgers import Ledger
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from managed_ledger.value_types import Int64Array
-from postdate.pipeline.logs.header_log import HeaderRange, LedgerExtent, header_batch
+from postdate.index.ledger_ranges import HeaderRange, LedgerExtent
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 _OWNER = struct.Struct("<Q")
+
+
+def log_folder_of(location: str) -> Path | None:
+    """Return the folder of a managed ledger at a location, None where there is none.
+
+    A data directory of the service stands for the log in it.
+    """
+    if "://" in location:
+        return None
+    for folder in (Path(location), Path(location) / "ledgers"):
+        if (folder / LOG_MARKER_FILE).exists():
+            return folder.absolute()
+    return None
 
 
 class LogFolder:
@@ -57,6 +70,7 @@ class LogFolder:
             self._read_only.release()
 
     def topics(self) -> list[str]:
+        """All topics, in order of name."""
         return sorted(self._owner_ids)
 
     def ledgers(self, topics: Collection[str] | None = None) -> list[LedgerExtent]:
@@ -108,12 +122,8 @@ class LogFolder:
         rows = self._rows(part)
         return EntryHeaders.from_rows(*_positions(part, len(rows)), rows)
 
-    def read_batch(self, part: HeaderRange) -> pa.RecordBatch:
-        """Read a range as a record batch; raises what `read` raises."""
-        return header_batch(part.topic, self.read(part))
-
     def read_times(self, part: HeaderRange) -> DelayedIndexes:
-        """Read a range as a record batch; raises what `read` raises."""
+        """When the entries of a range are to be delivered; raises what `read` raises."""
         rows = self._rows(part)
         return DelayedIndexes(np.ascontiguousarray(rows[:, 0]), *_positions(part, len(rows)))
 

@@ -9,19 +9,18 @@ import pytest
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
 from postdate.broker.configuration.config import BrokerConfig
-from postdate.pipeline.index.cursor_log import CursorLog
-from postdate.pipeline.index.index_copy import is_named
-from postdate.pipeline.index.publishing import Published, each_of, publish
-from postdate.pipeline.index.selection import select
-from postdate.pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
-from postdate.pipeline.jobs.audit import drop_useless
+from postdate.index.cursor_log import CursorLog
+from postdate.index.index_copy import is_named
+from postdate.index.location import location_at
+from postdate.index.opening import Filter
+from postdate.index.publishing import Published, each_of, publish
+from postdate.index.selection import select
+from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from postdate.pipeline.tasks.merge_rows import NamedBucket, count_buckets
-from postdate.snapshot_tools.copy import LocalCopies, copy_snapshots
-from postdate.snapshot_tools.place import Filter
+from postdate.snapshot_tools.copy import copy_snapshots
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
 from tests.helpers.live_index import NOW_MS
@@ -96,18 +95,19 @@ def test_anothers_snapshot_is_not_taken_for_ones_own_though_every_byte_is_the_sa
     assert _ids(data) == sorted([mine, theirs])
 
 
-def test_a_malformed_property_keeps_what_it_seems_to_name_until_it_is_dropped(data: Path) -> None:
-    """A repair drops it, and says which snapshots are named no more."""
+def test_a_malformed_property_keeps_what_it_seems_to_name_until_it_is_replaced(data: Path) -> None:
+    """A rebuild replaces all properties about buckets, and leaves others alone."""
     odd = f"{BUCKET_KEY_PREFIX}_oops"
     with CursorLog(data / "ledgers") as owners:
         (theirs,) = owners.named_ids()
         owners.put_properties({A: {odd: str(theirs), "mine": "1"}, B: {}})
-        before = owners.named_ids()
-        dropped = drop_useless(owners, {A})
-        left = dict(owners.properties(A))
+        assert owners.named_ids() == {theirs}
 
-    assert before == dropped == {theirs}
-    assert left == {"mine": "1"}
+    _published(data, is_staged=True)
+
+    (mine,) = bucket_ids(data, A)
+    with CursorLog(data / "ledgers") as owners:
+        assert (owners.properties(A), owners.named_ids()) == ({KEY: str(mine), "mine": "1"}, {mine})
 
 
 def test_a_bucket_that_is_anothers_is_not_merged(data: Path) -> None:
@@ -142,10 +142,9 @@ def test_a_copy_moves_what_its_owner_names_and_leaves_a_wrong_property_alone(dat
     copied = asyncio.run(
         copy_snapshots(
             BrokerConfig(data_directory=data),
-            BrokerConfig(data_directory=target),
+            location_at(str(target)),
             Filter(),
             lambda _done, _total: None,
-            workers=LocalCopies(Retries()),
             updates_cursors=True,
             deletes_source=True,
         )

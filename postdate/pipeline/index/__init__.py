@@ -1,1 +1,0 @@
-"""The place of an index, its owners, the step that makes staged snapshots the index, and its copy. Without Spark."""
