@@ -229,15 +229,16 @@ def test_the_extras_are_those_of_the_package() -> None:
 _INTERRUPTED = """
 import os, signal, sys
 
+interrupted = sys.argv.pop(1)
+
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
-        if name == sys.argv[1]:
+        if name == interrupted:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
-del sys.argv[1]
 sys.argv[0] = "postdate"
-from postdate.command_line.program import postdate as main
+from postdate.command_line.main import main
 main()
 """
 
@@ -252,7 +253,7 @@ def heed_interrupts() -> None:
     "module",
     [
         "click",
-        "postdate.broker.configuration.config",
+        "postdate.index.opening",
         "numpy",
         "postdate.pipeline.cli.main",
         "postdate.pipeline.jobs.log_rebuild",
