@@ -253,7 +253,7 @@ def heed_interrupts() -> None:
     "module",
     [
         "click",
-        "postdate.index.opening",
+        "postdate.index.publishing",
         "numpy",
         "postdate.pipeline.cli.main",
         "postdate.pipeline.jobs.log_rebuild",
