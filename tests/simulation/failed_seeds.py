@@ -87,4 +87,11 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(1351370623, "a merge kept a row that had been handed out, and not the one that was still to come"),
     FailedSeed(3215921987, "what a view of a shared index had given was sent again to the consumer that held it"),
     FailedSeed(4002001513, "the simulation itself took rows that wait for their snapshots for rows of segments"),
+    FailedSeed(
+        1769081537, "the simulation itself expected an empty look before a consumer of a type without delays had come"
+    ),
+    FailedSeed(
+        3187017382,
+        "the simulation itself wanted copies cancelled that were made, and looked for, while delays were off",
+    ),
 ]

@@ -668,7 +668,7 @@ class Oracle:
     def _judge_time(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
         if not entry.is_delayed or not has_delays(sub.kind) or self.is_due(entry):
             return
-        if any(entry.published_at <= off.end_s and entry.key > off.keeps_through for off in sub.off_periods):
+        if self.may_be_undelayed(sub, entry):
             return
         self.complain(
             f"{sub.name}: {entry.key} was sent {entry.deliver_at_ms - self._times.now_ms()} ms before its time"
@@ -699,6 +699,10 @@ class Oracle:
         if self._times.now_ms() >= earliest_ms:
             return True
         return any(at >= entry.published_at and peak >= earliest_ms for at, peak in self._times.peaks)
+
+    def may_be_undelayed(self, sub: SubscriptionModel, entry: PublishedEntry) -> bool:
+        """Whether delays were off when it was published, or later, and it is not of those that keep their times."""
+        return any(entry.published_at <= off.end_s and entry.key > off.keeps_through for off in sub.off_periods)
 
     def _were_delays_off(self, entry: PublishedEntry) -> bool:
         """Whether delays were off at some time since it was published: it may have been due then."""

@@ -158,13 +158,15 @@ async def _cancel_all(sim: "Simulation", sub: SubscriptionModel, after_s: float)
             return
         sim.did("cancel of everything", outcome.changed)
         _judge_sum(sim, outcome, outcome.changed + outcome.in_hand + outcome.gone)
-        # Where the topic's delays are off, nothing is scheduled.
-        if sub.seeks_seen != seeks or sub.pending_seek is not None or not sim.is_active:
+        if sub.seeks_seen != seeks or sub.pending_seek is not None:
             return
         for key in sim.scheduled_keys(sub) - meant:
             entry = sim.oracle.entries[key]
-            # A message that has come due may have been in a hand, and have come back.
-            if entry.copy_of is not None and number_of(entry.payload) in numbers and not sim.oracle.is_due(entry):
+            # A message that has come due may have been in a hand, and have come back. A copy that was made while the
+            # topic's delays were off was not scheduled then, though it is once they are on again.
+            if sim.oracle.is_due(entry) or sim.oracle.may_be_undelayed(sub, entry):
+                continue
+            if entry.copy_of is not None and number_of(entry.payload) in numbers:
                 sim.complain(
                     f"{sub.name}: everything was cancelled, and {key}, a copy of {entry.copy_of}, is still to come"
                 )

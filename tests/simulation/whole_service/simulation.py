@@ -381,10 +381,13 @@ class Simulation:
     def scheduled_keys(self, sub: SubscriptionModel) -> set[Key]:
         """Return what a look shows of a subscription: delayed messages that no consumer has, or is about to be sent.
 
-        A message that is being moved is the old one until its copy is durable.
+        A message that is being moved is the old one until its copy is durable. The next consumers may be of a type that
+        does not delay: until they come, the subscription is of the last type.
         """
-        waiting = {key for rows in sub.delayed.values() for _, key in rows} - self.unsent(sub)
-        entries = self.oracle.entries
+        found, entries = self.subscription(sub), self.oracle.entries
+        if found is None or not found.has_delays:
+            return set()
+        waiting = {key for key in sub.waiting() if entries[key].is_delayed} - self.unsent(sub)
         moving = {
             old
             for old, copy in sub.replaced.items()
