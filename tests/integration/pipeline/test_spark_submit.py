@@ -43,7 +43,7 @@ def test_a_rebuild_runs_by_spark_submit(tmp_path: Path) -> None:
     }
 
     words = [str(word) for option in options.items() for word in option]
-    run = _submitted("pipeline", "rebuild", tmp_path, *words, cwd=tmp_path)
+    run = _submitted("postdate.pipeline", "rebuild", tmp_path, *words, cwd=tmp_path)
 
     assert run.returncode == 0, run.stderr
     assert "430 messages of 5 ledgers read" in run.stdout

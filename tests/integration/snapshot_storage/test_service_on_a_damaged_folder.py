@@ -156,7 +156,7 @@ def lose_the_log(snapshots: Path) -> None:
 
 
 @pytest.mark.parametrize(("harm", "lost"), [(lose_the_log, 3), (shutil.rmtree, 4)])
-def test_snapshots_that_are_gone_at_a_start_are_told_and_counted(
+def test_snapshots_that_are_gone_are_told_and_counted_when_their_topic_is_opened(
     killed_early: Path, tmp_path: Path, harm: Callable[[Path], None], lost: int
 ) -> None:
     """RocksDB opens the folder without a word, and no consumer is back whose tracker would look for them."""
@@ -164,11 +164,14 @@ def test_snapshots_that_are_gone_at_a_start_are_told_and_counted(
     shutil.copytree(killed_early, service.folder / "data")
     harm(service.folder / "data" / "snapshots")
     service.start()
+    clients = Clients(service.url)
     try:
+        clients.new().create_producer("orders")
         wait_until(lambda: counted(service, "postdate_delayed_buckets_lost_total") > 0, timeout_s=TIMEOUT_S)
         assert counted(service, "postdate_delayed_buckets_lost_total") == lost
         assert named_snapshots(service) == 4 - lost
     finally:
+        clients.close()
         assert service.stop() == 0
     (line,) = [line for line in service.log_path.read_text().splitlines() if " WARNING " in line]
     assert f"{lost} snapshots of persistent://public/default/orders / sub are missing: " in line
