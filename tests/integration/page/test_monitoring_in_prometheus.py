@@ -75,7 +75,7 @@ class Prometheus:
 def busy_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A service that has done a little of everything."""
     folder = tmp_path_factory.mktemp("busy")
-    running = make_service(POSTDATE, folder, {"delayedDeliveryTickTimeMillis": "10"})
+    running = make_service(POSTDATE, folder, {"delayedDeliveryTickTimeMillis": "10", "statsUpdateFrequencyInSecs": "1"})
     running.start()
     client = pulsar.Client(running.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     with _busy(client, running):
