@@ -20,7 +20,7 @@ COMMANDS: Final = {
     "keys": ("postdate.broker.cli.service_commands", "Show the consumer of a key, and what blocks the key."),
     "ledger": ("postdate.pipeline.cli.main", "Work with the log of a service."),
     "pause": ("postdate.scheduling.cli", "Hold the messages of a topic until it is resumed."),
-    "pipeline": ("postdate.pipeline.cli.main", "Make, move and check the delayed index in bulk, on Spark."),
+    "pipeline": ("postdate.pipeline.cli.main", "Make and change the delayed index in bulk, on Spark."),
     "resume": ("postdate.scheduling.cli", "Deliver the messages of a topic that a pause holds."),
     "scheduled": ("postdate.scheduling.cli", "Look at scheduled messages, cancel, move and send them."),
     "serve": ("postdate.broker.cli.service_commands", "Run the service."),
