@@ -69,7 +69,8 @@ async def counts_of(api: ScheduledApi, subscription: str | None) -> dict[str, An
         *([found["inHand"]] if found["inHand"] else []),
     ]
     name = TOPIC if subscription is None else f"  {subscription}"
-    (row,) = [line for line in await shown("topics", of=api) if line.startswith(name)]
+    lines = [line.removeprefix(" ") for line in await shown("topics", of=api)]
+    (row,) = [line for line in lines if line.startswith(name)]
     assert _numbers([row.removeprefix(name)])[:3] == list(found.values())
     if subscription is not None:
         assert await metrics_of(api.service, subscription) == list(found.values())
