@@ -145,8 +145,11 @@ def check_ours(path: Path) -> None:
         StorageAccessError: There is one.
     """
     with Translated(error_of, path, "look at the folder"):
+        lock = path / LOCK_FILE
+        # Looked for before and after: another writer may exchange the folder meanwhile, and makes its lock first.
+        was_locked = lock.exists()
         has_database = any(any(path.glob(name)) for name in ("CURRENT", "MANIFEST-*", "*.sst"))
-        if has_database and not (path / LOCK_FILE).exists():
+        if has_database and not (was_locked or lock.exists()):
             raise StorageAccessError(
                 f"{path} holds a RocksDB database that is not known as Postdate's snapshots: name an empty folder, or "
                 f"move it away; in a copy of snapshots that left out the empty file {LOCK_FILE}, make it again"
