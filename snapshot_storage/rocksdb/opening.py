@@ -159,7 +159,8 @@ def check_ours(path: Path) -> None:
 def _locked(path: Path) -> WriterLock:
     """Take the lock of a folder, which is made where nothing is in its place."""
     with Translated(error_of, path, "use the folder"):
-        if os.path.lexists(path) and not path.is_dir():
+        # Looked at twice: another writer may be exchanging the folder just now.
+        if not path.is_dir() and os.path.lexists(path) and not path.is_dir():
             raise StorageAccessError(f"{path} is no folder: mount the disk that it is on, or move away what is there")
         path.mkdir(parents=True, exist_ok=True)
         return WriterLock.take(path)
