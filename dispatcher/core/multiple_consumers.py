@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
-from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements, DeliverableEntries
+from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action, ForgetDelayed, TrackDelayed
 from dispatcher.core.assignor import ConsumerAssignor
 from dispatcher.core.budget import Budget, why_not_now
@@ -28,7 +28,7 @@ from dispatcher.core.intake import Intake, TakenIn
 from dispatcher.core.items import COUNT, SLOT, Item, Key, position_of
 from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.queues.replay_queue import ReplayQueue
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.unsent_delayed import UnsentDelayed
 from dispatcher.stats import EntryStatus
@@ -59,14 +59,7 @@ class MultipleConsumersCore(SubscriptionCore):
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
         parked_entries_max: int = 0,
     ) -> None:
-        self.config = config
-        self.now_ms = 0
-        self.consumers = {}
-        self.redelivery_counts = Counter()
-        self.ack_sets = {}
-        self.deliverable = DeliverableEntries(cursor)
-        self.gate = DeliveryGate()
-        self.totals = ReadTotals()
+        super().__init__(config, cursor)
         self.unsent_delayed = UnsentDelayed()
         self.replay_queue = ReplayQueue(config.return_entries_max, config.look_ahead_per_hash)
         self.budget: Budget = Budget(

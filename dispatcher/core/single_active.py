@@ -9,7 +9,6 @@ skipped, and stay unacknowledged.
 """
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
@@ -19,13 +18,12 @@ from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, intersection, unacknowledged
-from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements, DeliverableEntries
+from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, TellDelayIgnored
 from dispatcher.core.budget import why_not_now
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import COUNT, Item, Key, make_items
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.core.subscription_core import SubscriptionCore
@@ -61,14 +59,7 @@ class SingleActiveCore(SubscriptionCore):
         is_failover: bool,
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
     ) -> None:
-        self.config = config
-        self.now_ms = 0
-        self.consumers = {}
-        self.redelivery_counts = Counter()
-        self.ack_sets = {}
-        self.deliverable = DeliverableEntries(cursor)
-        self.totals = ReadTotals()
-        self.gate = DeliveryGate()
+        super().__init__(config, cursor)
         self._plan: ReadPlan | None = None
         self.active = None
         self._topic_name = topic_name

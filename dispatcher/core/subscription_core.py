@@ -12,8 +12,9 @@ from typing import ClassVar
 
 from pyroaring import BitMap
 
+from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet
-from dispatcher.core.acknowledgements.deliverable import DeliverableEntries
+from dispatcher.core.acknowledgements.deliverable import Acknowledgements, DeliverableEntries
 from dispatcher.core.actions import Action
 from dispatcher.core.budget import Budget
 from dispatcher.core.consumers import ConsumerState
@@ -57,6 +58,16 @@ class SubscriptionCore(ABC):
     """Limits what consumers hold, where each entry is acknowledged by itself."""
     active: ConsumerState | None = None
     """The consumer that gets everything, in Exclusive and Failover."""
+
+    def __init__(self, config: DispatcherConfig, cursor: Acknowledgements) -> None:
+        self.config = config
+        self.now_ms = 0
+        self.consumers = {}
+        self.redelivery_counts = Counter()
+        self.ack_sets = {}
+        self.deliverable = DeliverableEntries(cursor)
+        self.gate = DeliveryGate()
+        self.totals = ReadTotals()
 
     @property
     @abstractmethod

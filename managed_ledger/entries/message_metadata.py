@@ -65,18 +65,6 @@ def parse_metadata(data: bytes) -> MessageMetadata:
         raise MessageMetadataError(f"metadata that cannot be parsed: {error}") from error
 
 
-def parse_single_metadata(data: bytes) -> SingleMessageMetadata:
-    """Parse the metadata of one message of a batch; required fields may be missing.
-
-    Raises:
-        MessageMetadataError: The bytes are no such metadata.
-    """
-    try:
-        return SingleMessageMetadata.FromString(data)
-    except DecodeError as error:
-        raise MessageMetadataError(f"metadata that cannot be parsed: {error}") from error
-
-
 def text_bytes(text: str | bytes) -> bytes:
     """Return the bytes of a text field: the parser gives bytes where a client sent no UTF-8."""
     return text if isinstance(text, bytes) else text.encode()
