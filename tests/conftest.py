@@ -144,9 +144,9 @@ def _table(counted: Counter[str]) -> str:
     return "\n".join(f"{seconds:8.2f} s  {name}" for name, seconds in counted.most_common())
 
 
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    """For tests that run a command in their own process: commands set up logging for their process."""
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """Keep what a command sets up for its process from the next test, where a test ran it in its own."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield

@@ -22,8 +22,6 @@ from postdate.demo.process import free_ports
 from tests.helpers.command_cases import CASES, REFUSED, Case
 from tests.helpers.command_data import copied, make_folders, words_of
 
-pytestmark = pytest.mark.usefixtures("restored_logging")
-
 ROOT = Path(__file__).parents[2]
 
 

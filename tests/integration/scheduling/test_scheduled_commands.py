@@ -14,8 +14,6 @@ from postdate.scheduling.scheduler import Scheduler
 from postdate.scheduling.values import EVERYTHING
 from tests.helpers.services.services import RunningService
 
-pytestmark = pytest.mark.usefixtures("restored_logging")
-
 HOUR = timedelta(hours=1)
 
 

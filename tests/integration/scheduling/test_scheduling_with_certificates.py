@@ -23,8 +23,6 @@ from tests.helpers.certificates import Authority
 from tests.helpers.services.services import TEST_SETTINGS
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 
-pytestmark = pytest.mark.usefixtures("restored_logging")
-
 TOPIC = "reminders"
 HOUR = timedelta(hours=1)
 

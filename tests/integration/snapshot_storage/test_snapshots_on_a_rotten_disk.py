@@ -29,7 +29,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 
-pytestmark = [pytest.mark.s3_server, pytest.mark.usefixtures("restored_logging")]
+pytestmark = pytest.mark.s3_server
 
 TOPIC = "persistent://public/default/orders"
 ROWS = 600

@@ -11,8 +11,6 @@ from postdate.scheduling.errors import ScheduleArgumentError
 from postdate.scheduling.scheduler import Scheduler
 from tests.helpers.certificates import Authority, CertificateFiles, encrypted_key
 
-pytestmark = pytest.mark.usefixtures("restored_logging")
-
 COMMANDS = (["topics"], ["keys", "orders", "billing", "key"])
 
 

@@ -39,8 +39,6 @@ from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.snapshot_contents import contents_of
 
-pytestmark = pytest.mark.usefixtures("restored_logging")
-
 ORDERS = "persistent://public/default/orders"
 REMINDERS = "persistent://public/default/reminders"
 START_MS = 1_800_000_000_000

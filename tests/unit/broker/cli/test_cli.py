@@ -25,8 +25,6 @@ from postdate.command_line.program import COMMANDS
 from postdate.command_line.program import postdate as main
 from postdate.demo.process import PostdateProcess, free_ports
 
-pytestmark = pytest.mark.usefixtures("restored_logging")
-
 REPOSITORY = Path(__file__).parents[4]
 CONF = str(REPOSITORY / "config/broker.conf")
 
