@@ -95,11 +95,6 @@ class Topic:
         self.producers: dict[str, Producer] = {}
         self._steady_ms = steady_ms
         opened_ms = steady_ms()
-        self.last_used_ms = opened_ms
-        """When the topic was last used, by the steady clock."""
-        self.was_asked_for = False
-        self.looks = 0
-        """How many questions about it are under way: it stays open for them, and they are no use of it."""
         self._is_closed = False
         self._last_active_ms = opened_ms
         self.messages_in_total = 0
@@ -155,19 +150,9 @@ class Topic:
             or any(subscription.consumers for subscription in self.subscriptions.values())
         )
 
-    @property
-    def is_fenced(self) -> bool:
-        """Whether the topic lets no client in any more, as it is being closed or deleted, or is closed."""
-        return self._is_closed
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise TopicClosedError(f"topic {self.name} is being closed")
-
-    def note_use(self) -> None:
-        """Note that the topic was used now."""
-        self.was_asked_for = True
-        self.last_used_ms = self._steady_ms()
 
     @property
     def last_active_ms(self) -> int:
@@ -672,27 +657,24 @@ class Topic:
         self._is_closed = True
 
     async def delete_snapshots(self) -> None:
-        """Delete all snapshots, and close the topic; the caller deletes the log, in one write with its cursors.
+        """Delete all snapshots of a fenced topic; the caller closes it, and deletes its log and cursors in one write.
 
         The cursors stay until then. Without them, after a crash, a subscription that is made anew would receive what it
         has acknowledged.
 
         Raises:
-            LedgerError: A cursor could not let go of its snapshots, and the topic is closed.
-            SnapshotsLeftError: Snapshots could not be deleted. The topic is closed, and has its log and its cursors.
+            LedgerError: A cursor could not let go of its snapshots.
+            SnapshotsLeftError: Snapshots could not be deleted; the topic has its log and its cursors.
         """
-        try:
-            async with self._lock:
-                await self._for_all(Subscription.abandon)
-                if self._index is not None:
-                    await self._index.abandon()
-                # From here on the snapshots have no owner, also after a crash.
-                await asyncio.gather(*(remove_index_properties(cursor) for cursor in self.ledger.cursors.values()))
-            self._sweep.note_left()
-            self._sweep.start()
-            await self.swept()
-        finally:
-            await self.close()
+        async with self._lock:
+            await self._for_all(Subscription.abandon)
+            if self._index is not None:
+                await self._index.abandon()
+            # From here on the snapshots have no owner, also after a crash.
+            await asyncio.gather(*(remove_index_properties(cursor) for cursor in self.ledger.cursors.values()))
+        self._sweep.note_left()
+        self._sweep.start()
+        await self.swept()
 
     async def close(self) -> None:
         """Disconnect all clients, and close the subscriptions and the log."""

@@ -391,7 +391,7 @@ def test_a_producer_is_told_that_it_is_closed_after_all_its_receipts_and_is_refu
         if way == "the service stops":
             ending = asyncio.ensure_future(service.close())
         elif way == "the topic is closed":
-            ending = service.take_away(topic)
+            ending = service.topics.close(topic)
         else:
             ending = asyncio.ensure_future(producer(other, ProducerAccessMode.ExclusiveWithFencing))
         await until(lambda: not topic.producers.get("p"))
@@ -417,7 +417,7 @@ def test_a_producer_that_comes_while_its_topic_is_closed_is_sent_away(tmp_path: 
         asked = asyncio.ensure_future(producer(other, name="p"))
         await until(lambda: any(one.type == BaseCommand.PING for one in holder.answers()))
 
-        closed = service.take_away(topic)
+        closed = service.topics.close(topic)
         holder.send(BaseCommand(type=BaseCommand.PONG, pong={}))
 
         assert (await asked).error.error == ServerError.ServiceNotReady
@@ -605,13 +605,13 @@ def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> N
         await peer.request(BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="a/b", subType=1, consumer_id=1)
 
     async def after(service: Service) -> None:
-        (figures,) = service.resting.figures()
-        topic = await service.topic(TopicName.parse("t"))
+        (figures,) = service.topics.closed_figures()
+        topic = await service.topics.get_or_create(TopicName.parse("t"))
 
         assert figures.name == "persistent://public/default/t"
         assert [one.name for one in figures.subscriptions] == ["a/b"]
         assert list(topic.subscriptions) == ["a/b"]
-        assert list(service.resting.figures()) == []
+        assert list(service.topics.closed_figures()) == []
 
     play(tmp_path, story)
     play(tmp_path, after)
@@ -642,7 +642,7 @@ def test_a_reader_that_is_refused_leaves_no_subscription_behind(tmp_path: Path, 
 def test_a_client_that_ends_its_subscribe_leaves_no_reader_behind(tmp_path: Path, way: str) -> None:
     async def story(service: Service) -> None:
         peer = Peer(service)
-        topic = await service.topic(TopicName.parse("t"))
+        topic = await service.topics.get_or_create(TopicName.parse("t"))
         asked = asyncio.ensure_future(subscribe(peer, durable=False))
         await until(lambda: topic.is_used)
         if way == "leaves":
