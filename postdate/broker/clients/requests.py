@@ -37,7 +37,7 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import (
 )
 from postdate.broker.protocol.pb.pulsar_api_pb2 import KeySharedMode as KeySharedModeData
 from postdate.broker.topics.consumer import Consumer
-from postdate.broker.topics.producer import Producer, ProducerAccessMode
+from postdate.broker.topics.producers import Producer, ProducerAccessMode
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
 
@@ -178,7 +178,7 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         request_id=request.request_id,
         topic_epoch=request.topic_epoch if request.HasField("topic_epoch") else None,
     )
-    await topic.add_producer(producer)
+    await topic.producers.add(producer)
     connection.producers[request.producer_id] = (producer, topic)
     _accept_producer(connection, producer)
 
@@ -201,7 +201,7 @@ async def on_close_producer(connection: Connection, command: BaseCommand) -> Non
     found = connection.producers.pop(request.producer_id, None)
     if found is not None:
         producer, topic = found
-        topic.remove_producer(producer)
+        topic.producers.remove(producer)
         # This answer tells the client that all it sent before is done. A failed commit was told to it already.
         with suppress(LedgerWriteError):
             await topic.ledger.committed()

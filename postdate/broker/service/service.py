@@ -42,14 +42,14 @@ from postdate.broker.service.scheduler import Job
 from postdate.broker.service.snapshot_storages import snapshot_storage_of
 from postdate.broker.service.storage_opening import StorageOpening
 from postdate.broker.service.topic_lives import TopicLives
-from postdate.broker.service.topic_opening import TopicOpener
 from postdate.broker.slices import Turns, in_slices, side_by_side
 from postdate.broker.topics.delayed_range import note_delays, settle_notes
 from postdate.broker.topics.limits import ConnectionController
 from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
+from postdate.broker.topics.producers import TopicEpochs
+from postdate.broker.topics.services import TopicServices
 from postdate.broker.topics.topic import Topic
-from postdate.broker.topics.topic_epochs import TopicEpochs
 from postdate.broker.topics.topic_name import TopicName
 from postdate.broker.tuning import trim_of_c_library
 from snapshot_storage.errors import SnapshotStorageError
@@ -126,31 +126,27 @@ class Service:
         self.close_timeout_s = config.tracker.close_timeout_ms / 1_000
         """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
         sealing_ms = round(SEALING_SHARE * config.tracker.close_timeout_ms)
-        # An index for all subscriptions of a topic is the opener's to make: its tracker is one like others.
+        # The index that all subscriptions of a topic share is made by the topic: its tracker is one like others.
         of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms, is_index_shared=False)
-        self._tracker_factory = tracker_factory(of_trackers, self._storage, now_ms=now_ms, rng=rng)
-        residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
         self.catalog = ScheduleCatalog()
         """The scheduled messages of all topics, as columns."""
         self.policies = PolicyBook(store, _default_policies(config))
-        epochs = TopicEpochs(store)
-        opener = TopicOpener(
-            config, store, self._tracker_factory, self.policies, epochs, residual, self.spawn, now_ms, steady_ms
-        )
-        self.topics = TopicLives(
-            config,
-            store,
-            opener,
+        services = TopicServices(
+            limits=config.limits,
+            dispatcher=replace(config.dispatcher, order_wait_ms_max=config.tracker.order_wait_ms_max),
+            trackers=tracker_factory(of_trackers, storage, now_ms=now_ms, rng=rng),
+            is_index_shared=config.tracker.is_index_shared,
+            is_index_kept=config.bucket_snapshot_storage != "memory",
+            residual=ResidualSnapshots(storage, timeout_ms=config.tracker.operation_timeout_ms),
             policies=self.policies,
-            epochs=epochs,
-            grants=self.grants,
-            catalog=self.catalog,
+            epochs=TopicEpochs(store),
             spawn=self.spawn,
             now_ms=now_ms,
             steady_ms=steady_ms,
         )
+        self.topics = TopicLives(config, store, services, self.grants, self.catalog)
         self.jobs = PeriodicJobs(
             config, store, self.topics, self.connections, self.refusal_log, self.catalog, now_ms, steady_ms
         )

@@ -16,32 +16,33 @@ into the sums of its namespace when its `Topic` ends, and it counts from 0 when 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Final
 
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.value_types import Clock
 from postdate.broker.admin.ended_topics import EndedTopics, with_ended
 from postdate.broker.authorization.grants import GrantBook
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.errors import NotAllowedError
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.delayed_counts import count_delayed
-from postdate.broker.service.topic_opening import TopicOpener
 from postdate.broker.slices import side_by_side
 from postdate.broker.topics.closed_topics import ClosedTopics
 from postdate.broker.topics.figures import TopicSnapshot
 from postdate.broker.topics.inactive import REST_AFTER_MS
-from postdate.broker.topics.policies import PolicyBook
+from postdate.broker.topics.services import TopicServices
 from postdate.broker.topics.topic import Topic
-from postdate.broker.topics.topic_epochs import TopicEpochs
 from postdate.broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 
 logger = logging.getLogger(__name__)
+
+OPENED_AT_ONCE_MAX: Final = 16
+"""Topics that are opened at one time. Each adds a few callbacks to a turn of the event loop, 0.5 ms for the longest,
+and waits for the disk: their commits share a sync."""
 
 
 class TopicState(Enum):
@@ -78,41 +79,26 @@ class TopicLives(Mapping[TopicName, Topic]):
     Args:
         config: Tells how many topics there may be, and whether inactive ones are deleted.
         store: The log.
-        opener: Puts topics together.
-        policies: The policies of topics, which are deleted with them.
-        epochs: Their epochs, likewise.
-        grants: The grants on them, likewise; None without authorization.
+        services: What all topics share; policies and epochs of a topic are deleted with it.
+        grants: The grants on topics, likewise; None without authorization.
         catalog: Keeps columns of open topics.
-        spawn: Runs work in the background.
-        now_ms: The wall clock.
-        steady_ms: A clock that is never set.
     """
 
     def __init__(
         self,
         config: BrokerConfig,
         store: LedgerStore,
-        opener: TopicOpener,
-        *,
-        policies: PolicyBook,
-        epochs: TopicEpochs,
+        services: TopicServices,
         grants: GrantBook | None,
         catalog: ScheduleCatalog,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        now_ms: Clock,
-        steady_ms: Clock,
     ) -> None:
         self._count_max = config.limits.topics_per_namespace_max
         self._inactive = config.inactive_topics
         self._store = store
-        self._opener = opener
-        self._policies = policies
-        self._epochs = epochs
+        self._services = services
         self._grants = grants
         self._catalog = catalog
-        self._spawn = spawn
-        self._now_ms = now_ms
-        self._steady_ms = steady_ms
+        self._places = asyncio.Semaphore(OPENED_AT_ONCE_MAX)
         self._lives: dict[TopicName, TopicLife] = {}
         self.numbers = ClosedTopics(store)
         """What is known of closed topics."""
@@ -173,7 +159,7 @@ class TopicLives(Mapping[TopicName, Topic]):
 
     def closed_figures(self) -> Iterator[TopicSnapshot]:
         """Give the figures of each closed topic, one by one; the topics are those of this call."""
-        return self.numbers.figures(self.closed_names(), self._now_ms())
+        return self.numbers.figures(self.closed_names(), self._services.now_ms())
 
     # ---- transitions ----
 
@@ -217,7 +203,7 @@ class TopicLives(Mapping[TopicName, Topic]):
         life = self._lives[topic.name]
         if topic.is_used:
             self._used(life)
-        elif self._steady_ms() - life.last_used_ms >= REST_AFTER_MS and self._may_rest(life):
+        elif self._services.steady_ms() - life.last_used_ms >= REST_AFTER_MS and self._may_rest(life):
             await self._rest(topic)
 
     async def _rest(self, topic: Topic) -> None:
@@ -275,13 +261,15 @@ class TopicLives(Mapping[TopicName, Topic]):
             if self._count_max and self.counts[name.namespace_name] >= self._count_max:
                 raise NotAllowedError("Exceed maximum number of topics in namespace.")
             self.counts[name.namespace_name] += 1
-        life = self._lives[name] = TopicLife(self._steady_ms(), is_for_visits)
-        life.change = self._spawn(self._open(name, life, is_new=is_new))
+        life = self._lives[name] = TopicLife(self._services.steady_ms(), is_for_visits)
+        life.change = self._services.spawn(self._open(name, life, is_new=is_new))
         return life
 
     async def _open(self, name: TopicName, life: TopicLife, *, is_new: bool) -> None:
         try:
-            life.topic = await self._opener.open(name)
+            async with self._places:
+                ledger = await self._store.open_managed_ledger(str(name))
+                life.topic = await Topic.open(name, ledger, self._services)
         except BaseException:
             del self._lives[name]
             if is_new and not self._store.has_managed_ledger(str(name)):
@@ -298,7 +286,7 @@ class TopicLives(Mapping[TopicName, Topic]):
         life.state = state
         # At once: a producer that has this topic in hand must get no receipt for what is deleted.
         topic.fence()
-        life.change = self._spawn(self._ended(topic, ending))
+        life.change = self._services.spawn(self._ended(topic, ending))
         return life.change
 
     async def _ended(self, topic: Topic, ending: Awaitable[None]) -> None:
@@ -316,7 +304,7 @@ class TopicLives(Mapping[TopicName, Topic]):
     async def _close(self, topic: Topic, *, is_counted: bool) -> None:
         if is_counted:
             # A catalog of its own, which goes with this call: a closed topic is to cost a few numbers.
-            await count_delayed(topic, ScheduleCatalog(), self._now_ms)
+            await count_delayed(topic, ScheduleCatalog(), self._services.now_ms)
         try:
             await self.numbers.put(topic.metrics_at_the_end())
         except LedgerError as error:
@@ -333,9 +321,9 @@ class TopicLives(Mapping[TopicName, Topic]):
             await topic.close()
         if self._grants is not None:
             await self._grants.forget_topic(name)
-        if self._policies.of(name) is not None:
-            await self._policies.put(name, None)
-        await self._epochs.forget(name)
+        if self._services.policies.of(name) is not None:
+            await self._services.policies.put(name, None)
+        await self._services.epochs.remove(name)
         # The log goes last: after a crash before that, the topic is inactive as it was, and is deleted again.
         await self._store.delete_managed_ledger(str(name))
         self._count_less(name)
@@ -353,7 +341,7 @@ class TopicLives(Mapping[TopicName, Topic]):
     def _used(self, life: TopicLife) -> Topic:
         assert life.topic is not None
         life.is_for_visits = False
-        life.last_used_ms = self._steady_ms()
+        life.last_used_ms = self._services.steady_ms()
         return life.topic
 
     def _may_rest(self, life: TopicLife) -> bool:

@@ -622,7 +622,7 @@ def test_a_topic_that_is_being_deleted_lets_no_producer_in(tmp_path: Path) -> No
         deletion = service.topics.delete(topic)
         # The deletion itself has not begun.
         with pytest.raises(TopicClosedError):
-            await topic.add_producer(producer)
+            await topic.producers.add(producer)
         await deletion
 
     play(tmp_path, story)

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from postdate.broker.service.service import Service
-from postdate.broker.service.topic_opening import OPENED_AT_ONCE_MAX
+from postdate.broker.service.topic_lives import OPENED_AT_ONCE_MAX
 from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import play
 

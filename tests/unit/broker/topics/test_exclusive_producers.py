@@ -8,7 +8,7 @@ import pytest
 from managed_ledger.errors import LedgerWriteError
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
 from postdate.broker.service.service import Service
-from postdate.broker.topics.topic_epochs import TopicEpochs
+from postdate.broker.topics.producers import TopicEpochs
 from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, play, until
 
@@ -170,7 +170,7 @@ def test_a_producer_that_is_sent_away_while_its_epoch_is_stored_is_fenced_by_ano
         if is_fenced:
             await produce(Peer(service), "ExclusiveWithFencing")
         else:
-            topic.remove_producer(next(iter(topic.producers.values())))
+            topic.producers.remove(next(iter(topic.producers.values())))
         may_store.set()
 
         expected = ServerError.ProducerFenced if is_fenced else ServerError.ServiceNotReady
