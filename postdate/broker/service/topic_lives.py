@@ -16,11 +16,12 @@ into the sums of its namespace when its `Topic` ends, and it counts from 0 when 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
@@ -220,11 +221,11 @@ class TopicLives(Mapping[TopicName, Topic]):
             topic: The topic.
             is_counted: Whether delayed messages are counted, also where the log has to be read for it.
         """
-        return self._end(topic, TopicState.CLOSING, self._close(topic, is_counted=is_counted))
+        return self._end(topic, TopicState.CLOSING, partial(self._close, topic, is_counted=is_counted))
 
     def delete(self, topic: Topic) -> "asyncio.Task[None]":
         """Delete an open topic with its policies and the grants on it; a request for it waits, and creates it anew."""
-        return self._end(topic, TopicState.DELETING, self._delete(topic))
+        return self._end(topic, TopicState.DELETING, partial(self._delete, topic))
 
     async def close_all(self) -> list[BaseException]:
         """Close all open topics as the service stops, and return what failed."""
@@ -278,7 +279,7 @@ class TopicLives(Mapping[TopicName, Topic]):
         life.state = TopicState.OPEN
         life.topic.sweep_snapshots()
 
-    def _end(self, topic: Topic, state: TopicState, ending: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _end(self, topic: Topic, state: TopicState, work: Callable[[], Awaitable[None]]) -> "asyncio.Task[None]":
         """Let an open topic begin to close or to be deleted."""
         life = self._lives[topic.name]
         assert life.topic is topic
@@ -286,12 +287,12 @@ class TopicLives(Mapping[TopicName, Topic]):
         life.state = state
         # At once: a producer that has this topic in hand must get no receipt for what is deleted.
         topic.fence()
-        life.change = self._services.spawn(self._ended(topic, ending))
+        life.change = self._services.spawn(self._ended(topic, work))
         return life.change
 
-    async def _ended(self, topic: Topic, ending: Awaitable[None]) -> None:
+    async def _ended(self, topic: Topic, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await ending
+            await work()
         finally:
             # In one step with the end of its own figures: no sum of the namespace decreases.
             namespace = topic.name.namespace_name

@@ -151,14 +151,14 @@ class Topic:
 
         By the steady clock; while it is active, the time of an earlier change.
         """
-        parts = (self.producers, *self.subscriptions.values())
-        return max(self._last_active_ms, *(one.last_active_ms for one in parts))
+        of_subscriptions = (one.last_active_ms for one in self.subscriptions.values())
+        return max(self._last_active_ms, self.producers.last_active_ms, *of_subscriptions)
 
     def note_active(self) -> None:
         """Note that something keeps it from being deleted, or did until now.
 
-        Every end of what keeps it comes here or to `last_active_ms` of its producers or a subscription: messages with a receipt are deleted
-        by this time, so it may not be as old as the last check.
+        Every end of what keeps it comes here or to `last_active_ms` of its producers or of a subscription: messages
+        with a receipt are deleted by this time, so it may not be as old as the last check.
         """
         self._last_active_ms = self._services.steady_ms()
 
