@@ -28,8 +28,7 @@ from postdate.broker.topics.change_order import ChangeOrder
 from postdate.broker.topics.consumer import Consumer
 from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, settle_notes
 from postdate.broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
-from postdate.broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
-from postdate.broker.topics.limits import is_full
+from postdate.broker.topics.limits import DELETE_WHEN_NO_SUBSCRIPTIONS, is_full
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.broker.topics.producers import Producer, Producers
 from postdate.broker.topics.rates import RateMeter
@@ -103,14 +102,7 @@ class Topic:
         # Of deleted subscriptions and their indexes; the sums of the topic and of its namespace must not decrease.
         self._deleted_counters = NOTHING_COUNTED
         self._index_counters_before: TrackerCounters | None = None
-        self._sweep = SnapshotSweep(
-            ledger,
-            services.residual,
-            has_tracker=self._has_tracker,
-            failed_creates=self._failed_creates,
-            on_lost=self._note_lost,
-            spawn=services.spawn,
-        )
+        self._sweep = SnapshotSweep(self, services.residual, services.spawn)
         self._lock = asyncio.Lock()
         ledger.set_abandoned_listener(self.producers.disconnect_all)
         self.subscriptions: dict[str, Subscription] = {}
@@ -418,7 +410,7 @@ class Topic:
         """Begin to delete unneeded snapshots without a tracker."""
         self._sweep.start()
 
-    def _note_lost(self, cursor_name: str, count: int) -> None:
+    def note_lost(self, cursor_name: str, count: int) -> None:
         """Tell and count snapshots that were missing before their cursor had a tracker, which does so itself."""
         shown = "the shared index" if cursor_name == INDEX_CURSOR_NAME else subscription_of(cursor_name)
         logger.warning(
@@ -437,7 +429,7 @@ class Topic:
             await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)
         finally:
             for subscription in list(self.subscriptions.values()):
-                await subscription.note_expired(self.ledger.first_position.ledger_id)
+                await subscription.expiry.save(self.ledger.first_position.ledger_id)
 
     def _on_expired(self, cursor_name: str, entries: Entries) -> None:
         subscription = self.subscriptions.get(subscription_of(cursor_name))
@@ -581,13 +573,14 @@ class Topic:
             if stats is not None:
                 yield name, stats, subscription.index_buckets()
 
-    def _has_tracker(self, cursor_name: str) -> bool:
+    def has_tracker(self, cursor_name: str) -> bool:
+        """Whether the snapshots of a cursor have a tracker now."""
         if cursor_name == INDEX_CURSOR_NAME:
             return self._index is not None and self._index.has_tracker
         subscription = self.subscriptions.get(subscription_of(cursor_name))
-        return subscription is not None and subscription.has_bucket_tracker
+        return subscription is not None and subscription.bucket_tracker is not None
 
-    def _failed_creates(self) -> int:
+    def failed_creates(self) -> int:
         """Count the creates of the present trackers that failed: each may have left a snapshot without a name."""
         indexes = [one.index_stats() for one in self.subscriptions.values()]
         if self._index is not None:

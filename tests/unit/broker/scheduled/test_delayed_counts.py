@@ -15,8 +15,8 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.delayed_counts import COUNTING_SHARE, count_delayed, delayed_counts
 from postdate.broker.service.service import Service
+from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.figures import ScheduledCounts
-from postdate.broker.topics.inactive import REST_AFTER_MS
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import until

@@ -16,8 +16,8 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, count_delayed
 from postdate.broker.service.service import Service
+from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.figures import ScheduledCounts
-from postdate.broker.topics.inactive import REST_AFTER_MS
 from postdate.broker.topics.pause import PauseState
 from postdate.broker.topics.topic import Topic
 from postdate.testing import FakeClock

@@ -16,8 +16,8 @@ from postdate.broker.admin.web import start_web
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
+from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.expired_entries import EXPIRED_BYTES_MAX, EXPIRED_PROPERTY, has_expired, with_expired
-from postdate.broker.topics.inactive import REST_AFTER_MS
 from postdate.broker.topics.subscription import TYPE_PROPERTY, Subscription
 from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock

@@ -18,14 +18,14 @@ from postdate.broker.authorization.grants import Action
 from postdate.broker.errors import NotAllowedError, TopicClosedError
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.service.service import Service
+from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.figures import SubscriptionCounters
-from postdate.broker.topics.inactive import (
+from postdate.broker.topics.limits import (
     DELETE_WHEN_NO_SUBSCRIPTIONS,
     DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP,
-    REST_AFTER_MS,
     InactiveTopicsConfig,
+    LimitsConfig,
 )
-from postdate.broker.topics.limits import LimitsConfig
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
