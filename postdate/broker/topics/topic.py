@@ -26,7 +26,7 @@ from postdate.broker.errors import (
 from postdate.broker.slices import in_slices
 from postdate.broker.topics.change_order import ChangeOrder
 from postdate.broker.topics.consumer import Consumer
-from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, settle_notes
+from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, note_delays, settle_notes
 from postdate.broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from postdate.broker.topics.limits import DELETE_WHEN_NO_SUBSCRIPTIONS, is_full
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
@@ -349,12 +349,26 @@ class Topic:
             subscription.remove_consumer(consumer)
         consumer.disconnect()
 
-    def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
-        """Put other policies in force."""
-        self.delayed_delivery = policies
-        self.delay_ms_max = policies.enforced_delay_ms_max
-        for subscription in self.subscriptions.values():
-            subscription.apply_delayed_delivery(policies)
+    async def apply_policies(self) -> None:
+        """Put the stored policies in force.
+
+        When delays are switched off, messages that are in the log keep their times, and later ones are not delayed.
+        After a crash before that is noted, the next opening notes it: too much is delayed then, and nothing is early.
+
+        Raises:
+            LedgerWriteError: It could not be noted how far delays are heeded; until it is, all are.
+        """
+        # With the lock: a subscription that is being created has its cursor before the change, or is made after it.
+        async with self._lock:
+            was_active = self.delayed_delivery.is_active
+            self.delayed_delivery = policies = self._services.policies.applied(self.name)
+            self.delay_ms_max = policies.enforced_delay_ms_max
+            if was_active and not policies.is_active:
+                await note_delays(self.ledger)
+            else:
+                await settle_notes(self.ledger, policies)
+            for subscription in self.subscriptions.values():
+                subscription.apply_delayed_delivery(policies)
 
     def subscription_of(self, consumer: Consumer) -> Subscription:
         """Give the subscription that a consumer is attached to.

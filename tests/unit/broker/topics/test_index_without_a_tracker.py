@@ -571,7 +571,8 @@ def test_a_request_waits_for_no_snapshot_storage(
         await until(is_delivered)
         subscription.cursor.acknowledge_cumulative(topic.ledger.last_position)
         subscription.expired({topic.ledger.last_position.ledger_id: BitMap([topic.ledger.last_position.entry_id])})
-        topic.apply_delayed_delivery(replace(topic.delayed_delivery, is_active=False, tick_time_ms=7))
+        off = replace(topic.delayed_delivery, is_active=False, tick_time_ms=7)
+        await world.service.set_policies(topic.name, off)
         await world.unsubscribe(peer)
         # The service does not wait at its end for background tasks that hang.
         world.service.close_timeout_s = 0.1
