@@ -48,7 +48,6 @@ from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from postdate.broker.topics.producers import TopicEpochs
 from postdate.broker.topics.services import TopicServices
-from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
 from postdate.broker.tuning import trim_of_c_library
 from snapshot_storage.errors import SnapshotStorageError
@@ -197,7 +196,10 @@ class Service:
                 a topic could note it.
         """
         await self.policies.put(owner, policies)
-        found = [topic async for topic in in_slices(self.topics.all_open()) if owner in _owners_of(topic)]
+        if isinstance(owner, TopicName):
+            found = [self.topics[owner]] if owner in self.topics else []
+        else:
+            found = [one async for one in in_slices(self.topics.all_open()) if one.name.namespace_name == owner]
         await side_by_side(topic.apply_policies() for topic in found)
 
     @completed
@@ -370,11 +372,6 @@ def _disk_usage(folder: Path) -> tuple[int | None, int | None]:
     except OSError:
         return None, None
     return usage.total, usage.free
-
-
-def _owners_of(topic: Topic) -> tuple[PolicyOwner, ...]:
-    """Return those whose policies may be in force for a topic."""
-    return topic.name, topic.name.namespace_name
 
 
 def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:

@@ -523,10 +523,6 @@ class Subscription:
             self._disconnect_consumers()
             await self._drop_dispatcher()
 
-    def let_go(self) -> None:
-        """Stop listening to the cursor: it is deleted or closed."""
-        self.cursor.remove_listener(self._on_mark_delete_moved)
-
     async def close(self) -> None:
         """Detach everything; a large enough index is sealed."""
         async with self._lock:

@@ -560,8 +560,6 @@ class Topic:
         await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
         if self._index is not None:
             await self._index.close()
-        for subscription in self.subscriptions.values():
-            subscription.let_go()
         self._sweep.close()
         await self.ledger.close()
 
@@ -610,7 +608,6 @@ class Topic:
         """Delete a subscription. Once its cursor is gone, its snapshots have no owner, also after a crash."""
         has_index = subscription.index_counters_before is not None or names_buckets(subscription.cursor.properties)
         del self.subscriptions[subscription.name]
-        subscription.let_go()
         self._count_deleted(subscription.counters, subscription.index_counters_before)
         await self.ledger.delete_cursor(subscription.cursor.name)
         if self._index is not None and not self.subscriptions:

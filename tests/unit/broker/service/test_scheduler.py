@@ -85,16 +85,6 @@ def test_the_longest_intervals_can_be_waited_for() -> None:
     assert begun == []
 
 
-def test_what_could_not_start_is_closed_in_silence() -> None:
-    async def scenario() -> None:
-        housekeeping = housekeeping_of([Job("never", 2.0**40, lambda: None)])
-        with pytest.raises(OverflowError):
-            housekeeping.start()
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-
-    run_until_done(scenario)
-
-
 def test_a_job_that_fails_has_its_next_turn(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         turns = 0
@@ -197,24 +187,6 @@ def test_a_job_without_an_interval_has_no_turn() -> None:
         await housekeeping.close(CLOSE_TIMEOUT_S)
 
         assert set(turns) == {"on"}
-
-    run_until_done(scenario)
-
-
-def test_closing_without_a_start_and_closing_twice_leave_nothing_that_runs() -> None:
-    async def scenario() -> None:
-        turns: list[str] = []
-        housekeeping = housekeeping_of([Job("counted", INTERVAL_S, lambda: turns.append("a turn"))])
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-        housekeeping.start()
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-        turns_at_close = len(turns)
-
-        await asyncio.sleep(5 * INTERVAL_S)
-
-        assert len(turns) == turns_at_close
-        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_until_done(scenario)
 
