@@ -94,4 +94,8 @@ FAILED_SEEDS: list[FailedSeed] = [
         3187017382,
         "the simulation itself wanted copies cancelled that were made, and looked for, while delays were off",
     ),
+    FailedSeed(
+        4029229607, "the simulation's clock stood still, where three outboxes waited for less than its resolution"
+    ),
+    FailedSeed(1795181697, "the simulation itself forgot that what an index has too early is held"),
 ]

@@ -320,6 +320,8 @@ class Oracle:
         self.worst_late_ms = 0
         self.indexed_late: set[Key] = set()
         """Entries that some snapshot has at a later time than the log: these are late by it, and no others."""
+        self.indexed_early: set[Key] = set()
+        """Entries that some snapshot has at an earlier time than the log."""
         self._times = times
         self._tick_ms = tick_ms
         self._uses_points = uses_points

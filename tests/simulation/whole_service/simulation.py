@@ -575,6 +575,8 @@ class Simulation:
             held = len(dispatcher.core.intake.held_due)
             # A read, and what the tracker refuses of another one; on a shared index, what is read again for a poll.
             beyond = 2 * limits.scan_entries_max + 2 * limits.read_batch_entries_max * tracker_limits.is_index_shared
+            # What an index has earlier than the log is held until the tracker has given all that is due before it.
+            beyond += len(self.oracle.indexed_early)
             if held > limits.held_entries_max + beyond:
                 self.complain(f"{sub.name}: {held} due entries are held, of {limits.held_entries_max} and some reads")
         if isinstance(dispatcher.tracker, BucketDelayedDeliveryTracker):
