@@ -35,9 +35,9 @@ from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedErro
 from managed_ledger.ledgers import Ledger, Ledgers
 from managed_ledger.managed_ledger import ManagedLedger, StoreServices
 from managed_ledger.named_locks import NamedLocks
+from managed_ledger.positions.value_types import Clock
 from managed_ledger.reading.log_reader import LogReader
 from managed_ledger.reading.shared_calls import SharedCalls
-from managed_ledger.value_types import Clock
 from managed_ledger.writing.committer import Committer
 from managed_ledger.writing.write_watch import LOG_SECONDS
 

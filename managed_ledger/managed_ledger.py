@@ -33,11 +33,11 @@ from managed_ledger.errors import (
     NameNotFoundError,
 )
 from managed_ledger.ledgers import Ledgers
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock
 from managed_ledger.reading.log_reader import LogReader
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
-from managed_ledger.value_types import Clock
 from managed_ledger.writing.append_stats import AppendStats
 from managed_ledger.writing.appender import Appender, AppenderHooks
 from managed_ledger.writing.committer import Committer

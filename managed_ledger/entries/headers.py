@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 
 NOT_DELAYED = -1
 """`deliver_at_ms` of an entry that is due at once."""

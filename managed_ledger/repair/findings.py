@@ -15,7 +15,7 @@ from managed_ledger.cursors import cursor_records
 from managed_ledger.disk import keys, meta_copies
 from managed_ledger.disk.keys import Family
 from managed_ledger.ledgers import Ledger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.repair.survey import StoredBlock, Survey
 
 _OWNER = struct.Struct("<Q")

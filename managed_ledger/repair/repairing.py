@@ -17,11 +17,11 @@ from pyroaring import BitMap
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.errors import LedgerError, StoreFullError
+from managed_ledger.positions.value_types import OnStage, OnStep
 from managed_ledger.repair.findings import Findings, find
 from managed_ledger.repair.rewriting import check_rewritten, exchange, locked, rewrite
 from managed_ledger.repair.survey import EntryFormat, LogProblem, Survey, survey
 from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES
-from managed_ledger.value_types import OnStage, OnStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ from managed_ledger.entries.blocks import (
 from managed_ledger.entries.headers import PACK_ROW, ROW, ROW_BYTES
 from managed_ledger.errors import LedgerWriteError, ManagedLedgerClosedError
 from managed_ledger.ledgers import Ledger, Ledgers, LedgerTotals
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock
 from managed_ledger.reading.log_reader import LogReader
-from managed_ledger.value_types import Clock
 from managed_ledger.writing.append_stats import AppendStats
 from managed_ledger.writing.waiters import Waiters
 

@@ -14,7 +14,7 @@ from managed_ledger.entries.headers import header_in
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.index.entry_format import PulsarEntries
 from tests.helpers.fakes.life_loop import LifeLoop, LoopExecutor
 from tests.helpers.fakes.virtual_time import SimulationLoop

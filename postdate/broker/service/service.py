@@ -25,7 +25,7 @@ from typing import Any, Final
 from managed_ledger.completion import completed
 from managed_ledger.errors import LedgerError, LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.admin.figures import StoreSnapshot
 from postdate.broker.admin.metrics import stream_metrics
 from postdate.broker.authentication.authenticator import Authenticator

@@ -17,7 +17,7 @@ from managed_ledger.disk.keys import Family
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.ledger_store import COMPACT_AGAIN_SECONDS, LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.rocksdb_store.disk_room import Room
 
 START_MS = 1_700_000_000_000

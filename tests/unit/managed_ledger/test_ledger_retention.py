@@ -13,7 +13,7 @@ from managed_ledger.disk.keys import Family, ledger_range
 from managed_ledger.errors import LedgerWriteError, StoreCorruptedError, StoreFullError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.replacing import Entries
 from tests.helpers.fakes.life_loop import LifeLoop, LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, LedgerClock, MemoryDatabase, append_all, open_store

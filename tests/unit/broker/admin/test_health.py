@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dispatcher.core.read_plan import ReadRequest
 from managed_ledger.ledger_store import LedgerStore, OpenDatabase, open_rocksdb
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock
 from managed_ledger.rocksdb_store.disk_room import Room
-from managed_ledger.value_types import Clock
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from postdate.broker.service.service import Service
