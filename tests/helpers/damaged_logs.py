@@ -156,6 +156,17 @@ def flip_type(file: Path, record: int = -1) -> None:
     file.write_bytes(content)
 
 
+def harm_an_entry(folder: Path) -> Path:
+    """Change one byte in a payload in a table, so that this entry is lost; return the table."""
+    # Bytes that do not compress stand in a table as they are.
+    payload = next(entry for number in range(ENTRIES // 2) if 900 < len(entry := make_entry(0, number)) < 1_000)[-900:]
+    table = next(file for file in folder.glob("*.sst") if payload[:40] in file.read_bytes())
+    content = table.read_bytes()
+    at = content.index(payload[:40])
+    table.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    return table
+
+
 def flip(file: Path, source: random.Random) -> None:
     """Change one byte of a file, at a seeded place."""
     content = bytearray(file.read_bytes())
