@@ -379,7 +379,6 @@ class Service:
 
     async def problems(self) -> list[str]:
         """Return the present failures of the service, for `/health`; empty when all is well."""
-        await self._store.look_again()
         problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
         if self._store.damage is not None:
             problems.append(f"nothing of the log is compacted until it is repaired: {self._store.damage}")
