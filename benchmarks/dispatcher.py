@@ -28,7 +28,7 @@ from dispatcher.core.selectors.consistent_hashing import ConsistentHashingSticky
 from dispatcher.factory import key_shared_core, shared_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 _NOW_MS = 1_800_000_000_000

@@ -45,7 +45,7 @@ from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.entries.headers import ROW
 from managed_ledger.ledgers import Ledger, LedgerTotals
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.index.cursor_log import CursorLog
 from postdate.index.location import location_at
 from postdate.index.publishing import publish

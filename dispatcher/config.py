@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from managed_ledger.value_types import InvalidValueError
+from managed_ledger.positions.value_types import InvalidValueError
 
 DRAINING_HASHES: Final = "draining_hashes"
 LAST_SENT_POSITION: Final = "last_sent_position"

@@ -44,8 +44,8 @@ from dispatcher.reader import Reader
 from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, EntryStatus, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.errors import EntriesDamagedError
-from managed_ledger.position import Position
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.errors import TrackerClosedError
 

@@ -13,8 +13,8 @@ from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.ports import Log, LogAndCursor, SubscriptionCursor
-from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.value_types import Clock
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,

@@ -8,9 +8,9 @@ from pyroaring import BitMap
 from dispatcher.core.fences.recently_joined import LedgerEnd
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 from managed_ledger.reading.selection import HeadersRead
-from managed_ledger.value_types import Int64Array
 from tracker.delayed_delivery_tracker import TrackedCursor
 
 

@@ -24,8 +24,8 @@ from dispatcher.ports import Log, SubscriptionCursor
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.ledgers import LedgerInfo
-from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Clock, Int64Array
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.value_types import Clock, Int64Array
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import is_in, ledger_bitmaps

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from managed_ledger.position import Position
+    from managed_ledger.positions.position import Position
     from postdate.clock import now_ms
     from postdate.memory_cursor import MemoryCursor
     from postdate.scheduling.async_scheduler import AsyncScheduler
@@ -118,7 +118,7 @@ __all__ = [
 ]
 
 _DEFINED_IN: Final = {
-    "managed_ledger.position": ("Position",),
+    "managed_ledger.positions.position": ("Position",),
     "postdate.clock": ("now_ms",),
     "postdate.memory_cursor": ("MemoryCursor",),
     "postdate.scheduling.async_scheduler": ("AsyncScheduler",),

@@ -20,8 +20,8 @@ from dispatcher.core.items import Item, Key
 from dispatcher.core.queues.replay_queue import ReplayQueue
 from dispatcher.core.selectors.assignment import NO_OWNER
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 
 
 class Way(NamedTuple):

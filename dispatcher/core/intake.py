@@ -35,8 +35,8 @@ from dispatcher.core.items import Key
 from dispatcher.core.queues.held_headers import HeldHeaders
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals, is_at_or_behind
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
-from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Int64Array, Mask
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.value_types import Int64Array, Mask
 from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, key_of
 

@@ -35,8 +35,8 @@ from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyC
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.stats import HeldEntry, KeyStatus, NewcomerStats
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 
 
 def make_selector(policy: KeySharedPolicy, config: DispatcherConfig) -> StickyKeyConsumerSelector:

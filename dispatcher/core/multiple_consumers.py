@@ -33,7 +33,7 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.unsent_delayed import UnsentDelayed
 from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 

@@ -26,7 +26,7 @@ from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 

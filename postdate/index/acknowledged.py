@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.position import BEFORE_EVERYTHING, Position
+from managed_ledger.positions.position import BEFORE_EVERYTHING, Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 

@@ -17,7 +17,7 @@ from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
 from managed_ledger.errors import NameNotFoundError
 from managed_ledger.names import find_cursor, find_topic
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.index.acknowledged import Acknowledged, acknowledged_by_all
 from postdate.index.ledger_ranges import LedgerExtent
 from postdate.index.log_folder import LogFolder

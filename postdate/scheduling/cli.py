@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.command_line.endings import EXIT_CODE_WRONG, help_end
 from postdate.command_line.options import in_order
 from postdate.command_line.output import json_option, make_console, output_width, print_json

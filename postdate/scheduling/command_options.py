@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.broker.cli.common import service_options
 from postdate.command_line.endings import refusing_of
 from postdate.command_line.milliseconds import may_be_seconds

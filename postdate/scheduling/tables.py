@@ -11,7 +11,7 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.command_line.output import counted, iso, plain_table, size
 
 _BAR: Final = 28

@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from managed_ledger.errors import LedgerError, StoreLockedError
+from managed_ledger.positions.value_types import Json
 from managed_ledger.repair.log_check import check_is_log
 from managed_ledger.repair.repairing import LogVerdict
 from managed_ledger.repair.repairing import verify as verify_log
-from managed_ledger.value_types import Json
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.command_line.endings import EXIT_CODE_WRONG, help_end
 from postdate.command_line.output import json_option, print_json

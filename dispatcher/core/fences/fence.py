@@ -17,7 +17,7 @@ from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Item, Key
 from dispatcher.core.selectors.assignment import Assignment
 from dispatcher.stats import NewcomerStats
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 Consumers = Mapping[int, ConsumerState]
 """The registered consumers by index."""

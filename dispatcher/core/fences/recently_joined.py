@@ -29,7 +29,7 @@ from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.fence import Consumers, OrderFence
 from dispatcher.core.items import ENTRY, LEDGER, Item, Key
 from dispatcher.stats import NewcomerStats
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tracker.columns.position_set import PositionSet
 
 _NONE_AWAITED: Final[Key] = (2**63 - 1, 0)

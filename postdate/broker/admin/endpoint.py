@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.refusal import RefusalError, is_own
 from postdate.broker.admin.scheduled_requests import IDS_ADVICE, Pause, SelectionRequest
 from postdate.broker.topics.topic_name import TopicName

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.authentication.credentials import Credentials, NextStep
 from postdate.broker.authentication.provider import AuthenticationError
 from postdate.broker.authorization.grants import Action

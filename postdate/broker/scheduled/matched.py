@@ -14,9 +14,9 @@ import numpy as np
 from managed_ledger.entries.headers import NO_CHUNK, EntryHeaders
 from managed_ledger.entries.message_metadata import ChunkedMessage
 from managed_ledger.errors import EntriesDamagedError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array, Mask
 from managed_ledger.replacing import Entries
-from managed_ledger.value_types import Int64Array, Mask
 from postdate.broker.scheduled.chunks import chunked_messages
 from postdate.broker.scheduled.messages import OnDamaged, columns_of
 from postdate.broker.scheduled.selection import Rows, Wanted, ordered, rows_of_times

@@ -22,10 +22,10 @@ from managed_ledger.completion import completed
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.entries.headers import NO_CHUNK
 from managed_ledger.entries.messages import MessageFilter
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock, Int64Array
 from managed_ledger.reading.unread_entries import united
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
-from managed_ledger.value_types import Clock, Int64Array
 from postdate.broker.protocol.entries import with_delivery_time
 from postdate.broker.scheduled.matched import Matched, match_ids
 from postdate.broker.scheduled.portions import Portion, portions

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.entries.message_metadata import Chunk, ChunkedMessage
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 from postdate.broker.scheduled.chunks import chunk_of
 from postdate.broker.scheduled.messages import OnDamaged, columns_of, fitting

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array, Mask
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array, Mask
 from postdate.broker.scheduled.ledger_schedule import LedgerSchedule
 from tracker.columns.row_order import RowKey
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.service.refusal_log import REFUSAL_LOG_S, RefusalLog
 from postdate.broker.service.resting import REST_CHECK_INTERVAL_S, RestingTopics

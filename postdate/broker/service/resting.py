@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 
 from managed_ledger.errors import LedgerError
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.admin.ended_topics import EndedTopics, with_ended
 from postdate.broker.errors import BrokerError, SnapshotsLeftError
 from postdate.broker.slices import in_slices

@@ -18,7 +18,7 @@ from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.topics.delayed_range import delays_through, settle_notes
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook

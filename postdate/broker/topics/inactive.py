@@ -11,7 +11,7 @@ Unlike in Pulsar, deleting is off by default: nothing irreversible happens by om
 from dataclasses import dataclass, field
 from typing import Final
 
-from managed_ledger.value_types import InvalidValueError
+from managed_ledger.positions.value_types import InvalidValueError
 
 DELETE_WHEN_NO_SUBSCRIPTIONS: Final = "delete_when_no_subscriptions"
 DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP: Final = "delete_when_subscriptions_caught_up"

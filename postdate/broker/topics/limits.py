@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from managed_ledger.value_types import InvalidValueError
+from managed_ledger.positions.value_types import InvalidValueError
 
 _COUNT: Final = (0, 2**31 - 1)
 

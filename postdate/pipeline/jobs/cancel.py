@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.names import match_topic
-from managed_ledger.value_types import OnStage, OnStep
+from managed_ledger.positions.value_types import OnStage, OnStep
 from postdate.index.cursor_log import CursorLog, is_index_cursor
 from postdate.index.cursor_snapshots import own_metadata
 from postdate.index.location import Location

@@ -26,7 +26,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.index.cursor_log import CursorLog
 from postdate.index.selection import select
 from postdate.pipeline.jobs.rebuild import HEADER_COLUMNS, check_headers, rebuild, with_reason

@@ -21,7 +21,7 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.value_types import OnStage, OnStep
+from managed_ledger.positions.value_types import OnStage, OnStep
 from postdate.index.cursor_log import CursorLog
 from postdate.index.location import Location
 from postdate.index.publishing import Published, publish

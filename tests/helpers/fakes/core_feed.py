@@ -10,7 +10,7 @@ from dispatcher.core.read_plan import ReadRequest
 from dispatcher.factory import key_shared_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 
 class CoreFeed:

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.clients.connection import Connection
 from postdate.broker.clients.requests import HANDLERS
 from postdate.broker.configuration.config import BrokerConfig

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.replacing import Entries
 from postdate.broker.scheduled.portions import Portion, portions
 from postdate.broker.scheduled.selection import Rows

@@ -36,7 +36,7 @@ from managed_ledger.entries.headers import (
     NOT_DELAYED,
     EntryHeaders,
 )
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 _ENTRIES_PER_LEDGER = 6

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dispatcher.consumer import Delivery
 from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_CHUNK, NOT_DELAYED
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.topics.pause import NOT_PAUSED, PauseState
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.variants import (

@@ -25,7 +25,7 @@ from dispatcher.errors import DispatcherError
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_CHUNK
 from managed_ledger.errors import LedgerError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
 from postdate.broker.errors import BrokerError
 from postdate.broker.topics.subscription import Subscription

@@ -5,7 +5,7 @@ The core alone, so that every event can fall between two portions.
 
 import pytest
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tests.helpers.fakes.core_feed import CoreFeed
 
 

@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from dispatcher import DispatcherConfig, SubscriptionType
 from dispatcher.slots import sticky_hash
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.fakes.dispatcher_world import FakeLog, FakeTracker
 from tests.helpers.fakes.shell_world import ShellWorld, settle

@@ -14,7 +14,7 @@ from dispatcher.core.items import Key, position_of
 from dispatcher.factory import key_shared_core
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 _CONFIGS = {
     "last sent position": DispatcherConfig(ordering_mode=LAST_SENT_POSITION),

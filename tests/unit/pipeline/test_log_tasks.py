@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.index.acknowledged import Acknowledged, acknowledged_by_all
 from postdate.index.ledger_ranges import MISSING, LedgerExtent
 from postdate.index.staging import StagingWriter

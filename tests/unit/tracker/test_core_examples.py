@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.codec import encode_metadata, segment_metadata

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeClock, FakeCursor, run_virtually, virtual_now_ms
 from tracker.config import TrackerConfig

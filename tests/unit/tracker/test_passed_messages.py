@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.core_checks import check_tracker

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
