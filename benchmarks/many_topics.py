@@ -10,7 +10,7 @@ busy topic gets 200 messages a second with a delay of 200 ms; its lateness is ta
 one after the other. Then the service is stopped and started; and 100 messages for each topic come due while it is
 killed and started again. Memory is that of all processes: proportional shares (Pss) of what they share. The memory of a
 topic is told by the anonymous pages alone, which no other program on the machine shares. After the start of Postdate it
-is taken when the service has visited every topic once (`postdate.broker.service.resting`).
+is taken when the service has visited every topic once (`postdate.broker.service.jobs`).
 """
 
 import argparse

@@ -6,7 +6,7 @@
 While a turn lasts, the loop receives nothing, and no timer fires. Time in which other threads hold the interpreter
 counts, sleeping does not. A second histogram has the processor time of the loop's thread in each turn. It tells long
 work from waiting for a processor. Turns are kept short by those who make work: loops over many things give way
-(`postdate.broker.slices`), and few topics are opened at one time (`postdate.broker.service.topic_opening`).
+(`postdate.broker.slices`), and few topics are opened at one time (`postdate.broker.service.topic_lives`).
 """
 
 import asyncio

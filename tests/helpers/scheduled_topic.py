@@ -36,7 +36,7 @@ async def subscribed(service: Service) -> tuple[Peer, Topic]:
         consumer_id=1,
         consumer_name="c",
     )
-    return peer, await service.topic(TopicName.parse("t"))
+    return peer, await service.topics.get_or_create(TopicName.parse("t"))
 
 
 async def _no_metrics() -> AsyncGenerator[bytes, None]:

@@ -85,7 +85,7 @@ class World:
         await self.storage.start()
         self.storage.is_hanging = is_storage_away
         self.service = Service(self.config, self.store, self.storage, now_ms=self.clock.now_ms, rng=Random(1))
-        self.topic = await self.service.topic(TopicName.parse("t"))
+        self.topic = await self.service.topics.get_or_create(TopicName.parse("t"))
 
     async def connect(self) -> None:
         """Connect the client, which gets all messages that are due at once."""

@@ -117,7 +117,7 @@ async def revoke(served: Served, call: Call[None]) -> None:
 
 
 async def _topic(served: Served, call: Call[Any]) -> Topic:
-    topic = await served.service.existing_topic(call.topic_name)
+    topic = await served.service.topics.existing(call.topic_name)
     if topic is None:
         raise RefusalError(404, f"Topic {call.topic_name} not found")
     return topic
@@ -129,7 +129,7 @@ def _owner(call: Call[Any]) -> PolicyOwner:
 
 def _owner_of_policies(served: Served, call: Call[Any]) -> PolicyOwner:
     owner = _owner(call)
-    if isinstance(owner, TopicName) and not served.service.has_topic(owner):
+    if isinstance(owner, TopicName) and not served.service.topics.exists(owner):
         raise RefusalError(404, f"Topic {owner} not found")
     return owner
 

@@ -63,7 +63,7 @@ async def list_topics(served: Served, call: Call[ListTopics]) -> answers.Topics:
     contained = asked.contains.lower()
     found: list[answers.TopicAnswer] = []
     following, total, last = None, 0, ""
-    async for full_name in in_slices(service.topic_names()):
+    async for full_name in in_slices(service.topics.names()):
         shown = full_name.removeprefix(DOMAIN_PREFIX)
         if contained not in shown.lower():
             continue
@@ -76,7 +76,7 @@ async def list_topics(served: Served, call: Call[ListTopics]) -> answers.Topics:
         if asked.limit is not UNSET and len(found) == asked.limit:
             following = last
             continue
-        async with service.looked_at(name) as topic:
+        async with service.topics.visit(name) as topic:
             if topic is None:
                 # It was deleted meanwhile.
                 continue

@@ -18,6 +18,22 @@ from postdate.broker.topics.topic_name import TopicName
 _OPERATIONS_MAX: Final = 100
 
 
+class WebTopics(Protocol):
+    """The topics of the service, as the endpoints know them."""
+
+    def exists(self, name: TopicName) -> bool:
+        """Whether there is a topic of this name."""
+
+    async def existing(self, name: TopicName) -> Topic | None:
+        """Return a topic, opened, None if it is missing."""
+
+    def visit(self, name: TopicName) -> AbstractAsyncContextManager[Topic | None]:
+        """Open a topic for as long as the context lasts, None if it is missing; that is no use of it."""
+
+    def names(self) -> list[str]:
+        """List all topics, open or not, by full name and in order."""
+
+
 class WebService(Protocol):
     """The service, as the endpoints know it."""
 
@@ -37,20 +53,12 @@ class WebService(Protocol):
     def grants(self) -> GrantBook | None:
         """All grants; None where authorization is switched off."""
 
+    @property
+    def topics(self) -> WebTopics:
+        """All topics."""
+
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds, against which times of delivery are compared."""
-
-    def has_topic(self, name: TopicName) -> bool:
-        """Whether a topic exists."""
-
-    async def existing_topic(self, name: TopicName) -> Topic | None:
-        """Return a topic, opened, None if it is missing."""
-
-    def looked_at(self, name: TopicName) -> AbstractAsyncContextManager[Topic | None]:
-        """Open a topic for as long as the context lasts, None if it is missing; that is no use of it."""
-
-    def topic_names(self) -> list[str]:
-        """List all topics, open or not, by full name and in order."""
 
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
         """Store an owner's policies and put them in force."""
@@ -98,7 +106,7 @@ class Served:
         Raises:
             RefusalError: There is none of this name.
         """
-        topic = await self.service.existing_topic(name)
+        topic = await self.service.topics.existing(name)
         if topic is None:
             raise unknown_topic(name)
         return topic

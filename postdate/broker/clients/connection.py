@@ -34,7 +34,7 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
 from postdate.broker.service.service import Service
 from postdate.broker.slices import SLICE_S, in_slices
 from postdate.broker.topics.consumer import Consumer
-from postdate.broker.topics.producer import Producer
+from postdate.broker.topics.producers import Producer
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
 
@@ -372,7 +372,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.refusals[producer_id] = refusal
             producer, topic = found
             self._dismissed_producers.add(producer_id)
-            topic.remove_producer(producer)
+            topic.producers.remove(producer)
             self._publisher.tell_closed(topic.ledger, producer_id)
 
     def refuse_producer(self, producer_id: int, request_id: int) -> None:
@@ -568,7 +568,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._handling
         await self._requests.finished()
         async for producer, topic in in_slices(list(self.producers.values())):
-            topic.remove_producer(producer)
+            topic.producers.remove(producer)
         self.producers.clear()
         async for consumer, topic in in_slices([*self.consumers.values(), *self.readers_sent_away.values()]):
             await topic.consumer_left(consumer)

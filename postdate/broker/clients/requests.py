@@ -37,7 +37,7 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import (
 )
 from postdate.broker.protocol.pb.pulsar_api_pb2 import KeySharedMode as KeySharedModeData
 from postdate.broker.topics.consumer import Consumer
-from postdate.broker.topics.producer import Producer, ProducerAccessMode
+from postdate.broker.topics.producers import Producer, ProducerAccessMode
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
 
@@ -101,7 +101,7 @@ async def on_partitioned_metadata(connection: Connection, command: BaseCommand) 
     try:
         topic_name = TopicName.parse(request.topic)
         _check_look_up(connection, topic_name, "to get the partitions of")
-        if not (request.metadata_auto_creation_enabled or connection.service.has_topic(topic_name)):
+        if not (request.metadata_auto_creation_enabled or connection.service.topics.exists(topic_name)):
             raise TopicNotFoundError(f"Topic {topic_name} does not exist")
     except BrokerError as error:
         connection.write(
@@ -136,7 +136,7 @@ async def on_get_topics(connection: Connection, command: BaseCommand) -> None:
         raise AuthorizationError(f"Client is not authorized to list the topics of {request.namespace}")
     # A client that asks for topics that are not persistent takes all it is given for such.
     is_about_none = request.mode == CommandGetTopicsOfNamespace.NON_PERSISTENT
-    topics = [] if is_about_none else connection.service.topic_names(request.namespace)
+    topics = [] if is_about_none else connection.service.topics.names(request.namespace)
     connection.write(commands.topics_of_namespace(request.request_id, topics))
 
 
@@ -163,7 +163,7 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         raise NoRoomError("New messages are refused until there is room on the service's disk")
     if request.initial_subscription_name:
         _check(connection, Action.CONSUME, topic_name, "to subscribe to")
-    topic = await connection.service.topic(topic_name)
+    topic = await connection.service.topics.get_or_create(topic_name)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
     if request.initial_subscription_name:
         _check(connection, Action.CONSUME, topic_name, "to subscribe to")
@@ -178,7 +178,7 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         request_id=request.request_id,
         topic_epoch=request.topic_epoch if request.HasField("topic_epoch") else None,
     )
-    await topic.add_producer(producer)
+    await topic.producers.add(producer)
     connection.producers[request.producer_id] = (producer, topic)
     _accept_producer(connection, producer)
 
@@ -201,7 +201,7 @@ async def on_close_producer(connection: Connection, command: BaseCommand) -> Non
     found = connection.producers.pop(request.producer_id, None)
     if found is not None:
         producer, topic = found
-        topic.remove_producer(producer)
+        topic.producers.remove(producer)
         # This answer tells the client that all it sent before is done. A failed commit was told to it already.
         with suppress(LedgerWriteError):
             await topic.ledger.committed()
@@ -222,9 +222,9 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
         raise NotAllowedError("Empty subscription name")
     topic_name = TopicName.parse(request.topic)
     _check(connection, Action.CONSUME, topic_name, "to subscribe to")
-    if not (request.force_topic_creation or connection.service.has_topic(topic_name)):
+    if not (request.force_topic_creation or connection.service.topics.exists(topic_name)):
         raise TopicNotFoundError(f"Topic {topic_name} does not exist")
-    topic = await connection.service.topic(topic_name)
+    topic = await connection.service.topics.get_or_create(topic_name)
     _check(connection, Action.CONSUME, topic_name, "to subscribe to")
     consumer = Consumer(
         connection,

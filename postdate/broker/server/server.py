@@ -112,7 +112,7 @@ async def serve(
             jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
             trim = partial(asyncio.to_thread, trim_of_c_library())
             jobs.append(Job("give memory back", TRIM_INTERVAL_S, trim))
-            old_objects = OldObjects(lambda: service.ended_total)
+            old_objects = OldObjects(lambda: service.ended_total + service.topics.ended_total)
             jobs.append(Job("spare old objects", FREEZE_INTERVAL_S, old_objects.freeze))
             jobs.append(Job("watchdog", manager.watchdog_interval_s, manager.note_alive, is_time_limit=True))
             if tls is not None:
@@ -120,7 +120,7 @@ async def serve(
             housekeeping = Housekeeping(jobs, service.clock_watch)
             try:
                 housekeeping.start()
-                service.spawn(service.resting.visit_unknown())
+                service.spawn(service.jobs.visit_unknown())
                 service.spawn(asyncio.to_thread(tell_of_put_aside, config))
                 announce()
                 manager.note_ready()
@@ -130,7 +130,7 @@ async def serve(
                 manager.note_stopping()
             finally:
                 await listeners.aclose()
-                service.resting.stop()
+                service.jobs.stop()
                 await housekeeping.close(TASKS_SHARE * service.close_timeout_s)
                 await web_server.close()
         finally:

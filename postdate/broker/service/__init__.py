@@ -1,1 +1,1 @@
-"""The state that all connections share: the log, the snapshot storage, open and resting topics, and periodic jobs."""
+"""The state that all connections share: the log, the snapshot storage, the life of topics, and periodic jobs."""

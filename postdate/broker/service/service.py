@@ -4,7 +4,7 @@
                      └─────► subscriptions ─► dispatchers ─► trackers ─► snapshot storage (another folder)
 
 This module opens and closes the folders and lists the periodic jobs; sockets and signals are in
-`postdate.broker.server.server`. A topic is opened on its first use and closed when it is unused (`resting`).
+`postdate.broker.server.server`, and the life of a topic in `topic_lives`.
 """
 
 import asyncio
@@ -12,12 +12,10 @@ import logging
 import shutil
 import socket
 import uuid
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -32,29 +30,27 @@ from postdate.broker.authentication.authenticator import Authenticator
 from postdate.broker.authorization.grants import Actions, GrantBook
 from postdate.broker.authorization.permissions import Authorizer
 from postdate.broker.configuration.config import BrokerConfig
-from postdate.broker.errors import NotAllowedError, ServiceStartError
+from postdate.broker.errors import ServiceStartError
 from postdate.broker.event_loop import turns_of
 from postdate.broker.hosts import is_wildcard
 from postdate.broker.scheduled.catalog import ScheduleCatalog
-from postdate.broker.scheduled.delayed_counts import count_delayed
 from postdate.broker.service.clock_steps import ClockWatch, steady_ms
 from postdate.broker.service.jobs import PeriodicJobs
 from postdate.broker.service.publishing_buffer import PublishBuffer
 from postdate.broker.service.refusal_log import RefusalLog
-from postdate.broker.service.resting import RestingTopics
 from postdate.broker.service.scheduler import Job
 from postdate.broker.service.snapshot_storages import snapshot_storage_of
 from postdate.broker.service.storage_opening import StorageOpening
-from postdate.broker.service.topic_opening import TopicOpener
+from postdate.broker.service.topic_lives import TopicLives
 from postdate.broker.slices import Turns, in_slices, side_by_side
-from postdate.broker.topics.closed_topics import ClosedTopics
 from postdate.broker.topics.delayed_range import note_delays, settle_notes
 from postdate.broker.topics.limits import ConnectionController
 from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
+from postdate.broker.topics.producers import TopicEpochs
+from postdate.broker.topics.services import TopicServices
 from postdate.broker.topics.topic import Topic
-from postdate.broker.topics.topic_epochs import TopicEpochs
-from postdate.broker.topics.topic_name import DOMAIN_PREFIX, TopicName
+from postdate.broker.topics.topic_name import TopicName
 from postdate.broker.tuning import trim_of_c_library
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -108,14 +104,13 @@ class Service:
         self.server_version = f"Postdate {version('postdate')}"
         self.connections: set[ClientLink] = set()
         self.ended_total = 0
-        """Connections that have ended and topics that were closed."""
+        """How many connections have ended."""
         self.refusal_log = RefusalLog()
         """The lines about clients that are refused again and again."""
         self.publish_buffer = PublishBuffer(config.publish_buffer_bytes_max)
         self.connection_controller = ConnectionController(
             config.limits.connections_max, config.limits.connections_per_ip_max
         )
-        self.topics: dict[TopicName, Topic] = {}
         self.public_host = _public_host(config)
         """The host name or address in answers to look-ups."""
         self.service_url = _service_url(self.public_host, "pulsar", config.service_port)
@@ -131,28 +126,30 @@ class Service:
         self.close_timeout_s = config.tracker.close_timeout_ms / 1_000
         """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
         sealing_ms = round(SEALING_SHARE * config.tracker.close_timeout_ms)
-        # An index for all subscriptions of a topic is the opener's to make: its tracker is one like others.
+        # The index that all subscriptions of a topic share is made by the topic: its tracker is one like others.
         of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms, is_index_shared=False)
-        self._tracker_factory = tracker_factory(of_trackers, self._storage, now_ms=now_ms, rng=rng)
-        residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
         self.catalog = ScheduleCatalog()
         """The scheduled messages of all topics, as columns."""
         self.policies = PolicyBook(store, _default_policies(config))
-        self._epochs = TopicEpochs(store)
-        self._opener = TopicOpener(
-            config, store, self._tracker_factory, self.policies, self._epochs, residual, self.spawn, now_ms, steady_ms
+        services = TopicServices(
+            limits=config.limits,
+            dispatcher=replace(config.dispatcher, order_wait_ms_max=config.tracker.order_wait_ms_max),
+            trackers=tracker_factory(of_trackers, storage, now_ms=now_ms, rng=rng),
+            is_index_shared=config.tracker.is_index_shared,
+            is_index_kept=config.bucket_snapshot_storage != "memory",
+            residual=ResidualSnapshots(storage, timeout_ms=config.tracker.operation_timeout_ms),
+            policies=self.policies,
+            epochs=TopicEpochs(store),
+            spawn=self.spawn,
+            now_ms=now_ms,
+            steady_ms=steady_ms,
         )
-        self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
-        self._closing: dict[TopicName, asyncio.Task[None]] = {}
-        self._deleting: set[TopicName] = set()
-        """Those of them that are gone in the end."""
-        self._topic_counts = Counter(map(TopicName.namespace_in, store.managed_ledger_names()))
-        """Topics by namespace, with those that are being made."""
-        self._closed_topics = ClosedTopics(store)
-        self.resting = RestingTopics(self, self._closed_topics, config.inactive_topics, now_ms, steady_ms)
-        """Topics that were closed because they are unused."""
+        self.topics = TopicLives(config, store, services, self.grants, self.catalog)
+        self.jobs = PeriodicJobs(
+            config, store, self.topics, self.connections, self.refusal_log, self.catalog, now_ms, steady_ms
+        )
         self._tasks: set[asyncio.Task[Any]] = set()
         # Generated names must not repeat after a restart: clients reconnect with their old ones.
         self._producer_name_prefix = f"{config.cluster_name}-{uuid.uuid4().hex[:8]}"
@@ -191,85 +188,6 @@ class Service:
 
     # ---- topics ----
 
-    async def topic(self, name: TopicName) -> Topic:
-        """Return a topic, opened; a missing one is created.
-
-        Raises:
-            NotAllowedError: It is missing, and its namespace has as many topics as are allowed.
-        """
-        await self._closed(name)
-        topic = await self._opened(name)
-        topic.note_use()
-        return topic
-
-    async def existing_topic(self, name: TopicName) -> Topic | None:
-        """Return a topic, opened, None if it is missing: a question about a topic must not make it."""
-        topic = await self.visited_topic(name)
-        if topic is not None:
-            topic.note_use()
-        return topic
-
-    async def visited_topic(self, name: TopicName) -> Topic | None:
-        """Return a topic as `existing_topic` does, without counting that as use."""
-        await self._closed(name)
-        return await self._opened(name) if self.has_topic(name) else None
-
-    def looked_at(self, name: TopicName) -> AbstractAsyncContextManager[Topic | None]:
-        """Open a topic for as long as the context lasts, None if it is missing; that is no use of it."""
-        return self.resting.looked_at(name)
-
-    def take_away(self, topic: Topic) -> "asyncio.Task[None]":
-        """Close a topic; a request for it meanwhile gets it opened anew."""
-        return self._end(topic, self._close_topic(topic))
-
-    def take_away_for_good(self, topic: Topic) -> "asyncio.Task[None]":
-        """Delete a topic with its policies and the grants on it; a request for it meanwhile gets a new one."""
-        self._deleting.add(topic.name)
-        task = self._end(topic, self._delete(topic))
-        task.add_done_callback(lambda _: self._deleting.discard(topic.name))
-        return task
-
-    def _end(self, topic: Topic, ending: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        assert self.topics[topic.name] is topic
-        # At once: a producer that has this topic in hand must get no receipt for what is deleted.
-        topic.fence()
-        self.resting.count_ended(topic)
-        del self.topics[topic.name]
-        self.ended_total += 1
-        self.catalog.forget(topic.ledger.name)
-        task = self._closing[topic.name] = self.spawn(ending)
-        task.add_done_callback(lambda _: self._closing.pop(topic.name))
-        return task
-
-    async def _close_topic(self, topic: Topic) -> None:
-        await self.resting.keep(topic)
-        await topic.close()
-
-    async def _delete(self, topic: Topic) -> None:
-        await topic.delete_snapshots()
-        # The log goes last: after a crash before that, the topic is inactive as it was, and is deleted again.
-        if self.grants is not None:
-            await self.grants.forget_topic(topic.name)
-        if self.policies.of(topic.name) is not None:
-            await self.policies.put(topic.name, None)
-        await self._epochs.forget(topic.name)
-        await self._closed_topics.remove(topic.name)
-        await self._store.delete_managed_ledger(str(topic.name))
-        self._topic_counts[topic.name.namespace_name] -= 1
-        if not self._topic_counts[topic.name.namespace_name]:
-            del self._topic_counts[topic.name.namespace_name]
-            self.resting.remove_namespace(topic.name.namespace_name)
-
-    def topic_names(self, namespace: str | None = None) -> list[str]:
-        """List the topics of a namespace (`tenant/namespace`), or all, by full name and in order; open or not."""
-        beginning = DOMAIN_PREFIX if namespace is None else f"{DOMAIN_PREFIX}{namespace}/"
-        going = set(map(str, self._deleting))
-        return [name for name in self._store.managed_ledger_names() if name.startswith(beginning) and name not in going]
-
-    def has_topic(self, name: TopicName) -> bool:
-        """Whether a topic exists, open or not; one that is being deleted does not."""
-        return name in self.topics or (name not in self._deleting and self._store.has_managed_ledger(str(name)))
-
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
         """Store the policies of a topic or a namespace, None to have none, and put them in force at once.
 
@@ -304,7 +222,7 @@ class Service:
             if owner in self.topics:
                 yield self.topics[owner]
             return
-        async for topic in in_slices(list(self.topics.values())):
+        async for topic in in_slices(self.topics.all_open()):
             if topic.name.namespace_name == owner and self.policies.of(topic.name) is None:
                 yield topic
 
@@ -326,31 +244,15 @@ class Service:
         self._producers_named += 1
         return f"{self._producer_name_prefix}-{self._producers_named}"
 
-    async def count_delayed_at_the_end(self, topic: Topic) -> None:
-        """Count the messages with a delivery time of a topic that is about to be closed; logs what fails."""
-        # A catalog of its own, which goes with this call: a closed topic is to cost a few numbers.
-        await count_delayed(topic, ScheduleCatalog(), self.now_ms)
-
-    async def count_delayed(self) -> None:
-        """Count the messages with a delivery time of the open topics in the log, where nothing else tells."""
-        async for topic in self.resting.open_topics():
-            await count_delayed(topic, self.catalog, self.now_ms)
-            if self.topics.get(topic.name) is not topic:
-                # It was closed meanwhile.
-                self.catalog.forget(topic.ledger.name)
-
     async def metrics(self) -> AsyncGenerator[bytes, None]:
         """Give the text for `/metrics`, a slice at a time, from numbers that are there: the log is not read."""
         disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
         chunks = stream_metrics(
             self.config.cluster_name,
-            chain(
-                chain.from_iterable(topic.metrics_in_parts() for topic in list(self.topics.values())),
-                self.resting.figures(),
-            ),
-            self.resting.ended(),
+            self.topics.figures(),
+            list(self.topics.ended.values()),
             connection_count=len(self.connections),
-            topic_counts=dict(self._topic_counts),
+            topic_counts=dict(self.topics.counts),
             is_by_topic=self.config.has_topic_metrics,
             is_by_consumer=self.config.has_consumer_metrics,
             turns=turns_of(asyncio.get_running_loop()),
@@ -385,7 +287,7 @@ class Service:
         if self._opening_storage is not None and self._opening_storage.problem is not None:
             problems.append(self._opening_storage.problem)
         turns = Turns()
-        for topic in list(self.topics.values()):
+        for topic in self.topics.all_open():
             for of_one in topic.problems():
                 problems += [f"{topic.name}: {problem}" for problem in of_one]
                 await turns.give_way()
@@ -402,18 +304,7 @@ class Service:
 
     def housekeeping(self) -> list[Job]:
         """List the periodic jobs; a job without an interval in the configuration is left out."""
-        jobs = PeriodicJobs(
-            self.config,
-            self._store,
-            self.topics,
-            self.connections,
-            self.resting,
-            self.refusal_log,
-            self.count_delayed,
-            self.now_ms,
-            self.steady_ms,
-        )
-        return jobs.listed(checks_credentials=self.authenticator is not None)
+        return self.jobs.listed(checks_credentials=self.authenticator is not None)
 
     async def close(self, begun_at_s: float | None = None) -> None:
         """Accept nothing more, seal large buckets, close the folders.
@@ -425,8 +316,7 @@ class Service:
         for connection in list(self.connections):
             connection.pause_reading("the service stops")
         try:
-            closings = (self._close_topic(topic) for topic in list(self.topics.values()))
-            for error in await side_by_side(closings, has_errors=True):
+            for error in await self.topics.close_all():
                 if isinstance(error, LedgerWriteError):
                     self._close_failure = error
                 logger.error("a topic could not be closed in order: %s", error)
@@ -469,44 +359,6 @@ class Service:
             for task in unfinished:
                 logger.warning("did not end within %g s of the stop: %r", TASKS_SHARE * self.close_timeout_s, task)
                 task.cancel()
-
-    # ---- inside ----
-
-    async def _closed(self, name: TopicName) -> None:
-        """Wait while a topic is being closed or deleted."""
-        while (closing := self._closing.get(name)) is not None:
-            await asyncio.wait([closing])
-
-    async def _opened(self, name: TopicName) -> Topic:
-        topic = self.topics.get(name)
-        if topic is not None:
-            return topic
-        opening = self._opening.get(name)
-        if opening is None:
-            is_new = not self._store.has_managed_ledger(str(name))
-            if is_new:
-                self._admit(name)
-            opening = self._opening[name] = self.spawn(self._open_topic(name, is_new))
-        # Shielded: the first caller may be cancelled while others wait for the same topic.
-        return await asyncio.shield(opening)
-
-    def _admit(self, name: TopicName) -> None:
-        """Count a topic that comes into being."""
-        count_max = self.config.limits.topics_per_namespace_max
-        if count_max and self._topic_counts[name.namespace_name] >= count_max:
-            raise NotAllowedError("Exceed maximum number of topics in namespace.")
-        self._topic_counts[name.namespace_name] += 1
-
-    async def _open_topic(self, name: TopicName, is_new: bool) -> Topic:
-        try:
-            topic = await self._opener.open(name)
-            self.topics[name] = topic
-            topic.sweep_snapshots()
-            return topic
-        finally:
-            del self._opening[name]
-            if is_new and not self._store.has_managed_ledger(str(name)):
-                self._topic_counts[name.namespace_name] -= 1
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from postdate.broker.topics.figures import ScheduledCounts, SubscriptionSnapshot, TopicSnapshot
-from postdate.broker.topics.policies import RecordStore
+from postdate.broker.topics.policies import RecordStore, remove_record
 from postdate.broker.topics.topic_name import TopicName
 
 _RECORD_PREFIX: Final = "closedTopic "
@@ -126,8 +126,7 @@ class ClosedTopics:
         Raises:
             LedgerWriteError: They could not be removed.
         """
-        if f"{_RECORD_PREFIX}{name}" in self._store.records:
-            await self._store.put_record(f"{_RECORD_PREFIX}{name}", None)
+        await remove_record(self._store, f"{_RECORD_PREFIX}{name}")
 
     def figures(self, names: Iterable[str], now_ms: int) -> Iterator[TopicSnapshot]:
         """Give the figures of these topics, one by one; nothing for one without numbers."""

@@ -6,6 +6,7 @@ and present clients stay. Topics and subscriptions are checked in `postdate.brok
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -36,6 +37,11 @@ class LimitsConfig:
             if not least <= getattr(self, one.name) <= most:
                 value = getattr(self, one.name)
                 raise InvalidValueError(one.name, "from {least} to {most}", value=value, least=least, most=most)
+
+
+def is_full(present: Collection[object], count_max: int) -> bool:
+    """Whether there are as many as a limit allows; 0 is no limit."""
+    return bool(count_max) and len(present) >= count_max
 
 
 class ConnectionController:

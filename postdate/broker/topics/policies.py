@@ -8,8 +8,6 @@ JSON of the admin interface. Left out are HTTP (`postdate.broker.admin.pulsar_ha
 (`Topic`).
 """
 
-import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Annotated, Final, Protocol
 
@@ -17,8 +15,6 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from postdate.broker.topics.topic_name import TopicName
-
-logger = logging.getLogger(__name__)
 
 MILLISECONDS_MAX: Final = 2**53 - 1
 """The largest number that every JSON reader keeps exactly, 285,000 years."""
@@ -59,6 +55,16 @@ class RecordStore(Protocol):
         """Store a record, or remove it; durable on return."""
 
 
+async def remove_record(store: RecordStore, name: str) -> None:
+    """Remove a record, if there is one.
+
+    Raises:
+        LedgerWriteError: It could not be removed.
+    """
+    if name in store.records:
+        await store.put_record(name, None)
+
+
 class PolicyBook:
     """The policies of every owner that has some.
 
@@ -70,15 +76,11 @@ class PolicyBook:
     def __init__(self, store: RecordStore, default: DelayedDeliveryPolicies) -> None:
         self._store = store
         self._default = default
-        self._lock = asyncio.Lock()
-        self._policies: dict[str, DelayedDeliveryPolicies] = {}
-        for name, value in store.records.items():
-            if name.startswith(_RECORD_PREFIX):
-                self._load(name, value)
 
     def of(self, owner: PolicyOwner) -> DelayedDeliveryPolicies | None:
         """Return an owner's own policies, None if it has none."""
-        return self._policies.get(_record_name(owner))
+        value = self._store.records.get(_record_name(owner))
+        return None if value is None else msgspec.json.decode(value, type=DelayedDeliveryPolicies)
 
     def applied(self, topic: TopicName) -> DelayedDeliveryPolicies:
         """Return the policies in force for a topic: its own, else its namespace's, else the configuration's."""
@@ -90,22 +92,7 @@ class PolicyBook:
         Raises:
             LedgerWriteError: They could not be stored, and are as before.
         """
-        name = _record_name(owner)
-        # Changes are serialized, so that memory and store end with the same policies.
-        async with self._lock:
-            await self._store.put_record(name, None if policies is None else msgspec.json.encode(policies))
-            if policies is None:
-                self._policies.pop(name, None)
-            else:
-                self._policies[name] = policies
-
-    def _load(self, name: str, value: bytes) -> None:
-        try:
-            policies = msgspec.json.decode(value, type=DelayedDeliveryPolicies)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            logger.warning("the stored policies %r are ignored: %s", name, error)
-            return
-        self._policies[name] = policies
+        await self._store.put_record(_record_name(owner), None if policies is None else msgspec.json.encode(policies))
 
 
 def _record_name(owner: PolicyOwner) -> str:

@@ -13,9 +13,9 @@ each time, so that a defect that returns at once costs little.
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyroaring import BitMap
 
@@ -43,13 +43,15 @@ from postdate.broker.topics.figures import (
     SubscriptionCounters,
     SubscriptionSnapshot,
 )
+from postdate.broker.topics.limits import is_full
 from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.pause import PAUSE_PROPERTY, PauseState
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.broker.topics.rates import ConsumerCounters, RateMeter
-from postdate.broker.topics.snapshot_sweep import Spawn
+from postdate.broker.topics.services import TopicServices
 from snapshot_storage.backoff import Backoff
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.stats import BucketFigures, TrackerCounters, TrackerStats, summed
 
 logger = logging.getLogger(__name__)
@@ -63,12 +65,6 @@ _REBUILDS_FORGOTTEN_AFTER_MS: Final = 600_000
 TYPE_PROPERTY: Final = "#postdate.type"
 """The cursor's property with the type of a subscription that heeds no delivery times; absent for one that does."""
 _WITHOUT_DELAYS: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
-
-NewDispatcher = Callable[[SubscriptionType, ManagedLedger, Cursor], Dispatcher]
-
-
-def _run(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    return asyncio.get_running_loop().create_task(work)
 
 
 @dataclass(slots=True)
@@ -104,11 +100,9 @@ class Subscription:
         name: The name that clients use.
         ledger: The topic's log.
         cursor: Where this subscription stands in it.
-        new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
-        now_ms: The wall clock.
-        steady_ms: A clock that is never set.
-        consumers_max: The most consumers, 0 for no limit.
-        spawn: Runs work in the background.
+        services: What all topics share.
+        trackers: Makes its trackers.
+        lateness: The lateness of the topic's delayed messages.
     """
 
     def __init__(
@@ -116,12 +110,9 @@ class Subscription:
         name: str,
         ledger: ManagedLedger,
         cursor: Cursor,
-        *,
-        new_dispatcher: NewDispatcher,
-        now_ms: Clock,
-        steady_ms: Clock,
-        consumers_max: int = 0,
-        spawn: Spawn = _run,
+        services: TopicServices,
+        trackers: DelayedDeliveryTrackerFactory,
+        lateness: LatenessHistogram,
     ) -> None:
         self.name = name
         self.cursor = cursor
@@ -129,9 +120,9 @@ class Subscription:
         self.consumers: dict[Consumer, None] = {}
         """In the order in which they came; a look-up for each FLOW and ACK may not search a list of a thousand."""
         self._ledger = ledger
-        self._consumers_max = consumers_max
-        self._spawn = spawn
-        self._new_dispatcher = new_dispatcher
+        self._services = services
+        self._trackers = trackers
+        self._lateness = lateness
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
         self._last_active_ms = 0
@@ -139,7 +130,7 @@ class Subscription:
         """Without those of the dispatcher and of its consumers, which are counted in when they go."""
         self.index_counters_before: TrackerCounters | None = None
         """The counters of its own closed trackers, None if there was none."""
-        self.expiry = Expiry(RateMeter(steady_ms(), (0,)))
+        self.expiry = Expiry(RateMeter(services.steady_ms(), (0,)))
         self.mark_delete_advanced_ms = 0
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
@@ -147,15 +138,11 @@ class Subscription:
         """The last count of delayed and overdue messages and of those in hand; None where it is not known."""
         self._gate = DeliveryGate()
         """Of all its dispatchers, one after the other."""
-        self.lateness: LatenessHistogram | None = None
-        """The histogram of lateness; None without one that outlives a dispatcher."""
         self._rebuild_waits = Backoff(min_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
         self._last_defect_ms = 0
         self._rebuild_from_ms = 0
-        self._now_ms = now_ms
         self._is_delay_warned = False
         """Whether the log has said that it does not delay."""
-        self._steady_ms = steady_ms
         self._newly_expired: dict[int, BitMap] = {}
         """Not noted in the cursor yet."""
         cursor.add_listener(self._on_mark_delete_moved)
@@ -177,9 +164,9 @@ class Subscription:
         """
         async with self._lock:
             await self._drop_failed_dispatcher()
-            if self._steady_ms() < self._rebuild_from_ms:
+            if self._services.steady_ms() < self._rebuild_from_ms:
                 raise DispatcherClosedError(f"subscription {self.name!r} is being rebuilt after a defect")
-            if self._consumers_max and len(self.consumers) >= self._consumers_max:
+            if is_full(self.consumers, self._services.limits.consumers_per_subscription_max):
                 raise ConsumerBusyError("Subscription reached max consumers limit")
             if self._type is not subscription_type:
                 await self._change_type(subscription_type)
@@ -191,15 +178,6 @@ class Subscription:
                     raise
                 self.dispatcher.add_consumer(consumer)
             self.consumers[consumer] = None
-            has_others = subscription_type is SubscriptionType.KEY_SHARED and len(self.consumers) > 1
-            if has_others and not self.dispatcher.key_hash_ranges(consumer):
-                logger.warning(
-                    "consumer %s of %s / %s gets no key until others leave: all its points on the ring are taken; "
-                    "raise subscriptionKeySharedConsistentHashingReplicaPoints",
-                    consumer.name,
-                    self._ledger.name,
-                    self.name,
-                )
 
     @property
     def last_active_ms(self) -> int:
@@ -232,7 +210,7 @@ class Subscription:
         """Give the figures for `/metrics`."""
         stats = self.stats()
         is_paused = self.pause.is_paused
-        now_ms = self._now_ms()
+        now_ms = self._services.now_ms()
         known = self.known_counts()
         return SubscriptionSnapshot(
             name=self.name,
@@ -350,7 +328,7 @@ class Subscription:
     def expired(self, entries: Entries) -> None:
         """Count entries that have expired, and let the dispatcher know."""
         self.count(SubscriptionCounters(expired=sum(map(len, entries.values()))))
-        self.expiry.last_ms = self._now_ms()
+        self.expiry.last_ms = self._services.now_ms()
         for ledger_id, entry_ids in entries.items():
             self._newly_expired[ledger_id] = self._newly_expired.get(ledger_id, BitMap()) | entry_ids
         if entries and self.dispatcher is not None:
@@ -447,7 +425,7 @@ class Subscription:
             self.dispatcher.resume_deliveries(state.rate_per_second, self._on_drained)
 
     def _on_drained(self) -> None:
-        self._spawn(self._forget_rate())
+        self._services.spawn(self._forget_rate())
 
     async def _forget_rate(self) -> None:
         if self.pause.rate_per_second is not None:
@@ -513,8 +491,8 @@ class Subscription:
         return [] if self.bucket_tracker is None else self.bucket_tracker.buckets()
 
     def _on_mark_delete_moved(self, _: Position) -> None:
-        self.mark_delete_advanced_ms = self._now_ms()
-        self._last_active_ms = self._steady_ms()
+        self.mark_delete_advanced_ms = self._services.now_ms()
+        self._last_active_ms = self._services.steady_ms()
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies of the topic in force; delayed messages keep their times."""
@@ -531,7 +509,7 @@ class Subscription:
         if stats is not None:
             self.count(SubscriptionCounters(messages_out=stats.msg_out_counter, bytes_out=stats.bytes_out_counter))
         del self.consumers[consumer]
-        self._last_active_ms = self._steady_ms()
+        self._last_active_ms = self._services.steady_ms()
         self.dispatcher.remove_consumer(consumer)
 
     async def seek(self, position: Position) -> None:
@@ -609,11 +587,10 @@ class Subscription:
             raise ConsumerBusyError("Subscription is of different type")
         await self._drop_dispatcher()
         await self._note_type(subscription_type)
-        self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
+        self.dispatcher = self._services.new_dispatcher(subscription_type, self._ledger, self.cursor, self._trackers)
         self.dispatcher.on_failure = self._on_dispatcher_failure
         self.dispatcher.on_delay_ignored = self._on_delay_ignored
-        if self.lateness is not None:
-            self.dispatcher.lateness = self.lateness
+        self.dispatcher.lateness = self._lateness
         self.dispatcher.use_gate(self._gate)
         self._apply_pause()
         self._type = subscription_type
@@ -646,7 +623,7 @@ class Subscription:
         )
 
     def _on_dispatcher_failure(self) -> None:
-        steady_ms = self._steady_ms()
+        steady_ms = self._services.steady_ms()
         self.count(SubscriptionCounters(rebuilds=1))
         if self.counters.rebuilds == 1 or steady_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
             self._rebuild_waits.reset()

@@ -1,13 +1,11 @@
 """A topic: its log, its producers and its subscriptions.
 
-Producers of a topic have different names. A producer whose connection gives no sign of life is replaced by the next one
-of its name, so a client that lost its connection can return before the broker has noticed the loss. Appending is left
-out: a producer's connection appends straight to `ledger`.
+Appending is left out: a producer's connection appends straight to `ledger`.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -16,7 +14,7 @@ from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import ConsumerBusyError, DispatcherClosedError
 from dispatcher.lateness import LatenessHistogram
 from managed_ledger.cursors.cursor import Cursor
-from managed_ledger.errors import LedgerError
+from managed_ledger.errors import LedgerError, LedgerWriteError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
 from managed_ledger.positions.position import Position
@@ -24,34 +22,29 @@ from managed_ledger.positions.value_types import Clock
 from managed_ledger.replacing import Entries
 from postdate.broker.errors import (
     NotAllowedError,
-    ProducerBusyError,
-    ProducerFencedError,
     SubscriptionNotFoundError,
-    TopicClosedError,
 )
 from postdate.broker.slices import in_slices
 from postdate.broker.topics.change_order import ChangeOrder
 from postdate.broker.topics.consumer import Consumer
-from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS
+from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, settle_notes
 from postdate.broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from postdate.broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
-from postdate.broker.topics.limits import LimitsConfig
+from postdate.broker.topics.limits import is_full
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
-from postdate.broker.topics.producer import Producer, ProducerAccessMode
+from postdate.broker.topics.producers import Producer, Producers
 from postdate.broker.topics.rates import RateMeter
-from postdate.broker.topics.snapshot_sweep import SnapshotSweep, Spawn
+from postdate.broker.topics.services import TopicServices
+from postdate.broker.topics.snapshot_sweep import SnapshotSweep
 from postdate.broker.topics.subscription import Subscription
-from postdate.broker.topics.topic_epochs import EPOCHS_END, TopicEpochs
-from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest
+from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest, settle_index
 from postdate.broker.topics.topic_name import TopicName
 from postdate.command_line.milliseconds import may_be_seconds
 from tracker.bucket_properties import names_buckets
-from tracker.residual_snapshots import ResidualSnapshots, remove_index_properties
+from tracker.residual_snapshots import remove_index_properties
 from tracker.stats import BucketFigures, BucketOperation, TrackerCounters, TrackerStats, summed
 
 logger = logging.getLogger(__name__)
-
-NewSubscription = Callable[[str, ManagedLedger, Cursor], Subscription]
 
 LATEST_ENTRY_ID = 2**63 - 1
 """Entry and ledger id of the protocol's "latest" message id."""
@@ -63,44 +56,33 @@ class Topic:
     Args:
         name: Its name.
         ledger: Its log.
-        new_subscription: Makes a subscription over a cursor.
+        services: What all topics share.
         delayed_delivery: The policies that are in force for it.
-        steady_ms: A clock that is never set; a topic measures durations alone.
-        residual: Deletes snapshots without a tracker.
-        limits: The most producers, subscriptions and consumers.
-        spawn: Runs work in the background.
         index: The delayed index that its subscriptions share, None where each has its own.
-        epochs: Stores its epoch.
     """
 
     def __init__(
         self,
         name: TopicName,
         ledger: ManagedLedger,
-        *,
-        new_subscription: NewSubscription,
+        services: TopicServices,
         delayed_delivery: DelayedDeliveryPolicies,
-        steady_ms: Clock,
-        residual: ResidualSnapshots,
-        limits: LimitsConfig,
-        spawn: Spawn,
-        epochs: TopicEpochs,
-        index: TopicIndex | None = None,
+        index: TopicIndex | None,
     ) -> None:
         self.name = name
         self.ledger = ledger
         self.delayed_delivery = delayed_delivery
         self.delay_ms_max = delayed_delivery.enforced_delay_ms_max
         """The longest delay that is accepted now, 0 for any; for every publish."""
-        self.producers: dict[str, Producer] = {}
-        self._steady_ms = steady_ms
-        opened_ms = steady_ms()
-        self.last_used_ms = opened_ms
-        """When the topic was last used, by the steady clock."""
-        self.was_asked_for = False
-        self.looks = 0
-        """How many questions about it are under way: it stays open for them, and they are no use of it."""
-        self._is_closed = False
+        self.producers = Producers(
+            name,
+            services.epochs,
+            count_max=services.limits.producers_per_topic_max,
+            steady_ms=services.steady_ms,
+            spawn=services.spawn,
+        )
+        self._services = services
+        opened_ms = services.steady_ms()
         self._last_active_ms = opened_ms
         self.messages_in_total = 0
         self.bytes_in_total = 0
@@ -116,34 +98,43 @@ class Topic:
         self._window_began_ms = opened_ms
         self.meter = RateMeter(opened_ms, (0, 0))
         """The rates of messages and bytes in."""
-        self._new_subscription = new_subscription
-        self._limits = limits
         # Consumers whose subscribe is under way; they count, or two at once would take the last place.
         self._joining: dict[Consumer, None] = {}
         self._index = index
-        self._spawn = spawn
-        self._epochs = epochs
-        self.epoch = epochs.of(name)
-        """The number of the last producer with exclusive access, None before the first."""
         # Of deleted subscriptions and their indexes; the sums of the topic and of its namespace must not decrease.
         self._deleted_counters = NOTHING_COUNTED
         self._index_counters_before: TrackerCounters | None = None
         self._sweep = SnapshotSweep(
             ledger,
-            residual,
+            services.residual,
             has_tracker=self._has_tracker,
             failed_creates=self._failed_creates,
             on_lost=self._note_lost,
-            spawn=spawn,
+            spawn=services.spawn,
         )
         self._lock = asyncio.Lock()
-        ledger.set_abandoned_listener(self._send_producers_away)
+        ledger.set_abandoned_listener(self.producers.disconnect_all)
         self.subscriptions: dict[str, Subscription] = {}
         self.changes = ChangeOrder()
         """The order of the changes of its scheduled messages."""
         for cursor in ledger.cursors.values():
             if cursor.name != INDEX_CURSOR_NAME:
                 self._add_subscription(subscription_of(cursor.name), cursor)
+
+    @classmethod
+    async def open(cls, name: TopicName, ledger: ManagedLedger, services: TopicServices) -> "Topic":
+        """Put a topic together from its opened log, and bring the log in line with what is configured now."""
+        index = services.new_index(ledger)
+        await settle_index(ledger, is_shared=index is not None, is_kept=services.is_index_kept)
+        settled = None
+        while settled != (policies := services.policies.applied(name)):
+            # They may be changed again while notes are written.
+            settled = policies
+            try:
+                await settle_notes(ledger, policies)
+            except LedgerWriteError as error:
+                logger.warning("%s: not noted how far delays are heeded; the next opening does: %s", name, error)
+        return cls(name, ledger, services, policies, index)
 
     @property
     def is_used(self) -> bool:
@@ -156,34 +147,21 @@ class Topic:
         )
 
     @property
-    def is_fenced(self) -> bool:
-        """Whether the topic lets no client in any more, as it is being closed or deleted, or is closed."""
-        return self._is_closed
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise TopicClosedError(f"topic {self.name} is being closed")
-
-    def note_use(self) -> None:
-        """Note that the topic was used now."""
-        self.was_asked_for = True
-        self.last_used_ms = self._steady_ms()
-
-    @property
     def last_active_ms(self) -> int:
         """When something last kept it from being deleted: a client, a subscription or a backlog; at first its opening.
 
         By the steady clock; while it is active, the time of an earlier change.
         """
-        return max([self._last_active_ms, *(one.last_active_ms for one in self.subscriptions.values())])
+        of_subscriptions = (one.last_active_ms for one in self.subscriptions.values())
+        return max(self._last_active_ms, self.producers.last_active_ms, *of_subscriptions)
 
     def note_active(self) -> None:
         """Note that something keeps it from being deleted, or did until now.
 
-        Every end of what keeps it comes here or to `Subscription.last_active_ms`: messages with a receipt are deleted
-        by this time, so it may not be as old as the last check.
+        Every end of what keeps it comes here or to `last_active_ms` of its producers or of a subscription: messages
+        with a receipt are deleted by this time, so it may not be as old as the last check.
         """
-        self._last_active_ms = self._steady_ms()
+        self._last_active_ms = self._services.steady_ms()
 
     def is_active(self, mode: str) -> bool:
         """Whether it must not be deleted, by Pulsar's rules of that mode."""
@@ -192,83 +170,6 @@ class Topic:
         if mode == DELETE_WHEN_NO_SUBSCRIPTIONS:
             return bool(self.subscriptions)
         return any(subscription.cursor.backlog for subscription in self.subscriptions.values())
-
-    async def add_producer(self, producer: Producer) -> None:
-        """Add a producer.
-
-        As in Pulsar, a name is taken while the connection of its producer lives, for a producer of any epoch. That
-        connection is asked for a sign of life, unless both producers are on it.
-
-        Raises:
-            ProducerBusyError: Another live producer has its name or exclusive access, or the limit is reached.
-            ProducerFencedError: It asks for exclusive access, and other producers are connected, or another one has
-                had access since its own.
-            LedgerWriteError: Its epoch could not be stored.
-        """
-        try:
-            await self._add_producer(producer)
-        finally:
-            self.note_active()
-
-    async def _add_producer(self, producer: Producer) -> None:
-        present = self.producers.get(producer.name)
-        if present is not None and present.link is not producer.link and not await present.link.is_alive():
-            logger.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
-            self.remove_producer(present)
-        # The topic may have been closed while the other was asked.
-        self._check_open()
-        # The name may also belong to a producer that came while the other was asked.
-        if producer.name in self.producers:
-            raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic '{self.name}'")
-        self._admit(producer)
-        self.producers[producer.name] = producer
-        if producer.access_mode is ProducerAccessMode.SHARED:
-            producer.topic_epoch = self.epoch
-        elif producer.is_ready:
-            try:
-                await self._take_epoch(producer)
-            except LedgerError:
-                self.remove_producer(producer)
-                raise
-            # Meanwhile the topic may have been closed, and another producer may have taken the access.
-            self._check_open()
-            if self.producers.get(producer.name) is producer:
-                return
-            if self.epoch == producer.topic_epoch:
-                # No other has taken it: the producers were sent away, as after a commit that failed.
-                raise TopicClosedError(f"producers of topic {self.name} were sent away: come back")
-            raise ProducerFencedError(f"Another producer has taken exclusive access to topic {self.name}")
-
-    async def _take_epoch(self, producer: Producer) -> None:
-        """Give a producer with exclusive access its epoch: the one that it shows, as it comes back, or a new one.
-
-        Raises:
-            LedgerWriteError: It could not be stored.
-        """
-        before = self.epoch
-        if producer.topic_epoch is None:
-            producer.topic_epoch = 0 if before is None else before + 1
-        self.epoch = producer.topic_epoch
-        if self.epoch != before:
-            try:
-                await self._epochs.put(self.name, producer.topic_epoch)
-            except LedgerError:
-                # No producer has it, so those of before are not over.
-                if self.epoch == producer.topic_epoch:
-                    self.epoch = self._epochs.of(self.name)
-                raise
-
-    async def _make_ready(self, waiting: Producer) -> None:
-        """Tell the client of a waiting producer that it may begin, once its epoch is stored."""
-        try:
-            await self._take_epoch(waiting)
-        except LedgerError as error:
-            logger.warning("%s: producer %s cannot begin: %s", self.name, waiting.name, error)
-            self.remove_producer(waiting)
-            waiting.disconnect()
-            return
-        if self.producers.get(waiting.name) is waiting:
-            waiting.link.producer_ready(waiting.request_id, waiting.name, waiting.topic_epoch)
 
     def on_published(self, producer: Producer, message_count: int, deliver_at_ms: int | None) -> None:
         """Count and log what no answer can tell a producer; its messages are stored.
@@ -299,51 +200,6 @@ class Topic:
                     deliver_at_ms,
                 )
 
-    def remove_producer(self, producer: Producer) -> None:
-        """Remove a producer, unless another has taken its name since; the first waiting one may become ready."""
-        if self.producers.get(producer.name) is producer:
-            del self.producers[producer.name]
-            self.note_active()
-        if self.producers and not any(other.is_ready for other in self.producers.values()):
-            waiting = next(iter(self.producers.values()))
-            waiting.is_ready = True
-            self._spawn(self._make_ready(waiting))
-
-    def _send_producers_away(self) -> None:
-        """Close all producers; as in Pulsar, they return and send again what has no receipt."""
-        producers, self.producers = list(self.producers.values()), {}
-        if producers:
-            self.note_active()
-        for producer in producers:
-            producer.disconnect()
-
-    def _admit(self, producer: Producer) -> None:
-        others = list(self.producers.values())
-        has_exclusive = any(other.access_mode is not ProducerAccessMode.SHARED for other in others)
-        shown = producer.topic_epoch
-        if shown is not None and producer.access_mode is not ProducerAccessMode.SHARED:
-            if shown >= EPOCHS_END:
-                raise NotAllowedError(f"Topic epoch {shown} is none that a producer was given")
-            if self.epoch is not None and shown < self.epoch:
-                raise ProducerFencedError(
-                    f"Topic epoch has already moved. Current epoch: {self.epoch}, Producer epoch: {shown}"
-                )
-        match producer.access_mode:
-            case ProducerAccessMode.SHARED:
-                if has_exclusive:
-                    raise ProducerBusyError("Topic has an existing exclusive producer")
-                if _is_full(others, self._limits.producers_per_topic_max):
-                    raise ProducerBusyError(f"Topic '{self.name}' reached max producers limit")
-            case ProducerAccessMode.EXCLUSIVE:
-                if others:
-                    raise ProducerFencedError("Topic has existing producers, so none can be exclusive")
-            case ProducerAccessMode.WAIT_FOR_EXCLUSIVE:
-                producer.is_ready = not others
-            case ProducerAccessMode.EXCLUSIVE_WITH_FENCING:
-                self.producers.clear()
-                for other in others:
-                    other.fence()
-
     async def subscribe(
         self,
         consumer: Consumer,
@@ -366,9 +222,9 @@ class Topic:
             NotAllowedError: The topic has as many subscriptions as are allowed, or the present one is durable and this
                 consumer's is not, or the other way round.
         """
-        self._check_open()
+        self.producers.check_open()
         present = {*self._joining, *(consumer for one in self.subscriptions.values() for consumer in one.consumers)}
-        if _is_full(present, self._limits.consumers_per_topic_max):
+        if is_full(present, self._services.limits.consumers_per_topic_max):
             raise ConsumerBusyError("Topic reached max consumers limit")
         self._joining[consumer] = None
         try:
@@ -421,13 +277,13 @@ class Topic:
         Raises:
             NotAllowedError: The topic has as many subscriptions as are allowed.
         """
-        self._check_open()
+        self.producers.check_open()
         async with self._changing():
             if name not in self.subscriptions:
                 await self._create_subscription(name, durable=True, start=None)
 
     async def _create_subscription(self, name: str, *, durable: bool, start: Position | None) -> Subscription:
-        if _is_full(self.subscriptions, self._limits.subscriptions_per_topic_max):
+        if is_full(self.subscriptions, self._services.limits.subscriptions_per_topic_max):
             raise NotAllowedError(f"Exceed the maximum number of subscriptions of the topic: {self.name}")
         cursor = await self.ledger.open_cursor(
             cursor_name_of(name),
@@ -523,7 +379,7 @@ class Topic:
     def is_reader(self, consumer: Consumer) -> bool:
         """Whether a consumer's subscription goes with its last consumer; not while the topic is being closed."""
         subscription = self.subscriptions.get(consumer.subscription_name)
-        return subscription is not None and not subscription.cursor.is_durable and not self._is_closed
+        return subscription is not None and not subscription.cursor.is_durable and not self.producers.is_fenced
 
     def dispatcher_of(self, consumer: Consumer) -> Dispatcher | None:
         """Give the dispatcher that serves a consumer, or None when it is detached."""
@@ -669,35 +525,32 @@ class Topic:
 
     def fence(self) -> None:
         """Let no producer and no consumer in any more: the topic is about to be closed or deleted."""
-        self._is_closed = True
+        self.producers.fence()
 
     async def delete_snapshots(self) -> None:
-        """Delete all snapshots, and close the topic; the caller deletes the log, in one write with its cursors.
+        """Delete all snapshots of a fenced topic; the caller closes it, and deletes its log and cursors in one write.
 
         The cursors stay until then. Without them, after a crash, a subscription that is made anew would receive what it
         has acknowledged.
 
         Raises:
-            LedgerError: A cursor could not let go of its snapshots, and the topic is closed.
-            SnapshotsLeftError: Snapshots could not be deleted. The topic is closed, and has its log and its cursors.
+            LedgerError: A cursor could not let go of its snapshots.
+            SnapshotsLeftError: Snapshots could not be deleted; the topic has its log and its cursors.
         """
-        try:
-            async with self._lock:
-                await self._for_all(Subscription.abandon)
-                if self._index is not None:
-                    await self._index.abandon()
-                # From here on the snapshots have no owner, also after a crash.
-                await asyncio.gather(*(remove_index_properties(cursor) for cursor in self.ledger.cursors.values()))
-            self._sweep.note_left()
-            self._sweep.start()
-            await self.swept()
-        finally:
-            await self.close()
+        async with self._lock:
+            await self._for_all(Subscription.abandon)
+            if self._index is not None:
+                await self._index.abandon()
+            # From here on the snapshots have no owner, also after a crash.
+            await asyncio.gather(*(remove_index_properties(cursor) for cursor in self.ledger.cursors.values()))
+        self._sweep.note_left()
+        self._sweep.start()
+        await self.swept()
 
     async def close(self) -> None:
         """Disconnect all clients, and close the subscriptions and the log."""
         self.fence()
-        self._send_producers_away()
+        self.producers.disconnect_all()
         # The cursor of a reader does not outlive this process, so its index is not worth sealing.
         await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
         if self._index is not None:
@@ -711,8 +564,8 @@ class Topic:
         await asyncio.gather(*(action(subscription) for subscription in self.subscriptions.values()))
 
     def _add_subscription(self, name: str, cursor: Cursor) -> Subscription:
-        subscription = self._new_subscription(name, self.ledger, cursor)
-        subscription.lateness = self.lateness
+        trackers = self._index or self._services.trackers
+        subscription = Subscription(name, self.ledger, cursor, self._services, trackers, self.lateness)
         self.subscriptions[name] = subscription
         return subscription
 
@@ -761,7 +614,3 @@ class Topic:
             # In the background: a leaving client does not wait for a storage that may be down.
             self._sweep.note_left()
             self._sweep.start()
-
-
-def _is_full(present: Collection[object], count_max: int) -> bool:
-    return bool(count_max) and len(present) >= count_max

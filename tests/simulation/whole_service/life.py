@@ -104,7 +104,7 @@ class Life:
 
     async def open_topic(self) -> None:
         """Open the topic of the story."""
-        self.topic = await self.service.topic(TOPIC)
+        self.topic = await self.service.topics.get_or_create(TOPIC)
 
     def run(self, work: Any) -> Any:
         """Run a coroutine until it ends or the process is killed."""

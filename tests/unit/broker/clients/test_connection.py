@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dispatcher import DispatcherConfig
-from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from postdate.broker.admin.topic_stats import subscription_stats
 from postdate.broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX, Connection
 from postdate.broker.clients.requests import HANDLERS
@@ -391,7 +390,7 @@ def test_a_producer_is_told_that_it_is_closed_after_all_its_receipts_and_is_refu
         if way == "the service stops":
             ending = asyncio.ensure_future(service.close())
         elif way == "the topic is closed":
-            ending = service.take_away(topic)
+            ending = service.topics.close(topic)
         else:
             ending = asyncio.ensure_future(producer(other, ProducerAccessMode.ExclusiveWithFencing))
         await until(lambda: not topic.producers.get("p"))
@@ -417,7 +416,7 @@ def test_a_producer_that_comes_while_its_topic_is_closed_is_sent_away(tmp_path: 
         asked = asyncio.ensure_future(producer(other, name="p"))
         await until(lambda: any(one.type == BaseCommand.PING for one in holder.answers()))
 
-        closed = service.take_away(topic)
+        closed = service.topics.close(topic)
         holder.send(BaseCommand(type=BaseCommand.PONG, pong={}))
 
         assert (await asked).error.error == ServerError.ServiceNotReady
@@ -605,13 +604,13 @@ def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> N
         await peer.request(BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="a/b", subType=1, consumer_id=1)
 
     async def after(service: Service) -> None:
-        (figures,) = service.resting.figures()
-        topic = await service.topic(TopicName.parse("t"))
+        (figures,) = service.topics.closed_figures()
+        topic = await service.topics.get_or_create(TopicName.parse("t"))
 
         assert figures.name == "persistent://public/default/t"
         assert [one.name for one in figures.subscriptions] == ["a/b"]
         assert list(topic.subscriptions) == ["a/b"]
-        assert list(service.resting.figures()) == []
+        assert list(service.topics.closed_figures()) == []
 
     play(tmp_path, story)
     play(tmp_path, after)
@@ -642,7 +641,7 @@ def test_a_reader_that_is_refused_leaves_no_subscription_behind(tmp_path: Path, 
 def test_a_client_that_ends_its_subscribe_leaves_no_reader_behind(tmp_path: Path, way: str) -> None:
     async def story(service: Service) -> None:
         peer = Peer(service)
-        topic = await service.topic(TopicName.parse("t"))
+        topic = await service.topics.get_or_create(TopicName.parse("t"))
         asked = asyncio.ensure_future(subscribe(peer, durable=False))
         await until(lambda: topic.is_used)
         if way == "leaves":
@@ -735,28 +734,6 @@ def test_a_consumer_that_has_something_for_itself_is_asked_when_another_wants_it
         assert holder.transport.closed == (answer == "SUCCESS")
 
     play(tmp_path, story, liveness_timeout_ms=3_600_000)
-
-
-def test_a_consumer_without_a_point_on_the_ring_is_told_of_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With one point each, two names whose points are the same."""
-    names: dict[int, list[str]] = {}
-    for number in range(2_000):
-        point = CONSISTENT_HASHING_RANGE.slot(sticky_hash(b"c%d\0%d\0%d" % (number, 0, 0)))
-        names.setdefault(point, []).append(f"c{number}")
-    first, second = next(found for found in names.values() if len(found) > 1)[:2]
-
-    async def story(service: Service) -> None:
-        peer = Peer(service)
-        await subscribe(peer, 1, consumer_name=first)
-        assert "gets no key" not in caplog.text
-        answer = await subscribe(peer, 2, consumer_name=second)
-        assert answer.type == BaseCommand.SUCCESS
-
-    play(tmp_path, story, dispatcher=DispatcherConfig(consistent_hashing_replica_points=1))
-
-    assert f"consumer {second} of persistent://public/default/t / s gets no key" in caplog.text
 
 
 @pytest.mark.parametrize("is_classic", [False, True])

@@ -20,7 +20,7 @@ def test_other_consumers_lose_a_subscription_only_by_force(tmp_path: Path, *, is
 
         answer = await asking.request(BaseCommand.UNSUBSCRIBE, "unsubscribe", consumer_id=1, force=is_forced)
         others_end = [one for one in other.answers() if one.type == BaseCommand.CLOSE_CONSUMER]
-        subscriptions = list((await service.topic(TopicName.parse("t"))).subscriptions)
+        subscriptions = list((await service.topics.get_or_create(TopicName.parse("t"))).subscriptions)
         again = await subscribe(other, 2)
         await service.close()
 

@@ -19,7 +19,7 @@ def test_a_reader_that_does_not_return_after_a_seek_leaves_no_subscription(tmp_p
         fields = {"subscription": "reader", "subType": CommandSubscribe.Exclusive, "durable": False}
         await subscribe(reader, **fields)
         await reader.request(BaseCommand.SEEK, "seek", consumer_id=1, message_publish_time=0)
-        topic = await service.topic(TopicName.parse("t"))
+        topic = await service.topics.get_or_create(TopicName.parse("t"))
         present = set(topic.subscriptions)
 
         if does.startswith("returns"):

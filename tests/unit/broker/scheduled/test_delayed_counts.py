@@ -26,7 +26,7 @@ from tests.helpers.service_lives import EXCLUSIVE, HOUR_MS, NAME, play, subscrib
 async def _six_delayed_of_ten(service: Service, clock: FakeClock) -> None:
     """Ten messages: four are due at once, and six wait for one to six hours; no consumer stays."""
     peer = await subscribe(service)
-    topic = await service.topic(NAME)
+    topic = await service.topics.get_or_create(NAME)
     for hours in (0, 1, 0, 2, 3, 0, 4, 5, 0, 6):
         await topic.ledger.append(b"x", publish_time_ms=clock(), deliver_at_ms=clock() + hours * HOUR_MS)
     await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
@@ -34,14 +34,14 @@ async def _six_delayed_of_ten(service: Service, clock: FakeClock) -> None:
 
 async def _shown(service: Service) -> tuple[int, int, int]:
     """Return the backlog, the delayed messages of it, and the others, as `stats` shows them."""
-    topic = await service.topic(NAME)
+    topic = await service.topics.get_or_create(NAME)
     described = await topic_stats(topic, await delayed_counts(topic, service.catalog, service.now_ms))
     stats = described["subscriptions"]["s"]
     return stats["msgBacklog"], stats["msgDelayed"], stats["msgBacklogNoDelayed"]
 
 
 async def _metric(service: Service) -> list[str]:
-    await service.count_delayed()
+    await service.jobs.count_delayed()
     text = b"".join([chunk async for chunk in service.metrics()]).decode()
     return [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("pulsar_subscription_delayed{")]
 
@@ -94,7 +94,7 @@ def test_before_a_dispatcher_has_read_the_log_its_delayed_messages_are_counted_t
 
 def test_an_acknowledged_message_is_not_counted(tmp_path: Path) -> None:
     async def after(service: Service, clock: FakeClock) -> None:
-        subscription = (await service.topic(NAME)).subscriptions["s"]
+        subscription = (await service.topics.get_or_create(NAME)).subscriptions["s"]
         delayed = [(one.ledger_id, 1) for one in service.topics[NAME].ledger.ledgers()][:1]
         subscription.cursor.acknowledge(*zip(*delayed, strict=True))
 
@@ -137,7 +137,7 @@ def test_a_resting_topic_has_its_count_until_all_are_due(tmp_path: Path) -> None
     async def before(service: Service, clock: FakeClock) -> None:
         await _six_delayed_of_ten(service, clock)
         clock.now_ms += REST_AFTER_MS
-        await service.resting.rest_unused()
+        await service.jobs.close_unused()
         await resting(service, clock)
 
     async def after(service: Service, clock: FakeClock) -> None:
@@ -150,7 +150,7 @@ def test_a_resting_topic_has_its_count_until_all_are_due(tmp_path: Path) -> None
 
 def test_a_long_log_is_counted_now_and_then_and_not_kept(tmp_path: Path) -> None:
     async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         subscription, catalog = topic.subscriptions["s"], ScheduleCatalog()
 
         async def counted(*times_s: float) -> int:
@@ -178,13 +178,13 @@ def test_a_long_log_is_read_once_for_all_subscriptions(tmp_path: Path, monkeypat
         return await read_rows(log, first, **values)
 
     async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         for name in ("other", "third"):
             peer = await subscribe(service, name=name)
             await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
         await service.close()
         service = await Service.open(service.config, now_ms=clock)
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         monkeypatch.setattr(ManagedLedger, "read_rows", read_and_note)
 
         await count_delayed(topic, ScheduleCatalog(), clock, kept_entries_max=9)
@@ -206,7 +206,7 @@ def test_what_has_not_changed_is_not_counted_again(tmp_path: Path, monkeypatch: 
         return await read_rows(log, first, **values)
 
     async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         subscription, times_s = topic.subscriptions["s"], itertools.count(1_000)
         monkeypatch.setattr(ManagedLedger, "read_rows", read_and_note)
 

@@ -36,7 +36,7 @@ async def _publish(topic: Topic, *hours: int) -> None:
 async def _ten(service: Service, clock: FakeClock) -> None:
     """Ten messages, one an hour from one hour on, and a consumer without permits."""
     await subscribe(service)
-    await _publish(await service.topic(NAME), *range(1, 11))
+    await _publish(await service.topics.get_or_create(NAME), *range(1, 11))
 
 
 async def _read_to_the_end(topic: Topic) -> Dispatcher:
@@ -64,7 +64,7 @@ async def _told(topic: Topic, clock: FakeClock, at_s: float = 0.0, ends_s: float
 
 def test_before_a_consumer_comes_the_log_says_what_is_due_next(tmp_path: Path) -> None:
     async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         clock.now_ms += 3 * HOUR_MS
 
         assert topic.subscriptions["s"].dispatcher is None
@@ -75,7 +75,7 @@ def test_before_a_consumer_comes_the_log_says_what_is_due_next(tmp_path: Path) -
 
 def test_a_cancelled_message_is_not_the_next_one_of_a_count(tmp_path: Path) -> None:
     async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         first = topic.ledger.first_position
         topic.subscriptions["s"].cancel([first, (first.ledger_id, first.entry_id + 1)])
 
@@ -125,7 +125,7 @@ def test_between_two_counts_the_times_of_the_last_one_tell(tmp_path: Path, share
         await story(service, clock)
 
     async def story(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         not_yet_s = 101 + 1 / share - 0.1
         clock.now_ms += 2 * HOUR_MS
         assert await _told(topic, clock, 100, 101) == [3, 10]
@@ -140,7 +140,7 @@ def test_what_is_not_known_is_not_called_none(tmp_path: Path) -> None:
     """All of the last count have come due, and a message was published since then."""
 
     async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         assert await _told(topic, clock, 100, 101) == [1, 10]
         await _publish(topic, 12)
         clock.now_ms += 10 * HOUR_MS
@@ -157,7 +157,7 @@ def test_what_is_not_known_is_not_called_none(tmp_path: Path) -> None:
 
 
 async def _samples(service: Service, name: str = "postdate_next_due_timestamp_seconds") -> list[str]:
-    await service.count_delayed()
+    await service.jobs.count_delayed()
     text = b"".join([chunk async for chunk in service.metrics()]).decode()
     return [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name}{{")]
 
@@ -172,7 +172,7 @@ async def _waiting(topic: Topic, clock: FakeClock, at_s: float) -> tuple[Schedul
 def test_what_is_due_and_at_no_consumer_is_overdue_and_may_be_held(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
         peer = await subscribe(service)
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         await _publish(topic, *range(1, 11))
         dispatcher = await _read_to_the_end(topic)
         # It has no delivery time, and is none of them.
@@ -194,7 +194,7 @@ def test_what_is_due_and_at_no_consumer_is_overdue_and_may_be_held(tmp_path: Pat
 
 def test_without_a_consumer_what_is_due_is_overdue_and_what_was_just_published_is_not(tmp_path: Path) -> None:
     async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         clock.now_ms += 3 * HOUR_MS
         await _told(topic, clock, 100, 101)
         # The count of before is still the last one.
@@ -208,9 +208,9 @@ def test_without_a_consumer_what_is_due_is_overdue_and_what_was_just_published_i
 
 def test_a_resting_topic_has_overdue_messages_from_the_first_one_on(tmp_path: Path) -> None:
     async def after(service: Service, clock: FakeClock) -> None:
-        await service.topic(NAME)
+        await service.topics.get_or_create(NAME)
         clock.now_ms += REST_AFTER_MS
-        await service.resting.rest_unused()
+        await service.jobs.close_unused()
         assert NAME not in service.topics
 
         async def states() -> list[str]:
@@ -231,7 +231,7 @@ def test_of_a_log_that_cannot_be_read_there_is_no_sample(tmp_path: Path, monkeyp
         raise StoreCorruptedError("the disk is gone")
 
     async def after(service: Service, clock: FakeClock) -> None:
-        await service.topic(NAME)
+        await service.topics.get_or_create(NAME)
         with monkeypatch.context() as patched:
             patched.setattr(ManagedLedger, "read_rows", fail)
             assert await _samples(service) == []
@@ -242,9 +242,9 @@ def test_of_a_log_that_cannot_be_read_there_is_no_sample(tmp_path: Path, monkeyp
 
 def test_a_resting_topic_tells_no_time_that_has_passed(tmp_path: Path) -> None:
     async def after(service: Service, clock: FakeClock) -> None:
-        await service.topic(NAME)
+        await service.topics.get_or_create(NAME)
         clock.now_ms += REST_AFTER_MS
-        await service.resting.rest_unused()
+        await service.jobs.close_unused()
         assert NAME not in service.topics
         (next_due,) = await _samples(service)
         assert float(next_due) == (START_MS + HOUR_MS) / 1000
@@ -267,7 +267,7 @@ def test_a_scrape_reads_numbers_and_never_the_log(tmp_path: Path, monkeypatch: p
         return await read_rows(log, *values, **named)
 
     async def after(service: Service, clock: FakeClock) -> None:
-        await service.topic(NAME)
+        await service.topics.get_or_create(NAME)
         monkeypatch.setattr(ManagedLedger, "read_rows", read_and_note)
 
         async def overdue() -> list[str]:
@@ -277,7 +277,7 @@ def test_a_scrape_reads_numbers_and_never_the_log(tmp_path: Path, monkeypatch: p
         name = "postdate_subscription_overdue"
         clock.now_ms += 3 * HOUR_MS
         assert (await overdue(), reads) == ([], [])
-        await service.count_delayed()
+        await service.jobs.count_delayed()
         counted = len(reads)
         assert counted
         assert (await overdue(), len(reads)) == (["3.0"], counted)

@@ -60,7 +60,7 @@ class ExplainedTopic:
         return peer
 
     async def append(self, in_ms: int | None, key: bytes = KEY) -> Position:
-        topic = await self.service.topic(TopicName.parse("t"))
+        topic = await self.service.topics.get_or_create(TopicName.parse("t"))
         return await topic.ledger.append(
             _entry(key),
             publish_time_ms=self.clock(),

@@ -85,7 +85,7 @@ async def _leave(peer: Peer) -> None:
 
 
 async def _append(service: Service, clock: FakeClock, in_ms: int | None) -> None:
-    topic = await service.topic(NAME)
+    topic = await service.topics.get_or_create(NAME)
     times = {} if in_ms is None else {"deliver_at_ms": clock() + in_ms}
     await topic.ledger.append(b"x", publish_time_ms=clock(), **times)
 
@@ -107,12 +107,12 @@ def test_a_cancel_of_all_that_delay_leaves_others_their_messages_when_their_cons
         await _append(service, clock, HOUR_MS)
         if is_at_rest:
             clock.now_ms += REST_AFTER_MS
-            await service.resting.rest_unused()
+            await service.jobs.close_unused()
             assert NAME not in service.topics
             await after(service, clock, ask)
 
     async def after(service: Service, clock: FakeClock, ask: Ask) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         assert (await ask("GET", "/scheduled?subscription=single"))[1]["messages"] == []
         assert len((await ask("GET", "/scheduled?subscription=shared"))[1]["messages"]) == 1
 
@@ -219,7 +219,7 @@ def test_all_that_a_pause_holds_is_counted(tmp_path: Path) -> None:
         clock.now_ms += 2_000
 
         held = {}
-        await service.count_delayed()
+        await service.jobs.count_delayed()
         for line in b"".join([chunk async for chunk in service.metrics()]).decode().splitlines():
             if line.startswith("postdate_subscription_held_by_pause{"):
                 name = next(one for one in kinds if f'"{one}"' in line)

@@ -39,7 +39,7 @@ def _numbers(lines: list[str]) -> list[int]:
 
 async def metrics_of(service: Service, subscription: str) -> list[int]:
     """Return the three metrics of a subscription."""
-    await service.count_delayed()
+    await service.jobs.count_delayed()
     text = b"".join([chunk async for chunk in service.metrics()]).decode()
     lines = [line for line in text.splitlines() if f'subscription="{subscription}"' in line]
     names = [f"postdate_subscription_{state}{{" for state in ("delayed", "overdue", "in_hand")]

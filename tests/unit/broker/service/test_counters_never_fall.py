@@ -180,10 +180,10 @@ async def messages_are_cancelled_and_moved(life: CountedLife) -> None:
 async def the_topic_rests_and_is_opened_again(life: CountedLife) -> None:
     before = life.topic
     life.clock.now_ms += REST_AFTER_MS
-    await life.service.resting.rest_unused()
+    await life.service.jobs.close_unused()
     assert NAME not in life.service.topics
     await life.look()
-    assert await life.service.topic(NAME) is not before
+    assert await life.service.topics.get_or_create(NAME) is not before
 
 
 async def the_topic_rests_with_what_a_reader_left(life: CountedLife) -> None:
@@ -210,8 +210,8 @@ async def the_topic_is_deleted(life: CountedLife) -> None:
     for subscription in life.topic.subscriptions.values():
         subscription.cursor.acknowledge_cumulative(life.topic.ledger.last_position)
     life.clock.now_ms += 2 * HOUR_MS
-    await life.service.resting.delete_inactive()
-    assert not life.service.has_topic(NAME)
+    await life.service.jobs.delete_inactive()
+    assert not life.service.topics.exists(NAME)
 
 
 EVENTS: tuple[Event, ...] = (
@@ -293,7 +293,7 @@ def test_a_topic_that_is_closed_after_a_scrape_has_begun_still_has_its_counts(
         topic = life.topic
         await until(lambda: all(counts(topic.metrics())))
         before = counts(topic.metrics())
-        await life.service.take_away(topic)
+        await life.service.topics.close(topic)
 
         assert counts(topic.metrics()) == before
         await life.service.close()

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
-from postdate.broker.authorization.grants import Action, GrantBook
+from postdate.broker.authorization.grants import Action
 from postdate.broker.errors import NotAllowedError, TopicClosedError
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.service.service import Service
@@ -27,10 +27,9 @@ from postdate.broker.topics.inactive import (
 )
 from postdate.broker.topics.limits import LimitsConfig
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
-from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
-from tests.helpers.fakes.memory_records import MemoryRecords
+from tests.helpers import guarded_service
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
 from tests.helpers.send_frames import send_frame
 from tracker.stats import BucketOperation, TrackerCounters
@@ -68,7 +67,7 @@ async def _leave(peer: Peer) -> None:
 
 
 async def _publish(service: Service, clock: FakeClock, *, delay_ms: int = HOUR_MS) -> None:
-    topic = await service.topic(NAME)
+    topic = await service.topics.get_or_create(NAME)
     await topic.ledger.append(b"x", publish_time_ms=clock(), deliver_at_ms=clock() + delay_ms)
 
 
@@ -108,22 +107,22 @@ def test_a_topic_that_nobody_uses_for_a_while_is_closed_and_comes_back_as_it_was
         await _publish(service, clock)
         await _leave(peer)
         clock.now_ms += REST_AFTER_MS - 1
-        await service.resting.rest_unused()
+        await service.jobs.close_unused()
         assert NAME in service.topics
         clock.now_ms += 1
-        await service.resting.rest_unused()
+        await service.jobs.close_unused()
         assert NAME not in service.topics
-        (figures,) = service.resting.figures()
+        (figures,) = service.topics.closed_figures()
         assert (figures.name, figures.subscriptions[0].backlog) == (str(NAME), 1)
-        assert service.has_topic(NAME)
-        assert service.topic_names("public/default") == [str(NAME)]
+        assert service.topics.exists(NAME)
+        assert service.topics.names("public/default") == [str(NAME)]
 
         again = await _subscribe(service)
 
         dispatcher = service.topics[NAME].subscriptions["s"].dispatcher
         assert dispatcher is not None
         await until(lambda: dispatcher.stats().msg_delayed == 1)
-        assert list(service.resting.figures()) == []
+        assert list(service.topics.closed_figures()) == []
         await _leave(again)
 
     play(tmp_path, story)
@@ -133,11 +132,11 @@ def test_a_topic_with_a_client_is_never_closed(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
         peer = await _subscribe(service)
         clock.now_ms += 10 * REST_AFTER_MS
-        await service.resting.rest_unused()
+        await service.jobs.close_unused()
         assert NAME in service.topics
         # The time counts from when the last client left.
         await _leave(peer)
-        await service.resting.rest_unused()
+        await service.jobs.close_unused()
         assert NAME in service.topics
 
     play(tmp_path, story)
@@ -145,10 +144,10 @@ def test_a_topic_with_a_client_is_never_closed(tmp_path: Path) -> None:
 
 def test_who_asks_for_a_topic_that_is_being_closed_gets_it_opened_again(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
-        closing = service.take_away(topic)
+        topic = await service.topics.get_or_create(NAME)
+        closing = service.topics.close(topic)
 
-        again = await service.topic(NAME)
+        again = await service.topics.get_or_create(NAME)
 
         assert closing.done()
         assert again is not topic
@@ -165,7 +164,7 @@ def test_delays_that_were_read_before_a_topic_was_closed_outlive_a_change_of_pol
         assert dispatcher is not None
         await until(lambda: dispatcher.stats().msg_delayed == 1)
         await _leave(peer)
-        await service.take_away(service.topics[NAME])
+        await service.topics.close(service.topics[NAME])
         off = DelayedDeliveryPolicies(is_active=False, tick_time_ms=1_000, delay_ms_max=0)
         await service.set_policies(NAME, off)
 
@@ -192,9 +191,9 @@ def test_a_topic_counts_from_0_when_it_is_opened_again_and_its_namespace_goes_on
         assert await total(service) == 1
         for _ in range(2):
             clock.now_ms += REST_AFTER_MS
-            await service.resting.rest_unused()
+            await service.jobs.close_unused()
             assert await total(service) == 1
-            topic = await service.topic(NAME)
+            topic = await service.topics.get_or_create(NAME)
             assert topic.metrics().messages_in_total == 0
             assert await total(service) == 1
 
@@ -232,17 +231,17 @@ def test_no_sum_of_a_namespace_decreases_when_a_topic_is_deleted_while_it_has_ot
         assert ("pulsar_in_messages_total" in before) is not has_topic_metrics
 
         clock.now_ms += 60_000
-        await service.resting.delete_inactive()
+        await service.jobs.delete_inactive()
         after = await sums(service)
-        assert not service.has_topic(NAME)
+        assert not service.topics.exists(NAME)
         assert after == before
 
         peer.connection.close()
         await until(lambda: not any(topic.is_used for topic in service.topics.values()))
         clock.now_ms += 60_000
-        await service.resting.delete_inactive()
+        await service.jobs.delete_inactive()
         assert await sums(service) == {}
-        assert service.resting.ended() == []
+        assert service.topics.ended == {}
 
     inactive = InactiveTopicsConfig(is_deleted=True, mode=DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, inactive_s_max=30)
     play(tmp_path, story, inactive_topics=inactive, has_topic_metrics=has_topic_metrics)
@@ -259,7 +258,7 @@ def test_an_abandoned_backlog_is_told_after_a_restart_without_opening_its_topic(
         numbers = []
         for hours in (0, 1, 1):
             clock.now_ms += hours * HOUR_MS
-            (topic,) = service.resting.figures()
+            (topic,) = service.topics.closed_figures()
             (one,) = topic.subscriptions
             numbers.append((one.backlog, one.scheduled, topic.next_deliver_at_ms, topic.last_deliver_at_ms))
         start_ms = clock.now_ms - 2 * HOUR_MS
@@ -269,8 +268,8 @@ def test_an_abandoned_backlog_is_told_after_a_restart_without_opening_its_topic(
             (2, (0, 2, 0), 0, 0),
         ]
         assert service.topics == {}
-        await service.take_away_for_good(await service.topic(NAME))
-        assert list(service.resting.figures()) == []
+        await service.topics.delete(await service.topics.get_or_create(NAME))
+        assert list(service.topics.closed_figures()) == []
 
     play(tmp_path, before)
     play(tmp_path, after)
@@ -279,34 +278,14 @@ def test_an_abandoned_backlog_is_told_after_a_restart_without_opening_its_topic(
 def test_a_topic_that_was_never_closed_in_order_is_visited_once_after_a_start(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
         for number in range(3):
-            await service.topic(TopicName.parse(f"t-{number}"))
+            await service.topics.get_or_create(TopicName.parse(f"t-{number}"))
         # As a kill leaves it.
         for topic in list(service.topics.values()):
-            del service.topics[topic.name]
-            await topic.close()
-        await service.resting.visit_unknown()
+            await service.topics.close(topic)
+            await service.topics.numbers.remove(topic.name)
+        await service.jobs.visit_unknown()
         assert service.topics == {}
-        assert len(list(service.resting.figures())) == 3
-
-    play(tmp_path, story)
-
-
-def test_a_topic_that_is_used_while_it_is_about_to_rest_stays_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def story(service: Service, clock: FakeClock) -> None:
-        async def used_meanwhile(_: Topic) -> None:
-            await service.existing_topic(NAME)
-
-        await service.topic(NAME)
-        clock.now_ms += REST_AFTER_MS
-        with monkeypatch.context() as patched:
-            patched.setattr(service, "count_delayed_at_the_end", used_meanwhile)
-            await service.resting.rest_unused()
-        assert NAME in service.topics
-        clock.now_ms += REST_AFTER_MS
-        await service.resting.rest_unused()
-        assert NAME not in service.topics
+        assert len(list(service.topics.closed_figures())) == 3
 
     play(tmp_path, story)
 
@@ -314,7 +293,7 @@ def test_a_topic_that_is_used_while_it_is_about_to_rest_stays_open(
 def test_topics_are_counted_after_a_start(tmp_path: Path) -> None:
     async def before(service: Service, clock: FakeClock) -> None:
         for number in range(3):
-            await service.topic(TopicName.parse(f"t-{number}"))
+            await service.topics.get_or_create(TopicName.parse(f"t-{number}"))
 
     async def after(service: Service, clock: FakeClock) -> None:
         text = b"".join([chunk async for chunk in service.metrics()]).decode()
@@ -328,40 +307,40 @@ def test_a_topic_that_is_only_looked_at_rests_when_the_last_look_has_ended(tmp_p
     async def story(service: Service, clock: FakeClock) -> None:
         await _leave(await _subscribe(service))
         await _publish(service, clock, delay_ms=HOUR_MS)
-        await service.take_away(service.topics[NAME])
+        await service.topics.close(service.topics[NAME])
 
-        async with service.looked_at(NAME) as first:
-            async with service.looked_at(NAME) as second:
+        async with service.topics.visit(NAME) as first:
+            async with service.topics.visit(NAME) as second:
                 assert first is second is service.topics[NAME]
             clock.now_ms += REST_AFTER_MS
-            await service.resting.rest_unused()
+            await service.jobs.close_unused()
             assert NAME in service.topics
         assert NAME not in service.topics
-        (figures,) = service.resting.figures()
+        (figures,) = service.topics.closed_figures()
         assert [one.delayed for one in figures.subscriptions] == [1]
 
-        async with service.looked_at(NAME):
-            await service.existing_topic(NAME)
-        async with service.looked_at(NAME):
+        async with service.topics.visit(NAME):
+            await service.topics.existing(NAME)
+        async with service.topics.visit(NAME):
             pass
         assert NAME in service.topics
-        async with service.looked_at(TopicName.parse("missing")) as missing:
+        async with service.topics.visit(TopicName.parse("missing")) as missing:
             assert missing is None
 
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize("name", ["delete_inactive", "rest_unused"])
+@pytest.mark.parametrize("name", ["delete_inactive", "close_unused"])
 def test_a_stop_during_a_job_leaves_the_other_topics_to_the_close(tmp_path: Path, name: str) -> None:
     """Each deletion or closing waits for the log; thousands would take longer than a supervisor waits for the stop."""
 
     async def story(service: Service, clock: FakeClock) -> None:
         for number in range(100):
-            await service.topic(TopicName.parse(f"t-{number}"))
+            await service.topics.get_or_create(TopicName.parse(f"t-{number}"))
         clock.now_ms += 24 * HOUR_MS
-        job = asyncio.ensure_future(getattr(service.resting, name)())
+        job = asyncio.ensure_future(getattr(service.jobs, name)())
         await until(lambda: len(service.topics) < 100)
-        service.resting.stop()
+        service.jobs.stop()
         await job
         assert service.topics
 
@@ -374,8 +353,8 @@ def test_a_visit_deletes_nothing_that_a_subscription_to_come_can_ask_for(tmp_pat
     async def story(service: Service, clock: FakeClock) -> None:
         for _ in range(3):
             await _publish(service, clock, delay_ms=0)
-        await service.take_away(service.topics[NAME])
-        async with service.looked_at(NAME):
+        await service.topics.close(service.topics[NAME])
+        async with service.topics.visit(NAME):
             pass
         await _subscribe(service)
         assert service.topics[NAME].subscriptions["s"].cursor.backlog == 3
@@ -387,13 +366,13 @@ def test_what_outlives_its_time_goes_also_where_nobody_comes(tmp_path: Path) -> 
     async def story(service: Service, clock: FakeClock) -> None:
         await _leave(await _subscribe(service))
         await _publish(service, clock, delay_ms=0)
-        await service.take_away(service.topics[NAME])
-        assert next(service.resting.figures()).subscriptions[0].backlog == 1
+        await service.topics.close(service.topics[NAME])
+        assert next(service.topics.closed_figures()).subscriptions[0].backlog == 1
         clock.now_ms += 61_000
 
-        await service.resting.expire(ttl_ms=60_000)
+        await service.jobs.expire()
 
-        assert next(service.resting.figures()).subscriptions[0].backlog == 0
+        assert next(service.topics.closed_figures()).subscriptions[0].backlog == 0
 
     play(tmp_path, story, ttl_ms=60_000)
 
@@ -416,16 +395,16 @@ def test_an_inactive_topic_is_deleted_by_the_rules_of_the_mode(
         if has_subscription:
             await _leave(await _subscribe(service))
         else:
-            await service.topic(NAME)
+            await service.topics.get_or_create(NAME)
         if has_backlog:
             await _publish(service, clock)
         clock.now_ms += 29_999
-        await service.resting.delete_inactive()
-        assert service.has_topic(NAME)
+        await service.jobs.delete_inactive()
+        assert service.topics.exists(NAME)
         clock.now_ms += 1 + 60_000
-        await service.resting.delete_inactive()
+        await service.jobs.delete_inactive()
 
-        assert service.has_topic(NAME) is not is_deleted
+        assert service.topics.exists(NAME) is not is_deleted
         assert (NAME in service.topics) is not is_deleted
         # A consumer that comes again finds a new one.
         await _subscribe(service)
@@ -441,12 +420,12 @@ def test_a_topic_with_a_client_is_never_deleted(tmp_path: Path, mode: str) -> No
         await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
         consumer = await _subscribe(service, topic="u")
         clock.now_ms += HOUR_MS
-        await service.resting.delete_inactive()
+        await service.jobs.delete_inactive()
         assert len(service.topics) == 2
         await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
         await _leave(consumer)
         # It counts from when they were there last.
-        await service.resting.delete_inactive()
+        await service.jobs.delete_inactive()
         assert len(service.topics) == 2
 
     play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=True, mode=mode))
@@ -458,11 +437,11 @@ BOTH_MODES = pytest.mark.parametrize("mode", [DELETE_WHEN_NO_SUBSCRIPTIONS, DELE
 async def _is_deleted_in_30_s(service: Service, clock: FakeClock) -> None:
     """Assert that a check deletes the topic then, and none before."""
     clock.now_ms += 29_999
-    await service.resting.delete_inactive()
-    assert service.has_topic(NAME)
+    await service.jobs.delete_inactive()
+    assert service.topics.exists(NAME)
     clock.now_ms += 1
-    await service.resting.delete_inactive()
-    assert not service.has_topic(NAME)
+    await service.jobs.delete_inactive()
+    assert not service.topics.exists(NAME)
 
 
 @BOTH_MODES
@@ -491,7 +470,7 @@ def test_inactivity_counts_from_when_the_last_client_left(tmp_path: Path, mode: 
     async def story(service: Service, clock: FakeClock) -> None:
         peer = Peer(service)
         if client == "refused producer":
-            await service.topic(NAME)
+            await service.topics.get_or_create(NAME)
             clock.now_ms += 29_500
             # Two of them ask for the topic alone; the second is refused, and the first leaves.
             await come(peer)
@@ -501,7 +480,7 @@ def test_inactivity_counts_from_when_the_last_client_left(tmp_path: Path, mode: 
             assert exclusive.type == BaseCommand.ERROR
         else:
             await come(peer)
-            await service.resting.delete_inactive()
+            await service.jobs.delete_inactive()
             clock.now_ms += 29_500
         await go(peer, service)
         assert not service.topics[NAME].is_active(mode)
@@ -513,7 +492,7 @@ def test_inactivity_counts_from_when_the_last_client_left(tmp_path: Path, mode: 
 def test_inactivity_counts_from_when_the_last_consumer_left_its_subscription(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
         peer = await _subscribe(service)
-        await service.resting.delete_inactive()
+        await service.jobs.delete_inactive()
         clock.now_ms += 29_500
         await _leave(peer)
         await _is_deleted_in_30_s(service, clock)
@@ -531,16 +510,16 @@ def test_nothing_is_deleted_unless_it_is_asked_for(tmp_path: Path) -> None:
 
 def test_an_inactive_topic_stays_open_until_it_is_deleted(tmp_path: Path) -> None:
     async def before(service: Service, clock: FakeClock) -> None:
-        await service.topic(NAME)
+        await service.topics.get_or_create(NAME)
 
     async def after(service: Service, clock: FakeClock) -> None:
-        await service.resting.delete_inactive()
+        await service.jobs.delete_inactive()
         assert NAME in service.topics
         clock.now_ms += REST_AFTER_MS
-        await service.resting.rest_unused()
+        await service.jobs.close_unused()
         assert NAME in service.topics
-        await service.resting.delete_inactive()
-        assert not service.has_topic(NAME)
+        await service.jobs.delete_inactive()
+        assert not service.topics.exists(NAME)
 
     play(tmp_path, before)
     play(tmp_path, after, inactive_topics=InactiveTopicsConfig(is_deleted=True))
@@ -553,17 +532,17 @@ def test_a_deletion_that_fails_at_its_last_write_leaves_what_was_acknowledged(
 
     async def before(service: Service, clock: FakeClock) -> None:
         await _leave(await _subscribe(service))
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         await _publish(service, clock)
         topic.subscriptions["s"].cursor.acknowledge_cumulative(topic.ledger.last_confirmed_position)
         with monkeypatch.context() as patch:
             patch.setattr(LedgerStore, "delete_managed_ledger", _refuse)
             with pytest.raises(LedgerWriteError):
-                await service.take_away_for_good(topic)
-        assert service.has_topic(NAME)
+                await service.topics.delete(topic)
+        assert service.topics.exists(NAME)
 
     async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         assert topic.ledger.entries_total == 1
         assert topic.subscriptions["s"].cursor.backlog == 0
 
@@ -581,16 +560,16 @@ def test_a_step_of_the_clock_is_no_time_without_use(tmp_path: Path) -> None:
 
     async def story(service: Service, clock: FakeClock) -> None:
         await _publish(service, clock, delay_ms=0)
-        await service.resting.delete_inactive()
+        await service.jobs.delete_inactive()
         for step_ms in (HOUR_MS, -2 * HOUR_MS, HOUR_MS):
             clock.now_ms += step_ms
-            await service.resting.delete_inactive()
+            await service.jobs.delete_inactive()
             assert NAME in service.topics
         for clocks in (59_000, 1_000):
             assert NAME in service.topics
             clock.now_ms += clocks
             steady.now_ms += clocks
-            await service.resting.delete_inactive()
+            await service.jobs.delete_inactive()
         assert NAME not in service.topics
 
     play(tmp_path, story, steady, inactive_topics=InactiveTopicsConfig(is_deleted=True))
@@ -607,29 +586,29 @@ def test_a_topic_that_could_not_be_deleted_is_opened_and_deleted_later(
         clock.now_ms += 60_000
         with monkeypatch.context() as patched:
             patched.setattr(LedgerStore, "delete_managed_ledger", fail)
-            await service.resting.delete_inactive()
+            await service.jobs.delete_inactive()
             assert service.topics == {}
             patched.setattr(LedgerStore, "open_managed_ledger", fail)
-            await service.resting.delete_inactive()
-        await service.resting.delete_inactive()
+            await service.jobs.delete_inactive()
+        await service.jobs.delete_inactive()
         assert NAME in service.topics
         clock.now_ms += 60_000
-        await service.resting.delete_inactive()
-        assert not service.topic_names()
+        await service.jobs.delete_inactive()
+        assert not service.topics.names()
 
     play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=True))
 
 
 def test_a_question_about_a_topic_that_is_being_deleted_does_not_make_it_anew(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
-        deletion = service.take_away_for_good(await service.topic(NAME))
-        assert not service.has_topic(NAME)
-        assert service.topic_names() == []
-        assert await asyncio.gather(service.existing_topic(NAME), service.visited_topic(NAME)) == [None, None]
+        deletion = service.topics.delete(await service.topics.get_or_create(NAME))
+        assert not service.topics.exists(NAME)
+        assert service.topics.names() == []
+        assert await service.topics.existing(NAME) is None
         assert deletion.done()
-        assert not service.has_topic(NAME)
+        assert not service.topics.exists(NAME)
         # A client may.
-        assert (await service.topic(NAME)) is await service.existing_topic(NAME)
+        assert (await service.topics.get_or_create(NAME)) is await service.topics.existing(NAME)
 
     play(tmp_path, story)
 
@@ -639,41 +618,41 @@ def test_a_topic_that_is_being_deleted_lets_no_producer_in(tmp_path: Path) -> No
         peer = Peer(service)
         await peer.request(BaseCommand.PRODUCER, "producer", topic="u", producer_id=1, producer_name="p")
         (producer,) = service.topics[TopicName.parse("u")].producers.values()
-        topic = await service.topic(NAME)
-        deletion = service.take_away_for_good(topic)
+        topic = await service.topics.get_or_create(NAME)
+        deletion = service.topics.delete(topic)
         # The deletion itself has not begun.
         with pytest.raises(TopicClosedError):
-            await topic.add_producer(producer)
+            await topic.producers.add(producer)
         await deletion
 
     play(tmp_path, story)
 
 
 def test_the_grants_on_a_topic_and_its_policies_are_deleted_with_it(tmp_path: Path) -> None:
-    async def story(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
-        service.grants = GrantBook(MemoryRecords())
+    async def story(service: Service) -> None:
+        topic = await service.topics.get_or_create(NAME)
+        assert service.grants is not None
         await service.grants.grant(NAME, "anna", frozenset({Action.PRODUCE}))
         await service.set_policies(NAME, POLICIES)
-        await service.take_away_for_good(topic)
+        await service.topics.delete(topic)
         assert service.policies.of(NAME) is None
         assert not service.grants.of(NAME.namespace_name).topics
 
-    play(tmp_path, story)
+    guarded_service.play(tmp_path, story)
 
 
 def test_a_deleted_topic_leaves_its_place_in_the_namespace(tmp_path: Path) -> None:
     async def before(service: Service, clock: FakeClock) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         with pytest.raises(NotAllowedError):
-            await service.topic(TopicName.parse("u"))
-        await service.topic(TopicName.parse("other/place/u"))
-        await service.take_away_for_good(topic)
-        await service.topic(TopicName.parse("u"))
+            await service.topics.get_or_create(TopicName.parse("u"))
+        await service.topics.get_or_create(TopicName.parse("other/place/u"))
+        await service.topics.delete(topic)
+        await service.topics.get_or_create(TopicName.parse("u"))
 
     async def after(service: Service, clock: FakeClock) -> None:
         with pytest.raises(NotAllowedError):
-            await service.topic(NAME)
+            await service.topics.get_or_create(NAME)
 
     limits = LimitsConfig(topics_per_namespace_max=1)
     play(tmp_path, before, limits=limits)
@@ -693,7 +672,7 @@ def test_a_closed_topic_gives_its_memory_back_without_a_search_for_cycles(tmp_pa
         gc.collect()
         gc.disable()
         try:
-            await service.take_away(service.topics[NAME])
+            await service.topics.close(service.topics[NAME])
             await until(lambda: not _of_a_topic() - before)
         finally:
             gc.enable()

@@ -66,7 +66,7 @@ def is_shared(request: pytest.FixtureRequest) -> bool:
 async def fill(service: Service) -> None:
     """Have ten messages delayed by an hour, eight of them in snapshots; no consumer stays."""
     peer = await subscribe(service)
-    topic = await service.topic(NAME)
+    topic = await service.topics.get_or_create(NAME)
     for _ in range(MESSAGES):
         await topic.ledger.append(b"x", publish_time_ms=START_MS, deliver_at_ms=START_MS + HOUR_MS)
     cursors = topic.ledger.cursors.values()
@@ -75,7 +75,7 @@ async def fill(service: Service) -> None:
 
 
 async def delayed_by_stats(service: Service) -> int:
-    topic = await service.topic(NAME)
+    topic = await service.topics.get_or_create(NAME)
     counts = await delayed_counts(topic, service.catalog, service.now_ms)
     return int((await topic_stats(topic, counts))["subscriptions"]["s"]["msgDelayed"])
 
@@ -114,7 +114,7 @@ def test_what_is_delayed_keeps_its_times_when_the_file_switches_delays_off(tmp_p
 
 def test_policies_switch_delays_off_before_a_consumer_comes(tmp_path: Path, is_shared: bool) -> None:
     async def after(service: Service) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         await service.set_policies(NAME, replace(topic.delayed_delivery, is_active=False))
 
         assert await delayed_by_stats(service) == MESSAGES
@@ -142,7 +142,7 @@ def test_policies_switch_delays_off_while_the_topic_is_closed(tmp_path: Path, is
 def test_a_subscription_that_is_made_without_delays_has_none(tmp_path: Path) -> None:
     async def story(service: Service) -> None:
         await service.set_policies(NAME, OFF)
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         await assert_next_is_not_delayed(service, subscriptions=0)
         await subscribe(service)
         assert delays_through(topic.subscriptions["s"].cursor, topic.delayed_delivery) == BEFORE_EVERYTHING
@@ -185,12 +185,12 @@ def test_nothing_published_while_delays_are_off_is_delayed_later(tmp_path: Path)
     noted: list[Position] = []
 
     async def off(service: Service) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         noted.append(delays_through(topic.subscriptions["s"].cursor, topic.delayed_delivery))
         await topic.ledger.append(b"x", publish_time_ms=START_MS, deliver_at_ms=START_MS + HOUR_MS)
 
     async def on(service: Service) -> None:
-        topic = await service.topic(NAME)
+        topic = await service.topics.get_or_create(NAME)
         assert delays_through(topic.subscriptions["s"].cursor, topic.delayed_delivery) == AFTER_EVERYTHING
 
     lives = Lives(tmp_path)
@@ -210,7 +210,7 @@ def test_a_note_that_cannot_be_stored_is_told_and_the_topic_is_opened(
     async def after(service: Service) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(Cursor, "update_properties", fail)
-            topic = await service.topic(NAME)
+            topic = await service.topics.get_or_create(NAME)
         assert "not noted how far delays are heeded" in caplog.text
         assert "no room" in caplog.text
         assert delays_through(topic.subscriptions["s"].cursor, topic.delayed_delivery) == AFTER_EVERYTHING

@@ -8,7 +8,7 @@ import pytest
 from managed_ledger.errors import LedgerWriteError
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ProducerAccessMode, ServerError
 from postdate.broker.service.service import Service
-from postdate.broker.topics.topic_epochs import TopicEpochs
+from postdate.broker.topics.producers import TopicEpochs
 from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, play, until
 
@@ -80,8 +80,8 @@ def test_epochs_outlive_a_restart_and_go_with_their_topic(tmp_path: Path) -> Non
 
     async def second(service: Service) -> None:
         assert (await produce(Peer(service), "Exclusive", 0)).error.error == ServerError.ProducerFenced
-        topic = await service.topic(TopicName.parse("t"))
-        await service.take_away_for_good(topic)
+        topic = await service.topics.get_or_create(TopicName.parse("t"))
+        await service.topics.delete(topic)
         peer = Peer(service)
         await produce(peer, "Exclusive")
         assert successes(peer) == [(True, 0)]
@@ -156,7 +156,7 @@ def test_a_producer_that_is_sent_away_while_its_epoch_is_stored_is_fenced_by_ano
     put = TopicEpochs.put
 
     async def story(service: Service) -> None:
-        topic = await service.topic(TopicName.parse("t"))
+        topic = await service.topics.get_or_create(TopicName.parse("t"))
         may_store = asyncio.Event()
 
         async def put_late(self: TopicEpochs, name: TopicName, epoch: int) -> None:
@@ -170,7 +170,7 @@ def test_a_producer_that_is_sent_away_while_its_epoch_is_stored_is_fenced_by_ano
         if is_fenced:
             await produce(Peer(service), "ExclusiveWithFencing")
         else:
-            topic.remove_producer(next(iter(topic.producers.values())))
+            topic.producers.remove(next(iter(topic.producers.values())))
         may_store.set()
 
         expected = ServerError.ProducerFenced if is_fenced else ServerError.ServiceNotReady

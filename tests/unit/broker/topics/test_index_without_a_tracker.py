@@ -73,7 +73,7 @@ class UntrackedWorld:
             await self.service.close()
 
     async def topic(self) -> Topic:
-        return await self.service.topic(TopicName.parse("t"))
+        return await self.service.topics.get_or_create(TopicName.parse("t"))
 
     async def subscribe(self, name: str, kind: int = SHARED, *, durable: bool = True) -> Peer:
         """Attach a consumer with permits."""

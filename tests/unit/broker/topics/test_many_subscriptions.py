@@ -44,7 +44,7 @@ async def count_delayed(service: Service, topic: Topic) -> None:
 
 
 async def count_for_metrics(service: Service, _topic: Topic) -> None:
-    await service.count_delayed()
+    await service.jobs.count_delayed()
 
 
 async def end_the_windows_of_rates(service: Service, _topic: Topic) -> None:
@@ -128,7 +128,7 @@ def test_no_turn_looks_for_the_topics_of_a_policy_among_many(
         service = await open_service(tmp_path)
         try:
             for number in range(5):
-                await service.topic(TopicName.parse(f"t{number}"))
+                await service.topics.get_or_create(TopicName.parse(f"t{number}"))
             # Its name is asked for its namespace through a function that can be counted.
             monkeypatch.setattr(TopicName, "looked_at", TopicName.namespace_name.fget, raising=False)
             monkeypatch.setattr(TopicName, "namespace_name", property(lambda name: name.looked_at()))
@@ -156,7 +156,7 @@ def test_a_large_list_of_topics_is_compressed_for_callers_that_take_it(
             async with aiohttp.ClientSession(headers=headers) as session:
                 nothing = await (await session.get(url)).json()
                 for number in range(5):
-                    await service.topic(TopicName.parse(f"t{number}"))
+                    await service.topics.get_or_create(TopicName.parse(f"t{number}"))
                 reply = await session.get(url)
                 found = await reply.json()
 

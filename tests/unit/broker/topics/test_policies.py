@@ -108,12 +108,3 @@ def test_policies_that_could_not_be_stored_are_as_before() -> None:
         asyncio.run(book.put(TOPIC, OFF))
 
     assert book.of(TOPIC) is None
-
-
-def test_stored_policies_that_cannot_be_read_cost_only_themselves(caplog: pytest.LogCaptureFixture) -> None:
-    records = MemoryRecords({"delayedDelivery shop/eu": b"{", f"delayedDelivery {TOPIC}": of(False, 5, 7)})
-
-    book = PolicyBook(records, DEFAULT)
-
-    assert (book.of("shop/eu"), book.of(TOPIC)) == (None, OFF)
-    assert "'delayedDelivery shop/eu' are ignored" in caplog.text
