@@ -1,4 +1,4 @@
-"""The commands on scheduled messages: `postdate scheduled`, `topics`, `pause`, `resume` and `explain`.
+"""The commands on scheduled messages: `postdate scheduled`, `topics`, `pause`, `resume`, `explain` and `keys`.
 
 They call a running service over HTTP, so they work from any machine and need no data folder. Before more than one
 message is changed they say how many and ask, unless `--yes` is given. With the service stopped, and for more than fits
@@ -38,6 +38,7 @@ from postdate.scheduling.tables import (
     changing_count,
     count_lines,
     explanation_lines,
+    key_lines,
     message_notes,
     message_table,
     outcome_line,
@@ -426,3 +427,26 @@ def explain(
         print_json(answer)
     else:
         _show(*explanation_lines(answer))
+
+
+@click.command(
+    epilog=help_end(
+        "postdate keys orders billing customer-17",
+        "postdate keys shop/eu/orders billing customer-17 --url http://127.0.0.1:8081",
+        "postdate keys orders billing AAECAw== --base64",
+    )
+)
+@click.argument("topic")
+@click.argument("subscription")
+@click.argument("key")
+@click.option("--base64", "is_base64", is_flag=True, help="KEY is bytes, written as base64.")
+@json_option("the answer of the service's keyStatus")
+@on_service
+def keys(api: ScheduleApi, topic: str, subscription: str, key: str, is_base64: bool, is_json: bool) -> None:
+    """Show the hash and the owner of KEY in a Key_Shared subscription, and the messages that block it."""
+    asked = {"subscription": subscription, "keyBase64" if is_base64 else "key": key}
+    status = api.look(f"{topic_path(topic)}/keys", asked)
+    if is_json:
+        print_json(status)
+    else:
+        _show(*key_lines(status))

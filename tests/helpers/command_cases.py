@@ -127,7 +127,7 @@ CASES: dict[str, Cases] = {
             _refused("keys", _MISSING),
             _refused("keys orders billing key --url http://127.0.0.1:1", "no service answers"),
             _refused("keys orders billing key --url nowhere", "is no address"),
-            _refused("keys a/b billing key", "Invalid topic name"),
+            _refused("keys a/b billing key", "is no topic"),
         ),
         shown_by="test_a_key_says_who_holds_it_up",
     ),
