@@ -19,12 +19,12 @@ from pyroaring import BitMap
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
 from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements
-from dispatcher.core.actions import Action, ForgetDelayed, TrackDelayed
+from dispatcher.core.actions import Action, ForgetDelayed
 from dispatcher.core.assignor import ConsumerAssignor
 from dispatcher.core.budget import Budget, why_not_now
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
-from dispatcher.core.intake import Intake, TakenIn
+from dispatcher.core.intake import Intake
 from dispatcher.core.items import COUNT, SLOT, Item, Key, position_of
 from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.queues.replay_queue import ReplayQueue
@@ -34,7 +34,6 @@ from dispatcher.core.unsent_delayed import UnsentDelayed
 from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.position import Position
-from snapshot_storage.encoding.columns import DelayedIndexes
 
 
 class MultipleConsumersCore(SubscriptionCore):
@@ -67,7 +66,9 @@ class MultipleConsumersCore(SubscriptionCore):
         )
         self.assignor = new_assignor(config, self.budget, self.replay_queue)
         self.keys = self.assignor if isinstance(self.assignor, KeySharedAssignor) else None
-        self.intake: Intake = Intake(config, self.deliverable, self.budget, self.totals, has_delays=has_delays)
+        self.intake: Intake = Intake(
+            config, self.deliverable, self.assignor, self.unsent_delayed, self.totals, has_delays=has_delays
+        )
         self.replay_queue.entries_max = self.budget.look_ahead_limit()
         self.expired: list[tuple[ConsumerState, Iterator[Key]]] = []
         """Entries that mark-delete has passed while consumers held them, to be forgotten in portions."""
@@ -80,7 +81,7 @@ class MultipleConsumersCore(SubscriptionCore):
         if self.budget.advance(now_ms):
             self.assignor.wake_all()
 
-    # Reading, and what is due.
+    # Reading.
 
     @property
     def plan(self) -> ReadPlan | None:
@@ -99,31 +100,7 @@ class MultipleConsumersCore(SubscriptionCore):
         next_position: Position,
         left_out: Sequence[LogPart] = (),
     ) -> list[Action]:
-        return self._hand_on(self.intake.on_headers(request, headers, next_position, left_out))
-
-    def on_due(
-        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
-    ) -> list[Action]:
-        in_hand = self._in_hand if may_repeat else None
-        return self._hand_on(self.intake.on_due(headers, rows, lead_ms=lead_ms, in_hand=in_hand))
-
-    def on_untracked(self, headers: EntryHeaders) -> list[Action]:
-        return self._hand_on(self.intake.on_untracked(headers, self._in_hand))
-
-    def on_refused(self, headers: EntryHeaders) -> list[Action]:
-        return self._hand_on(self.intake.on_refused(headers))
-
-    def admit_held(self) -> list[Action]:
-        return self._hand_on(self.intake.admit_held())
-
-    def _hand_on(self, taken: TakenIn) -> list[Action]:
-        """Give what was taken in to the tracker, and to consumers or the queues of its slots."""
-        actions: list[Action] = [] if taken.to_track is None else [TrackDelayed(taken.to_track)]
-        if len(taken.due):
-            self.unsent_delayed.add(taken.due, are_ordered_by_position=self.assignor.is_by_position)
-        if len(taken.ready):
-            actions += self.assignor.make_ready(taken.ready, taken.orders_ms)
-        return actions
+        return self.intake.on_headers(request, headers, next_position, left_out)
 
     def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
         consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
@@ -234,11 +211,6 @@ class MultipleConsumersCore(SubscriptionCore):
                 return consumer
         return None
 
-    def _in_hand(self, positions: set[Key]) -> set[Key]:
-        """Return which of these entries wait or were given to a consumer."""
-        in_hand = {position for position in positions if self._holder_of(position) is not None}
-        return in_hand.union(at for item in self.replay_queue.items() if (at := position_of(item)) in positions)
-
     def _acknowledge_part(self, owner: ConsumerState | None, position: Key, theirs: AckSet) -> bool:
         """Take an acknowledgement of some messages of a batch; return whether others are left."""
         item = owner.pending.items.get(position) if owner is not None else None
@@ -308,14 +280,6 @@ class MultipleConsumersCore(SubscriptionCore):
                 self._release(consumer, sum([self.budget.unacked_of(item) for item in items.values()]))
                 self.assignor.no_longer_pending(consumer, slot_counts)
         self._forget_entries(positions)
-        return self.assignor.serve_all()
-
-    @property
-    def watches_mark_delete(self) -> bool:
-        return self.assignor.watches_mark_delete
-
-    def unacknowledged_from(self, position: Position) -> list[Action]:
-        self.assignor.unacknowledged_from(position)
         return self.assignor.serve_all()
 
     # Giving back.

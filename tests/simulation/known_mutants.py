@@ -523,34 +523,16 @@ ITEMS: Final = [
     Mutant(
         "item-5",
         "dispatcher/core/fences/recently_joined.py",
-        "        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])\n"
-        "        return self._drop_acknowledged()\n",
-        "        return super()._first_awaited(consumers)\n",
+        "    def _first_awaited(self) -> Key:\n        # Once",
+        "    def _nothing_awaited(self) -> Key:\n        # Once",
         "a newcomer of the classic mode waits for everything before its bound, delayed messages too",
-        (
-            Edit(
-                "dispatcher/core/fences/recently_joined.py",
-                "        del position\n"
-                "        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)\n",
-                "        return super().note_unacknowledged_from(position, waiting)\n",
-            ),
-        ),
     ),
     Mutant(
         "item-5-room",
         "dispatcher/core/fences/recently_joined.py",
-        "        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])\n"
-        "        return self._drop_acknowledged()\n",
-        "        return super()._first_awaited(consumers)\n",
+        "    def _first_awaited(self) -> Key:\n        # Once",
+        "    def _nothing_awaited(self) -> Key:\n        # Once",
         "the same, where what waits for a newcomer leaves no room for the older due message that would let it go",
-        (
-            Edit(
-                "dispatcher/core/fences/recently_joined.py",
-                "        del position\n"
-                "        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)\n",
-                "        return super().note_unacknowledged_from(position, waiting)\n",
-            ),
-        ),
         says="there is no room for",
     ),
     Mutant(
