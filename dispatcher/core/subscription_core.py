@@ -50,7 +50,7 @@ class SubscriptionCore(ABC):
 
     # Parts that a core may lack.
     intake: Intake | None = None
-    """Takes in what is read and what is due, where entries can be delayed; the shell gives it what the tracker gives."""
+    """Takes in what is read and what is due, for many consumers; the shell tells it about the tracker."""
     keys: KeySharedAssignor | None = None
     """Assigns keys to consumers, in Key_Shared."""
     budget: Budget | None = None

@@ -81,8 +81,8 @@ DISPATCHER: Final = [
     Mutant(
         "returning-without-timer",
         "dispatcher/core/multiple_consumers.py",
-        "if self.assignor.to_serve or self.replay_queue.returning or self.expired:",
-        "if self.assignor.to_serve or self.expired:",
+        "if self.assignor.to_serve or self.replay_queue.returning:",
+        "if self.assignor.to_serve:",
         "a missing wake-up for the second portion of what a consumer gave back",
     ),
     Mutant(
@@ -91,20 +91,6 @@ DISPATCHER: Final = [
         "        self.assignor.offer_all(self.replay_queue.discard_through(through))",
         "        self.replay_queue.discard_through(through)",
         "the head behind an expired one is not offered",
-    ),
-    Mutant(
-        "expired-portion-off-by-one",
-        "dispatcher/core/multiple_consumers.py",
-        "            if len(portion) < self.config.expired_entries_max:",
-        "            if len(portion) <= self.config.expired_entries_max:",
-        "off by one: only the first portion of what expired is forgotten",
-    ),
-    Mutant(
-        "expired-is-sent",
-        "dispatcher/core/multiple_consumers.py",
-        "        return [is_one and at > through for is_one, at in zip(are_pending, positions, strict=True)]\n",
-        "        return are_pending\n",
-        "what has expired is sent while consumers forget it in portions",
     ),
     Mutant(
         "refund-forgotten",
@@ -544,8 +530,8 @@ ITEMS: Final = [
         (
             Edit(
                 "dispatcher/core/intake.py",
-                "        return _ordered_by_time(self._deliverable.among(held))\n",
-                "        return _ordered_by_time(held)\n",
+                "        return self._make_ready(self._deliverable.among(held))\n",
+                "        return self._make_ready(held)\n",
             ),
         ),
     ),

@@ -121,10 +121,6 @@ class PendingAcksMap:
     def _is_here(self, item: Item) -> bool:
         return self.items.get((item[LEDGER], item[ENTRY])) is item
 
-    def positions_through(self, last: Key) -> list[Key]:
-        """Return every position up to and including `last`, in no order."""
-        return [position for position in self.items if position <= last]
-
     def positions_of_slot(self, slot: int) -> list[Key]:
         """Return the positions that hold a slot, in order."""
         return sorted(position for position, item in self.items.items() if item[SLOT] == slot)
@@ -143,6 +139,11 @@ class PendingAcksMap:
             self._remove_entry(position)
         self._drop_gone()
         return items, slot_counts
+
+    def take_through(self, last: Key) -> tuple[dict[Key, Item], dict[int, int]]:
+        """Do the same with every position up to and including `last`."""
+        expired = [position for position in self.items if position <= last]
+        return self.take_all() if len(expired) == len(self.items) else self.take(expired)
 
     def take_all(self) -> tuple[dict[Key, Item], dict[int, int]]:
         """Take everything out; return it by position, and how many entries each slot has."""

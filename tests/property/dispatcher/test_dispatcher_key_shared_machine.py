@@ -462,9 +462,7 @@ class _Machine(RuleBasedStateMachine):
             places[position_of(item)].append("waiting")
         for client in self.clients:
             for position in client.state.pending.items:
-                # Expired entries are taken from consumers in portions.
-                if position not in self.acknowledged or not self.core.expired:
-                    places[position].append("pending")
+                places[position].append("pending")
         assert self.core.plan is not None
         plan = self.core.plan
         for position, found in places.items():
@@ -597,17 +595,13 @@ class _Machine(RuleBasedStateMachine):
         self.core.intake.recovered(self.recovering.__contains__)
 
 
-def _in_portions(entries_max: int) -> dict[str, int]:
-    return {"return_entries_max": entries_max, "expired_entries_max": entries_max}
-
-
 _CONFIG = DispatcherConfig(
     look_ahead_per_consumer=4,
     look_ahead_per_subscription=10,
     read_batch_entries_max=5,
     unacked_per_consumer_max=6,
     unacked_per_subscription_max=14,
-    **_in_portions(2_000),
+    return_entries_max=2_000,
 )
 
 
@@ -649,7 +643,7 @@ class KeySharedMachine(_Machine):
             admit_entries_max=admit_max,
             key_shared_unblocking_interval_ms=interval_ms,
             serve_entries_max=serve_max,
-            **_in_portions(portion),
+            return_entries_max=portion,
         )
         self.core = key_shared_core(config, has_delays=True)
         self.is_prompt = is_prompt
@@ -661,7 +655,7 @@ class AutoSplitMachine(_Machine):
 
     @initialize(published=st.integers(0, 20), portion=st.sampled_from([1, 2_000]))
     def start(self, published: int, portion: int) -> None:
-        config = DispatcherConfig(use_consistent_hashing=False, look_ahead_per_consumer=3, **_in_portions(portion))
+        config = DispatcherConfig(use_consistent_hashing=False, look_ahead_per_consumer=3, return_entries_max=portion)
         self.core = key_shared_core(config, has_delays=True)
         self._start(set(), published)
 
@@ -687,7 +681,7 @@ class OlderModesMachine(_Machine):
             read_batch_entries_max=5,
             unacked_per_consumer_max=6,
             consistent_hashing_replica_points=3,
-            **_in_portions(portion),
+            return_entries_max=portion,
         )
         self.core = key_shared_core(config, has_delays=True, cursor=self, ledgers=self.ledgers)
         self._start(recovering, published)
