@@ -458,7 +458,7 @@ class Dispatcher:
 
     def in_hand(self, positions: Collection[Key]) -> set[Key]:
         """Return which of these entries consumers have been given and have not acknowledged."""
-        return {at for at in positions for consumer in self.core.consumers.values() if at in consumer.pending}
+        return {at for at in positions for consumer in self.core.consumers.values() if at in consumer.pending.items}
 
     def entries_in_hand(self) -> dict[int, BitMap]:
         """Return all entries that consumers have been given and have not acknowledged, by ledger."""

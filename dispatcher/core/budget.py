@@ -66,12 +66,11 @@ class Budget:
 
     def give(self, consumer: ConsumerState, items: list[Item]) -> Deliver:
         """Make entries a consumer's own, and charge it: the one way to a `Deliver`, so neither is without the other."""
-        consumer.pending.add_all(items)
+        consumer.pending.add_all(items, self.now_ms)
         messages, unacked = sum([item[COUNT] for item in items]), self.unacked_in(items)
         consumer.note_given(messages, len(items), self.now_ms)
         consumer.charge(unacked, self.config.unacked_per_consumer_max)
         self.unacked += unacked
-        consumer.pending.note_given(items, self.now_ms)
         if not self.gate.is_open:
             self.gate.note_given(messages)
         unacked_max = self.config.unacked_per_subscription_max
@@ -139,7 +138,7 @@ class Budget:
         """Assert every invariant, O(n)."""
         assert self.unacked == sum(consumer.unacked for consumer in self.consumers.values())
         for consumer in self.consumers.values():
-            assert consumer.unacked == sum(self.unacked_of(item) for item in consumer.pending)
+            assert consumer.unacked == sum(self.unacked_of(item) for item in consumer.pending.items.values())
 
 
 def why_not_now(

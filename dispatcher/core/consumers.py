@@ -92,7 +92,7 @@ class ConsumerState:
 
     def let_go_of_everything(self) -> None:
         """Note that it holds nothing any more; its permits stay."""
-        self.pending.clear()
+        self.pending.take_all()
         self.heads.clear()
         self.unacked = 0
         self.is_blocked = False

@@ -350,7 +350,7 @@ class MultipleConsumersCore(SubscriptionCore):
         reason = way.reason if self.consumers else "no consumer is connected"
         return EntryStatus(
             consumer=None if holder is None else holder.name,
-            given_ms=None if holder is None else holder.pending.given_ms(position),
+            given_ms=None if holder is None else holder.pending.given_ms[position],
             is_waiting=waiting is not None or position in self.intake.held_due,
             owner=None if way.owner is None else way.owner.name,
             slot=way.slot,
