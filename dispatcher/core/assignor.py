@@ -127,14 +127,6 @@ class ConsumerAssignor(ABC):
     def mark_deleted(self, through: Key) -> None:
         """Note that everything up to a position was expired or skipped."""
 
-    @property
-    def watches_mark_delete(self) -> bool:
-        """Whether `unacknowledged_from` is of interest."""
-        return False
-
-    def unacknowledged_from(self, position: Position) -> None:
-        """Note that everything before a position is acknowledged in the cursor."""
-
     def next_wakeup_ms(self) -> int | None:
         """Return when `on_timer` wants to be called."""
         return None

@@ -40,8 +40,6 @@ _NO_COLUMNS: Final = {name: array(code) for name, code in _COLUMN_TYPES.items()}
 class DrainingHashesTracker(OrderFence):
     """The draining slots; empty, and free of cost, unless a membership change left something behind."""
 
-    reason = "another consumer has not acknowledged earlier messages of the hash"
-
     def __init__(self) -> None:
         self.slots = BitMap()
         self._columns: Mapping[str, array[int]] = _NO_COLUMNS
