@@ -243,7 +243,6 @@ def drop(
     short_help="Copy them to another storage.",
     epilog=help_end(
         "postdate snapshots copy --to s3://bucket/prefix",
-        "postdate snapshots copy --to file:///backup/index",
         "postdate snapshots copy --to /mnt/new-data --topic orders",
         "postdate snapshots copy --index s3://bucket/prefix --to data --update-cursors --delete-source",
         wrong="one that a cursor names is damaged or missing: no cursor was updated, and nothing deleted",
@@ -257,8 +256,8 @@ def drop(
     "target",
     metavar="TARGET",
     required=True,
-    help="s3://BUCKET/PREFIX, or a data folder, whose `snapshots` they go to, or a place that no service reads: "
-    "file:///FOLDER (plain files, a backup) or python://MODULE:NAME (a storage of yours).",
+    help="s3://BUCKET/PREFIX, or a data folder, whose `snapshots` they go to, or python://MODULE:NAME (a storage of "
+    "yours, which no service reads).",
 )
 @click.option("--delete-source", is_flag=True, help="After --update-cursors: delete the snapshots that were copied.")
 @click.option(

@@ -280,20 +280,18 @@ CASES: dict[str, Cases] = {
             _refused("snapshots copy --to {data} --data {data}", "where the snapshots are now"),
             _refused("snapshots copy --to {tmp}/c --delete-source --data {data}", "needs --update-cursors"),
             _refused("snapshots copy --to ftp://u:hush@x/p --data {data}", "--to: the place of an index must be"),
-            _refused("snapshots copy --to file://u:hush@x/p --data {data}", "--to: the place of an index must be"),
-            _refused("snapshots copy --to file://{data}/ledgers/x --data {data}", "which is the service's own"),
+            _refused("snapshots copy --to {data}/ledgers/x --data {data}", "which is the service's own"),
             _refused("snapshots copy --to python://no_such:thing --data {data}", "cannot be found"),
             _refused("snapshots copy --index {none} --to {tmp}/c --data {data}", "there are no snapshots in"),
-            _refused("snapshots copy --index file://{none} --to {tmp}/c --data {data}", "there is no such folder"),
             _refused(
                 "snapshots copy --index '' --to {tmp}/c --data {data}",
                 "--index: the place of an index must be",
             ),
-            _refused("snapshots copy --index file://{tmp}/c --to file://{tmp}/c --data {data}", "are now"),
+            _refused("snapshots copy --index {tmp}/c --to {tmp}/c --data {data}", "are now"),
         ),
         (
             _done("snapshots copy --to {tmp}/copied --data {data}", ""),
-            _done("snapshots copy --to file://{tmp}/moved --update-cursors --delete-source --data {data}", ""),
+            _done("snapshots copy --to {tmp}/moved --update-cursors --delete-source --data {data}", ""),
         ),
     ),
     "snapshots checkpoint": Cases(
@@ -352,7 +350,6 @@ CASES: dict[str, Cases] = {
         (
             *_job("pipeline forecast"),
             _refused("pipeline forecast --of index {none}", "there are no snapshots in"),
-            _refused("pipeline forecast --of index file://{none}", "there is no such folder"),
             _refused("pipeline forecast {data} --topic order", _NO_TOPIC),
             _refused("pipeline forecast {data} --topic orders --topic order", _NO_TOPIC),
             _refused("pipeline forecast --of index {data} --topic order", _NO_TOPIC),

@@ -124,7 +124,7 @@ def job_options(
         now: The meaning of the time that `--now` gives, for the help text; None where there is no such option.
         json: The content of the JSON, for the help text.
     """
-    index = "Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA."
+    index = "Snapshots are here: a folder or s3://BUCKET/PREFIX. Default: in DATA."
     cursors = "Subscription; repeatable." if needs_cursors else "Only subscriptions of this name; repeatable."
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
 from postdate.command_line.program import postdate as main
 from postdate.index.comparing import IndexFinding
-from postdate.index.cursor_log import CursorLog
 from postdate.index.index_copy import Copied
 from postdate.index.location import S3FolderLocation, location_at
 from postdate.pipeline.jobs.cancel import cancel
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from postdate.pipeline.jobs.merge import merge
+from postdate.pipeline.publishing.cursor_log import CursorLog
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
 from snapshot_storage.objects.keys import object_key

@@ -34,7 +34,6 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.faults import Fault, FaultPlan
-from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.snapshot_contents import contents_of
@@ -750,30 +749,13 @@ def test_a_checkpoint_takes_the_place_of_the_folder(data: Data, tmp_path: Path) 
     assert data.run("check").exit_code == 0
 
 
-@pytest.mark.slow
-def test_an_index_moves_to_plain_files_and_back(data: Data, tmp_path: Path) -> None:
-    """A place that no service reads; the cursors name the copies there, and then those in the folder again."""
-    before, files = contents_of(data.path), f"file://{tmp_path}/plain%20files"
-
-    there = json.loads(data.run("copy", "--to", files, "--update-cursors", "--delete-source", "--json").stdout)
-    emptied = contents_of(data.path)
-    back = data.run("copy", "--index", files, "--to", str(data.path), "--update-cursors", "--delete-source")
-
-    assert (len(there["copies"]), there["written"], there["cursors_updated"], there["deleted"]) == (3, 3, 2, 3)
-    assert emptied == []
-    assert back.exit_code == 0, back.output
-    assert contents_of(data.path) == before
-    assert data.run("check").exit_code == 0
-    assert [path for path in (tmp_path / "plain files").rglob("*") if path.is_file()] == []
-
-
 def test_an_index_is_copied_out_of_a_checkpoint_and_into_a_storage_of_anothers(
     data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint is RocksDB's own folder; `python://` names what makes a storage."""
 
-    def own(*, is_read_only: bool) -> ObjectFolderBucketSnapshotStorage:
-        return ObjectFolderBucketSnapshotStorage(tmp_path / "own", is_read_only=is_read_only)
+    def own(*, is_read_only: bool) -> RocksDBBucketSnapshotStorage:
+        return RocksDBBucketSnapshotStorage(tmp_path / "own", is_read_only=is_read_only)
 
     monkeypatch.setattr(snapshots, "own_storage", own, raising=False)
     data.run("checkpoint", str(tmp_path / "monday"))
