@@ -48,10 +48,10 @@ _MISSING = "Missing"
 
 
 def _snapshots(command: str) -> tuple[Case, ...]:
-    """Cases that every command with --topic, --cursor and --data refuses."""
+    """Cases that every command with --topic, --subscription and --data refuses."""
     return (
         _refused(f"{command} --topic order --data {{data}}", _NO_TOPIC),
-        _refused(f"{command} --cursor biling --data {{data}}", _NO_CURSOR),
+        _refused(f"{command} --subscription biling --data {{data}}", _NO_CURSOR),
         _refused(f"{command} --data {{none}}", _NO_FOLDER),
         _refused(f"{command} --data {{empty}}", _NO_LOG),
         _refused(f"{command} --set nonsense", "must be key=value"),
@@ -89,7 +89,7 @@ def _selecting(command: str, rest: str = "") -> tuple[Case, ...]:
     return (
         *_job(command, rest.strip()),
         _refused(f"{command} {{data}}{rest} --topic order", _NO_TOPIC),
-        _refused(f"{command} {{data}}{rest} --cursor biling", _NO_CURSOR),
+        _refused(f"{command} {{data}}{rest} --subscription biling", _NO_CURSOR),
         _refused(f"{command} {{data}}{rest} --topic reminders --subscription billing", "; there are s2 ü, sub"),
     )
 
@@ -231,7 +231,7 @@ CASES: dict[str, Cases] = {
         (
             _done("snapshots list --data {data}", "orders"),
             _done("snapshots list --topic public/default/orders --subscription billing --data {data}", "billing"),
-            _done("snapshots list --cursor 's2 ü' --data {data}", "s2 ü"),
+            _done("snapshots list --subscription 's2 ü' --data {data}", "s2 ü"),
         ),
     ),
     "snapshots show": Cases(
@@ -342,7 +342,7 @@ CASES: dict[str, Cases] = {
         ),
         (
             _done("pipeline rebuild {data} --now 2026-01-01T00:00:00Z", ""),
-            _done("pipeline rebuild {data} --now-ms 0 --topic reminders --cursor 's2 ü'", ""),
+            _done("pipeline rebuild {data} --now 0 --topic reminders --subscription 's2 ü'", ""),
         ),
         needs_spark=True,
     ),
@@ -356,30 +356,34 @@ CASES: dict[str, Cases] = {
             _refused("pipeline forecast {data} --now 99999999999999999999", "Invalid value"),
         ),
         (
-            _done("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead", "ahead"),
-            _done("pipeline forecast {data} --topic orders --topic reminders --now-ms 0 --out {tmp}/both", "both"),
-            _done("pipeline forecast --of index {data} --now-ms 9223372036854775807 --out {tmp}/ahead", "ahead"),
+            _done("pipeline forecast {data} --topic orders --now 0 --out {tmp}/ahead", "ahead"),
+            _done("pipeline forecast {data} --topic orders --topic reminders --now 0 --out {tmp}/both", "both"),
+            _done("pipeline forecast --of index {data} --now 9223372036854775807 --out {tmp}/ahead", "ahead"),
         ),
         needs_spark=True,
     ),
     "pipeline cancel": Cases(
         (
             *_job("pipeline cancel", "--subscription billing --topic orders"),
-            _refused("pipeline cancel {data} --cursor biling --key k", _NO_CURSOR),
+            _refused("pipeline cancel {data} --subscription biling --key k", _NO_CURSOR),
             _refused("pipeline cancel {data} --subscription billing --topic order", _NO_TOPIC),
             _refused("pipeline cancel {data} --subscription billing", "say what to cancel"),
             _refused("pipeline cancel {data} --subscription billing --property x", "must be NAME=VALUE"),
             _refused("pipeline cancel {data} --subscription billing --positions {none}.csv", "there is no file"),
             *(
-                _refused(f"pipeline cancel {{data}} --subscription billing --deliver-from {time}", "Invalid value")
+                _refused(f"pipeline cancel {{data}} --subscription billing --from {time}", "Invalid value")
                 for time in _TIMES
             ),
         ),
         (
             _done("pipeline cancel {data} --subscription billing --positions {positions}", ""),
             Case("pipeline cancel {data} --subscription billing --positions {unknown_positions}", WRONG, ""),
-            Case("pipeline cancel {data} --cursor billing --property campaign=nosuch", WRONG, "0 positions asked for"),
-            _done("pipeline cancel {data} --cursor 's2 ü' --topic reminders --from 0 --dry-run", ""),
+            Case(
+                "pipeline cancel {data} --subscription billing --property campaign=nosuch",
+                WRONG,
+                "0 positions asked for",
+            ),
+            _done("pipeline cancel {data} --subscription 's2 ü' --topic reminders --from 0 --dry-run", ""),
         ),
         needs_spark=True,
     ),
@@ -387,7 +391,7 @@ CASES: dict[str, Cases] = {
         (
             *_job("pipeline ingest", "{tmp} --subscription billing --checkpoint {tmp}/c"),
             _refused("pipeline ingest {data} {none} --subscription billing --checkpoint {tmp}/c", _NO_FOLDER),
-            _refused("pipeline ingest {data} {tmp} --cursor biling --checkpoint {tmp}/c", _NO_CURSOR),
+            _refused("pipeline ingest {data} {tmp} --subscription biling --checkpoint {tmp}/c", _NO_CURSOR),
             _refused("pipeline ingest {data} {tmp} --subscription billing", _MISSING),
             _refused(
                 "pipeline ingest {data} {tmp} --subscription billing --checkpoint c --files-per-batch 99999999999",
@@ -396,7 +400,7 @@ CASES: dict[str, Cases] = {
         ),
         (
             _done("pipeline ingest {data} {stream} --format csv --subscription billing --checkpoint {tmp}/c", ""),
-            _done("pipeline ingest {data} {empty} --cursor 's2 ü' --checkpoint {tmp}/c2", ""),
+            _done("pipeline ingest {data} {empty} --subscription 's2 ü' --checkpoint {tmp}/c2", ""),
         ),
         needs_spark=True,
     ),

@@ -132,12 +132,13 @@ def job_options(
         if has_dry_run:
             command = dry_run_option("count")(command)
         if now is not None:
-            command = click.option(
-                "--now", "--now-ms", "now_ms", type=TIME, default=wall_clock_ms, help=f"{now} Default: now."
-            )(command)
+            command = click.option("--now", "now_ms", type=TIME, default=wall_clock_ms, help=f"{now} Default: now.")(
+                command
+            )
         if has_cursors:
-            names = ("--subscription", "--cursor", "cursors")
-            command = click.option(*names, multiple=True, required=needs_cursors, metavar="NAME", help=cursors)(command)
+            command = click.option(
+                "--subscription", "cursors", multiple=True, required=needs_cursors, metavar="NAME", help=cursors
+            )(command)
         if has_topics:
             command = topics_option(command)
         if has_index:

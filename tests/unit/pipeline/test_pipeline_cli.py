@@ -79,9 +79,9 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
     for arguments in (
         ["ledger", "export", str(tmp_path), str(tmp_path / "out")],
         ["pipeline", "rebuild", str(tmp_path)],
-        ["pipeline", "cancel", str(tmp_path), "--cursor", "sub", "--key", "k"],
+        ["pipeline", "cancel", str(tmp_path), "--subscription", "sub", "--key", "k"],
         ["pipeline", "merge", str(tmp_path), "--buckets", "5"],
-        ["pipeline", "ingest", str(tmp_path), "in", "--cursor", "sub", "--checkpoint", "c"],
+        ["pipeline", "ingest", str(tmp_path), "in", "--subscription", "sub", "--checkpoint", "c"],
     ):
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 2
@@ -94,7 +94,7 @@ def test_a_cancellation_must_say_of_what(tmp_path: Path) -> None:
     """All messages of a subscription are not cancelled for want of an option."""
     write_log(tmp_path, {"a": some_times(1, 10)})
     for more in ([], ["--positions", "p.csv", "--key", "k"]):
-        result = CliRunner().invoke(main, ["pipeline", "cancel", str(tmp_path), "--cursor", "sub", *more])
+        result = CliRunner().invoke(main, ["pipeline", "cancel", str(tmp_path), "--subscription", "sub", *more])
         assert result.exit_code == 2
         assert result.output.startswith("postdate: say what to cancel")
 

@@ -162,14 +162,14 @@ def test_list_shows_each_cursors_snapshots_within_100_columns(data: Data) -> Non
 
 
 def test_list_can_be_narrowed_and_read_by_programs(data: Data) -> None:
-    (one,) = json.loads(data.run("list", "--json", "--topic", "reminders", "--cursor", "me").stdout)
+    (one,) = json.loads(data.run("list", "--json", "--topic", "reminders", "--subscription", "me").stdout)
 
     assert one["bucket_key"] == _key(6)
     assert (one["first_ledger_id"], one["last_ledger_id"], one["segments"], one["rows"]) == (6, 7, 10, ROWS)
     assert (one["first_deliver_at_ms"], one["last_deliver_at_ms"]) == (START_MS, START_MS + 599_000)
     assert data.listed("--topic", "public/default/orders") == data.ids[:2]
     assert (one["first_deliver_at"], one["last_deliver_at"]) == ("2027-01-15T08:00:00.000Z", "2027-01-15T08:09:59.000Z")
-    assert data.listed("--topic", ORDERS, "--cursor", "billing") == data.ids[:2]
+    assert data.listed("--topic", ORDERS, "--subscription", "billing") == data.ids[:2]
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_list_can_be_narrowed_and_read_by_programs(data: Data) -> None:
     ("words", "said"),
     [
         (("--topic", "order"), f"There is no topic order; near to it is {ORDERS}"),
-        (("--cursor", "biling"), "There is no subscription biling; near to it is billing"),
-        (("--topic", "orders", "--cursor", "me"), f"There is no subscription me of {ORDERS}; there is billing"),
+        (("--subscription", "biling"), "There is no subscription biling; near to it is billing"),
+        (("--topic", "orders", "--subscription", "me"), f"There is no subscription me of {ORDERS}; there is billing"),
     ],
 )
 def test_a_name_that_matches_nothing_is_refused_with_the_nearest(
@@ -216,8 +216,8 @@ def test_a_subscription_is_called_as_its_users_call_it(data: Data) -> None:
         await store.close()
 
     asyncio.run(add())
-    listed = data.run("list", "--cursor", "s2 ü").stdout
-    verified = data.run("check", "--cursor", "s2 ü")
+    listed = data.run("list", "--subscription", "s2 ü").stdout
+    verified = data.run("check", "--subscription", "s2 ü")
 
     assert f"{REMINDERS}  cursor s2 ü" in listed
     assert "1 snapshot, 10 segments" in listed
@@ -275,8 +275,9 @@ def test_a_check_finds_nothing_where_nothing_is_wrong(data: Data) -> None:
     )
 
 
-def test_a_check_names_everything_that_is_wrong(data: Data) -> None:
+def test_a_check_names_everything_that_is_wrong(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flipped bit in a segment and in entry 0; a property too many, one missing, one of another's snapshot."""
+    monkeypatch.setenv("COLUMNS", "100")
     orphan = add_orphan(data)
     data.damage(data.ids[0], 4)
     data.damage(data.ids[1], 0)
@@ -466,7 +467,7 @@ def test_drop_deletes_what_no_cursor_names(data: Data) -> None:
         ((), "There are no snapshots.\nNothing to delete.\n"),
         (("--topic", "reminders"), f"There are no snapshots of topic {REMINDERS}.\nNothing to delete.\n"),
         (
-            ("--topic", "orders", "--cursor", "billing"),
+            ("--topic", "orders", "--subscription", "billing"),
             f"There are no snapshots of cursor billing of topic {ORDERS}.\nNothing to delete.\n",
         ),
     ],
@@ -478,7 +479,7 @@ def test_drop_says_whether_there_are_snapshots(data: Data, words: tuple[str, ...
 
 
 def test_drop_has_nothing_to_do_where_all_is_named(data: Data) -> None:
-    said = data.run("drop", "--yes", "--cursor", "me", "--dry-run").stdout
+    said = data.run("drop", "--yes", "--subscription", "me", "--dry-run").stdout
 
     assert said == "Every snapshot is named by a cursor.\nNothing to delete.\n"
 
@@ -930,7 +931,7 @@ def test_a_folder_that_is_missing_is_no_empty_one_and_is_not_made(
         (("copy", "--to", "s3://bucket/ä"), "prefix must be words of letters"),
         (("copy", "--to", "x", "--delete-source"), "--delete-source needs --update-cursors"),
         (("copy", "--to", "x", "--update-cursors", "--topic", "orders"), "--update-cursors moves everything"),
-        (("copy", "--to", "x", "--update-cursors", "--cursor", "me"), "--update-cursors moves everything"),
+        (("copy", "--to", "x", "--update-cursors", "--subscription", "me"), "--update-cursors moves everything"),
         (("export", "{data}/no/where.parquet"), "there is no folder"),
         (("checkpoint", "{data}"), "it exists already"),
         (
