@@ -227,7 +227,12 @@ CASES: dict[str, Cases] = {
         (Case("token validate --secret-key " + _SECRET + " " + _TOKEN, 1, ""),),
     ),
     "snapshots list": Cases(
-        _snapshots("snapshots list"),
+        (
+            *_snapshots("snapshots list"),
+            _refused(
+                "snapshots list --set bucketSnapshotStorage=memory --data {data}", "in the service's memory alone"
+            ),
+        ),
         (
             _done("snapshots list --data {data}", "orders"),
             _done("snapshots list --topic public/default/orders --subscription billing --data {data}", "billing"),
@@ -279,6 +284,8 @@ CASES: dict[str, Cases] = {
             _refused("snapshots copy --to '' --data {data}", "--to: the place of an index must be"),
             _refused("snapshots copy --to {data} --data {data}", "where the snapshots are now"),
             _refused("snapshots copy --to {tmp}/c --delete-source --data {data}", "needs --update-cursors"),
+            _refused("snapshots copy --to {tmp}/c --update-cursors --topic orders --data {data}", "moves everything"),
+            _refused("snapshots copy --to s3://bucket/ä --data {data}", "prefix must be words of letters"),
             _refused("snapshots copy --to ftp://u:hush@x/p --data {data}", "--to: the place of an index must be"),
             _refused("snapshots copy --to {data}/ledgers/x --data {data}", "which is the service's own"),
             _refused("snapshots copy --to python://no_such:thing --data {data}", "cannot be found"),
@@ -299,6 +306,11 @@ CASES: dict[str, Cases] = {
             _refused("snapshots checkpoint", _MISSING),
             _refused("snapshots checkpoint {tmp}/backup --data {none}", _NO_FOLDER),
             _refused("snapshots checkpoint {data}/snapshots/inside --data {data}", "the service's own"),
+            _refused("snapshots checkpoint {data} --data {data}", "it exists already"),
+            _refused(
+                "snapshots checkpoint x --set bucketSnapshotStorage=s3 --set bucketSnapshotS3Bucket=bbb --data {data}",
+                "only a RocksDB folder has checkpoints",
+            ),
         ),
         (_done("snapshots checkpoint {tmp}/backup --data {data}", "backup"),),
     ),

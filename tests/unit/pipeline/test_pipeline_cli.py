@@ -17,27 +17,6 @@ from postdate.pipeline.tasks.row_checks import REASONS, BadRow
 from tests.helpers.spark.bulk_data import some_times, write_log
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("ledger", "export"),
-        ("pipeline", "rebuild"),
-        ("pipeline", "forecast"),
-        ("pipeline", "cancel"),
-        ("pipeline", "ingest"),
-        ("pipeline", "merge"),
-    ],
-)
-def test_every_command_is_found_and_shows_examples(command: tuple[str, str]) -> None:
-    """Below `postdate`, though the service does not know of them."""
-    overview = CliRunner().invoke(main, ["--help"])
-    result = CliRunner().invoke(main, [*command, "--help"])
-
-    assert command[0] in overview.output
-    assert result.exit_code == 0
-    assert f"postdate {' '.join(command)} data" in result.output
-
-
 @pytest.mark.slow
 def test_help_needs_neither_spark_nor_arrow() -> None:
     """A service without the extra `spark` can still be asked what there is."""
