@@ -49,15 +49,13 @@ from postdate.scheduling.tables import (
 )
 
 LIST_LIMIT: Final = 20
-_COLUMNS_WHEN_PIPED: Final = 1_000
-"""So many that no name is folded: what reads a pipe looks for whole ones."""
 PROGRESS_INTERVAL_S: Final = 0.5
 """A change that takes longer shows how far it is, so often."""
 
 
 def _show(*what: Table | str) -> None:
     """Print tables, and sentences whose words are not torn at the end of a line."""
-    console = make_console(_COLUMNS_WHEN_PIPED)
+    console = make_console()
     for one in what:
         console.print(Text(printable(one)) if isinstance(one, str) else one)
 
