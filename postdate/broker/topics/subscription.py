@@ -29,7 +29,6 @@ from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import DAMAGE_REMEDY, LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.positions.position import Position
-from managed_ledger.positions.value_types import Clock
 from managed_ledger.reading.unread_entries import named
 from managed_ledger.replacing import Entries
 from postdate.broker.errors import MetadataError

@@ -18,7 +18,6 @@ from managed_ledger.errors import LedgerError, LedgerWriteError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
 from managed_ledger.positions.position import Position
-from managed_ledger.positions.value_types import Clock
 from managed_ledger.replacing import Entries
 from postdate.broker.errors import (
     NotAllowedError,
