@@ -28,7 +28,7 @@ from dispatcher.core.selectors.consistent_hashing import ConsistentHashingSticky
 from dispatcher.factory import key_shared_core, shared_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 _NOW_MS = 1_800_000_000_000
@@ -187,7 +187,7 @@ def due_entries() -> float:
         rows = DelayedIndexes(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
         start = time.process_time()
         feed.core.intake.on_popped(headers.ledger_ids, headers.entry_ids)
-        feed.core.on_due(headers, rows)
+        feed.core.intake.on_due(headers, rows)
         spent += time.process_time() - start
     return spent / (100 * _BATCH) * 1e6
 
@@ -348,7 +348,7 @@ def held_entries_are_drained(entries: int) -> tuple[float, float]:
             calls.append(_milliseconds(lambda: feed.core.acknowledge(consumer, list(consumer.pending.items), {})))
         calls.append(_milliseconds(lambda: feed.core.flow(consumer, 1_000 - consumer.permits)))
         if feed.core.intake.due_entries_wanted():
-            calls.append(_milliseconds(feed.core.admit_held))
+            calls.append(_milliseconds(feed.core.intake.admit_held))
     return sum(calls) / entries * 1e3, max(calls)
 
 

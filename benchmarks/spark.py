@@ -45,14 +45,14 @@ from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.entries.headers import ROW
 from managed_ledger.ledgers import Ledger, LedgerTotals
-from managed_ledger.position import Position
-from postdate.index.cursor_log import CursorLog
+from managed_ledger.positions.position import Position
 from postdate.index.location import location_at
-from postdate.index.publishing import publish
-from postdate.index.staging import StagingFolder, staging_root
 from postdate.pipeline.jobs.log_rebuild import _build, _count, _plan_counts, rebuild_log
 from postdate.pipeline.planning.log_plan import plan_tasks
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.cursor_log import CursorLog
+from postdate.pipeline.publishing.publication import publish
+from postdate.pipeline.publishing.staging import StagingFolder, staging_root
 from postdate.pipeline.sources.session import any_session
 from postdate.pipeline.spark.tasks import attempt_name
 

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.settling import settle
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from postdate.broker.tuning import trim_of_c_library, tune_process
 from postdate.testing import FakeClock, FakeCursor
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 
 LAWS: Final = ("fixed", "exponential", "week", "instant")
 START_MS: Final = 1_700_000_000_000

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from managed_ledger.value_types import InvalidValueError
+from managed_ledger.positions.value_types import InvalidValueError
 
 DRAINING_HASHES: Final = "draining_hashes"
 LAST_SENT_POSITION: Final = "last_sent_position"
@@ -131,9 +131,6 @@ class DispatcherConfig:
     return_entries_max: int = 1_000
     """Entries that go back to their queues at once: two or three milliseconds."""
 
-    expired_entries_max: int = 4_000
-    """Entries that expired at their consumer and are forgotten at once: some milliseconds."""
-
     serve_entries_max: int = 1_000
     """Waiting entries that are given at once; the rest follows by the timer, so that the entries of a consumer
     that left do not hold up the loop."""
@@ -151,7 +148,6 @@ class DispatcherConfig:
             "admit_entries_max",
             "lookup_entries_max",
             "return_entries_max",
-            "expired_entries_max",
             "serve_entries_max",
         ):
             _require_at_least(1, name, getattr(self, name))

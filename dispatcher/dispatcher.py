@@ -44,8 +44,8 @@ from dispatcher.reader import Reader
 from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, EntryStatus, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.errors import EntriesDamagedError
-from managed_ledger.position import Position
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.errors import TrackerClosedError
 
@@ -363,7 +363,6 @@ class Dispatcher:
         if self.failure is not None:
             # Also after a defect of the core: an entry that is wholly acknowledged stays so.
             self._acknowledge_in_cursor([position for position in positions if position not in ack_sets])
-        self._note_mark_delete()
 
     def _acknowledge_in_cursor(self, positions: Sequence[Key]) -> None:
         if positions:
@@ -403,12 +402,6 @@ class Dispatcher:
             return core.mark_deleted(through)
 
         self._decide(pass_over)
-        self._note_mark_delete()
-
-    def _note_mark_delete(self) -> None:
-        """Release newcomers that waited for everything before them, in the ordering modes that hold newcomers back."""
-        if self.core.watches_mark_delete:
-            self._decide(lambda core: core.unacknowledged_from(self._cursor.next_unacknowledged_position))
 
     # Statistics for operators.
 
@@ -465,7 +458,7 @@ class Dispatcher:
 
     def in_hand(self, positions: Collection[Key]) -> set[Key]:
         """Return which of these entries consumers have been given and have not acknowledged."""
-        return {at for at in positions for consumer in self.core.consumers.values() if at in consumer.pending}
+        return {at for at in positions for consumer in self.core.consumers.values() if at in consumer.pending.items}
 
     def entries_in_hand(self) -> dict[int, BitMap]:
         """Return all entries that consumers have been given and have not acknowledged, by ledger."""

@@ -5,16 +5,16 @@ from functools import partial
 
 from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements
-from dispatcher.core.fences.recently_joined import SubscriptionView
+from dispatcher.core.fences.recently_joined import Ledgers
 from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.shared import SharedConsumerAssignor
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.ports import Log, LogAndCursor, SubscriptionCursor
-from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Clock
+from dispatcher.ports import Log, SubscriptionCursor
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.value_types import Clock
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,
@@ -52,8 +52,7 @@ def make_dispatcher(
     """
     is_many = subscription_type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
     has_delays = is_many and tracker_factory is not None
-    view = LogAndCursor(log, cursor)
-    core = _make_core(subscription_type, config, topic_name, cursor, view, has_delays=has_delays)
+    core = _make_core(subscription_type, config, topic_name, cursor, log.ledgers, has_delays=has_delays)
     factory = tracker_factory
 
     def new_tracker(on_available: _Callback) -> DelayedDeliveryTracker:
@@ -98,13 +97,13 @@ def _make_core(
     config: DispatcherConfig,
     topic_name: str,
     cursor: SubscriptionCursor,
-    view: SubscriptionView,
+    ledgers: Ledgers,
     *,
     has_delays: bool,
 ) -> SubscriptionCore:
     match subscription_type:
         case SubscriptionType.KEY_SHARED:
-            return key_shared_core(config, has_delays=has_delays, cursor=cursor, view=view)
+            return key_shared_core(config, has_delays=has_delays, cursor=cursor, ledgers=ledgers)
         case SubscriptionType.SHARED:
             return shared_core(config, has_delays=has_delays, cursor=cursor)
         case SubscriptionType.FAILOVER:
@@ -125,12 +124,12 @@ def key_shared_core(
     *,
     has_delays: bool,
     cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
-    view: SubscriptionView | None = None,
+    ledgers: Ledgers = list,
 ) -> MultipleConsumersCore:
-    """Return the core of a Key_Shared subscription; the ordering modes before PIP-379 need to see the log."""
+    """Return the core of a Key_Shared subscription; the ordering modes before PIP-379 look at the ledgers."""
     return MultipleConsumersCore(
         config,
-        partial(KeySharedAssignor, view=view),
+        partial(KeySharedAssignor, cursor=cursor, ledgers=ledgers),
         has_delays=has_delays,
         cursor=cursor,
         parked_entries_max=config.parked_entries_max,

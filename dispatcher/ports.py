@@ -5,12 +5,12 @@ from typing import Protocol
 
 from pyroaring import BitMap
 
-from dispatcher.core.fences.recently_joined import LedgerEnd
+from dispatcher.core.acknowledgements.deliverable import Acknowledgements
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 from managed_ledger.reading.selection import HeadersRead
-from managed_ledger.value_types import Int64Array
 from tracker.delayed_delivery_tracker import TrackedCursor
 
 
@@ -47,19 +47,12 @@ class Log(Protocol):
         """Be called no more."""
 
 
-class SubscriptionCursor(TrackedCursor, Protocol):
+class SubscriptionCursor(TrackedCursor, Acknowledgements, Protocol):
     """The cursor of the subscription."""
 
     @property
     def name(self) -> str:
         """The subscription's name."""
-
-    @property
-    def next_unacknowledged_position(self) -> Position:
-        """The first position beyond mark-delete."""
-
-    def is_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a position needs no delivery."""
 
     def acknowledge(self, ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> int:
         """Acknowledge positions."""
@@ -69,29 +62,3 @@ class SubscriptionCursor(TrackedCursor, Protocol):
 
     async def seek(self, position: Position) -> None:
         """Make `position` the next one to read."""
-
-
-class LogAndCursor:
-    """The two as the ordering modes before PIP-379 see them (`SubscriptionView`).
-
-    Args:
-        log: The log.
-        cursor: The subscription's cursor.
-    """
-
-    def __init__(self, log: Log, cursor: SubscriptionCursor) -> None:
-        self._log = log
-        self._cursor = cursor
-
-    @property
-    def next_unacknowledged_position(self) -> Position:
-        """The first position beyond mark-delete."""
-        return self._cursor.next_unacknowledged_position
-
-    def acknowledged_in(self, ledger_id: int) -> BitMap:
-        """The acknowledged entries of a ledger."""
-        return self._cursor.acknowledged_in(ledger_id)
-
-    def ledgers(self) -> list[LedgerEnd]:
-        """All ledgers, in order."""
-        return [LedgerEnd(ledger.ledger_id, ledger.entries - 1, ledger.has_ended) for ledger in self._log.ledgers()]

@@ -24,8 +24,8 @@ from dispatcher.ports import Log, SubscriptionCursor
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.ledgers import LedgerInfo
-from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Clock, Int64Array
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.value_types import Clock, Int64Array
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import is_in, ledger_bitmaps
@@ -265,11 +265,12 @@ class Reader:
         """Give delayed entries to the tracker; those that it refuses are due."""
         tracker = self._make_tracker()
         assert tracker is not None
+        assert self._intake is not None
 
         is_tracked = tracker.add_messages(headers.ledger_ids, headers.entry_ids, headers.deliver_at_ms)
         if not is_tracked.all():
             self._look_at_tracker()
-            self._run_actions(self._core.on_refused(headers.where(~is_tracked)))
+            self._run_actions(self._intake.on_refused(headers.where(~is_tracked)))
 
     def reread(self, entries: Mapping[int, BitMap]) -> None:
         """Read these again, and track or deliver them: they were withdrawn, and are to be delivered after all."""
@@ -469,7 +470,7 @@ class Reader:
                 return False
             is_available = self._look_at_tracker()
             if self._intake.has_held_to_admit():
-                self._run_actions(self._core.admit_held())
+                self._run_actions(self._intake.admit_held())
                 return True
             if wanted == 0 or not is_available:
                 return False
@@ -489,7 +490,7 @@ class Reader:
             self._core.advance(self._now_ms())
             tracker = self.tracker
             assert tracker is not None
-            due = self._core.on_due(headers, popped, lead_ms=tracker.lead_ms, may_repeat=tracker.may_repeat)
+            due = self._intake.on_due(headers, popped, lead_ms=tracker.lead_ms, may_repeat=tracker.may_repeat)
             self._run_actions(due)
             self._tell_mistimed()
         return True
@@ -521,7 +522,7 @@ class Reader:
                 self._to_read_again.insert(0, (ledger_id, lost[entries_max:]))
             self._note_rereading()
             self._core.advance(self._now_ms())
-            self._run_actions(self._core.on_untracked(headers))
+            self._run_actions(self._intake.on_untracked(headers))
         return True
 
 

@@ -7,7 +7,7 @@ batch; `msg_in_replay`, `pending_entries` and the references of draining hashes 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

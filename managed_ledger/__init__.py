@@ -10,6 +10,7 @@ those below it:
 - `disk`: the folder, its keys, and the second copies.
 - `entries`: headers, blocks and metadata, as bytes and columns.
 - `rocksdb_store`: the one adapter of RocksDB, which the snapshots use too.
+- `positions`: the places of entries, and the types of values that all rooms share.
 
-This package imports nothing here, so that modules that need only `managed_ledger.position` do not load RocksDB.
+This package imports nothing here, so that modules that need only `managed_ledger.positions` do not load RocksDB.
 """

@@ -22,15 +22,8 @@ def completed(
     @functools.wraps(function)
     async def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         task = asyncio.ensure_future(function(*args, **kwargs))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_note_end)
-            raise
+        # An error of a call whose caller has gone counts as handled.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(task)
 
     return call
-
-
-def _note_end(task: asyncio.Future[Result]) -> None:
-    if not task.cancelled():
-        task.exception()

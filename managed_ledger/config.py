@@ -5,7 +5,7 @@ Keys are Pulsar's where Pulsar has one. Nothing here reads files or the environm
 
 from dataclasses import dataclass, field
 
-from managed_ledger.value_types import InvalidValueError
+from managed_ledger.positions.value_types import InvalidValueError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ thread and one for compaction do what would block it.
 
 import asyncio
 import logging
-import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 from pyroaring import BitMap
 
@@ -33,19 +33,15 @@ from managed_ledger.disk.keys import Family
 from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError, StoreCorruptedError
 from managed_ledger.ledgers import Ledger, Ledgers
-from managed_ledger.managed_ledger import ManagedLedger, StoreServices
-from managed_ledger.named_locks import NamedLocks
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.positions.value_types import Clock
 from managed_ledger.reading.log_reader import LogReader
 from managed_ledger.reading.shared_calls import SharedCalls
-from managed_ledger.value_types import Clock
 from managed_ledger.writing.committer import Committer
-from managed_ledger.writing.write_watch import LOG_SECONDS
 
 logger = logging.getLogger(__name__)
 
 READER_THREADS = 2
-COMPACT_AGAIN_SECONDS = 5.0
-"""Pause before the space of what was trimmed is given back once more, where there was no room to do it."""
 _COUNTERS = struct.Struct("<QQ")
 _OWNER = struct.Struct("<Q")
 
@@ -69,8 +65,6 @@ class LedgerStore:
         config: ManagedLedgerConfig,
         now_ms: Clock,
         new_executor: NewExecutor = ThreadPoolExecutor,
-        *,
-        compact_again_s: float = COMPACT_AGAIN_SECONDS,
     ) -> None:
         self.committer = Committer(
             database,
@@ -79,8 +73,8 @@ class LedgerStore:
             executor=new_executor(1, "ledger-commit"),
         )
         self._database = database
-        self._config = config
-        self._now_ms = now_ms
+        self.config = config
+        self.now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         self._readers = new_executor(READER_THREADS, "ledger-read")
         self._compactor = new_executor(1, "ledger-compact")
@@ -89,7 +83,7 @@ class LedgerStore:
         self._owner_ids: dict[str, int] = {}
         self._records: dict[str, bytes] = {}
         self._managed_ledgers: dict[str, ManagedLedger] = {}
-        self._locks = NamedLocks()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Of managed ledgers that are being opened or deleted; those of other names share a synced write."""
         self._next_ledger_id = self._next_owner_id = 1
         self._dirty_cursors: dict[Cursor, None] = {}
@@ -97,11 +91,6 @@ class LedgerStore:
         self._trimmed_ids: list[int] = []
         """The first and the last ledger that were deleted since space was given back; empty without any."""
         self._trimmed_bytes = 0
-        self._compact_again_s = compact_again_s
-        self._compact_timer: asyncio.TimerHandle | None = None
-        self._refusal_logged_s = -math.inf
-        """When the log said last that a compaction has no room."""
-        self._services = self._new_services()
         self._is_closed = False
 
     @classmethod
@@ -113,7 +102,6 @@ class LedgerStore:
         now_ms: Clock,
         open_database: OpenDatabase = open_rocksdb,
         new_executor: NewExecutor = ThreadPoolExecutor,
-        compact_again_s: float = COMPACT_AGAIN_SECONDS,
     ) -> "LedgerStore":
         """Open the folder, or create it.
 
@@ -123,7 +111,6 @@ class LedgerStore:
             now_ms: The clock.
             open_database: Opens the database; tests pass one that counts or fails.
             new_executor: Makes what runs blocking work; a simulation passes one without threads.
-            compact_again_s: The pause before space is given back once more, where there was no room to do it.
 
         Raises:
             StoreLockedError: A process has it open.
@@ -133,7 +120,7 @@ class LedgerStore:
         """
         loop = asyncio.get_running_loop()
         database = await loop.run_in_executor(None, open_database, path, config)
-        store = cls(database, config, now_ms, new_executor, compact_again_s=compact_again_s)
+        store = cls(database, config, now_ms, new_executor)
         try:
             await loop.run_in_executor(store._readers, store._load)
         except LedgerError:
@@ -161,10 +148,6 @@ class LedgerStore:
         """Whether the last commit failed, so that it makes no sense to begin work that is not urgent."""
         return self.committer.watch.is_failing
 
-    async def look_again(self) -> None:
-        """Let `refusal` be true of now, where it says that entries are refused; returns in bounded time."""
-        await self.committer.look_again()
-
     def managed_ledger_names(self) -> list[str]:
         """All that exist, open or not."""
         return sorted(self._owner_ids)
@@ -181,7 +164,7 @@ class LedgerStore:
     @completed
     async def open_managed_ledger(self, name: str) -> ManagedLedger:
         """The managed ledger of this name, created where it is missing; the same object while it is open."""
-        async with self._locks.hold(name):
+        async with self._lock_of(name):
             self._check_open()
             return await self._opened(name)
 
@@ -189,7 +172,7 @@ class LedgerStore:
     async def delete_managed_ledger(self, name: str) -> None:
         """Delete a managed ledger with its cursors for good; nothing happens where it is missing."""
         # Under one lock, so that it is not opened again before it is gone.
-        async with self._locks.hold(name):
+        async with self._lock_of(name):
             self._check_open()
             if name not in self._owner_ids:
                 return
@@ -197,7 +180,7 @@ class LedgerStore:
             await ledger.close()
             await self.committer.write(ledger.put_deletion)
             del self._owner_ids[name]
-        self._trimmed([info.ledger_id for info in ledger.ledgers()], ledger.size_bytes)
+        self.trimmed([info.ledger_id for info in ledger.ledgers()], ledger.size_bytes)
 
     @property
     def records(self) -> Mapping[str, bytes]:
@@ -226,7 +209,10 @@ class LedgerStore:
         if self._is_closed:
             return
         self._is_closed = True
-        await self._locks.all_released()
+        for lock in list(self._locks.values()):
+            # Those that wait for it come first.
+            async with lock:
+                pass
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         # All are closed together, as each waits for a write that they share.
@@ -293,15 +279,15 @@ class LedgerStore:
         if owner_id is None:
             return await self._create(name)
         ledgers, cursors = await self._reads.run(partial(self._read, owner_id, name))
-        ledger = ManagedLedger(name, owner_id, ledgers, self._services)
+        ledger = ManagedLedger(name, owner_id, ledgers, self)
         ledger.open(cursors)
         self._managed_ledgers[name] = ledger
         return ledger
 
     async def _create(self, name: str) -> ManagedLedger:
-        owner_id = self._new_owner_id()
+        owner_id = self.new_owner_id()
         key = keys.managed_ledger_key(name)
-        ledger = ManagedLedger(name, owner_id, Ledgers(), self._services)
+        ledger = ManagedLedger(name, owner_id, Ledgers(), self)
         ledger.open({})
 
         def put(batch: Batch) -> None:
@@ -314,34 +300,30 @@ class LedgerStore:
         self._managed_ledgers[name] = ledger
         return ledger
 
-    def _new_services(self) -> StoreServices:
-        return StoreServices(
-            committer=self.committer,
-            reader=self.reader,
-            config=self._config,
-            now_ms=self._now_ms,
-            new_ledger_id=self._new_ledger_id,
-            new_owner_id=self._new_owner_id,
-            flush_soon=self._flush_soon,
-            trimmed=self._trimmed,
-            closed=lambda ledger: self._managed_ledgers.pop(ledger.name, None),
-        )
+    # For managed ledgers and their cursors.
 
-    def _new_ledger_id(self) -> int:
+    def new_ledger_id(self) -> int:
+        """Return an id that no ledger has had; the next commit makes that durable."""
         self._next_ledger_id += 1
         return self._next_ledger_id - 1
 
-    def _new_owner_id(self) -> int:
+    def new_owner_id(self) -> int:
+        """Return an id that no managed ledger and no cursor has had; the next commit makes that durable."""
         self._next_owner_id += 1
         return self._next_owner_id - 1
+
+    def closed(self, ledger: ManagedLedger) -> None:
+        """A managed ledger was closed."""
+        self._managed_ledgers.pop(ledger.name, None)
 
     def _put_counters(self, batch: Batch) -> None:
         batch.put(Family.META, keys.COUNTERS_KEY, _COUNTERS.pack(self._next_ledger_id, self._next_owner_id))
 
-    def _flush_soon(self, cursor: Cursor) -> None:
+    def flush_soon(self, cursor: Cursor) -> None:
+        """Have the acknowledgements of a cursor in a commit some milliseconds from now."""
         self._dirty_cursors[cursor] = None
         if self._flush_timer is None and not self._is_closed:
-            delay = self._config.ack_flush_interval_ms / 1000
+            delay = self.config.ack_flush_interval_ms / 1000
             self._flush_timer = self._loop.call_later(delay, self._flush_cursors)
 
     def _flush_cursors(self) -> None:
@@ -352,17 +334,17 @@ class LedgerStore:
             if cursor.has_news:
                 self.committer.request(cursor, sync=False)
 
-    def _trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
+    def trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         """Give space back once enough was deleted; RocksDB would leave it until it compacts by itself."""
-        self._note_trimmed(ledger_ids, size_bytes)
-        if self._trimmed_bytes >= self._config.compact_bytes_min:
+        self._add_trimmed(ledger_ids, size_bytes)
+        if self._trimmed_bytes >= self.config.compact_bytes_min:
             self.compact_trimmed()
 
     def compact_trimmed(self) -> None:
-        """Give back the space of trimmed ledgers now, in a thread, if there are any and there is room for it."""
-        if self._compact_timer is not None:
-            self._compact_timer.cancel()
-            self._compact_timer = None
+        """Give back the space of trimmed ledgers now, in a thread, if there are any.
+
+        Where there is no room for it, the next call tries again.
+        """
         if self._trimmed_ids and not self._is_closed:
             first, last = self._trimmed_ids
             size_bytes = self._trimmed_bytes
@@ -371,36 +353,25 @@ class LedgerStore:
 
     def _compact(self, first: int, last: int, size_bytes: int) -> None:
         start, end = keys.ledger_range(first)[0], keys.ledger_range(last)[1]
+        then: Callable[[], None] = self.committer.probe_now
         try:
             for family in (Family.HEADERS, Family.PAYLOADS):
                 self._database.compact(family, start, end)
         except LedgerError as error:
-            self._log_refusal(first, last, error)
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._compact_again, [first, last], size_bytes)
-            return
+            logger.debug("Space of trimmed ledgers %d to %d is given back later: %s", first, last, error)
+            then = partial(self._add_trimmed, [first, last], size_bytes)
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.committer.probe_now)
+            self._loop.call_soon_threadsafe(then)
 
-    def _log_refusal(self, first: int, last: int, error: LedgerError) -> None:
-        # A disk that stays full is tried every few seconds, and after each trim.
-        now_s = self._loop.time()
-        if now_s - self._refusal_logged_s >= LOG_SECONDS:
-            self._refusal_logged_s = now_s
-            logger.info("Space of trimmed ledgers %d to %d is given back later: %s", first, last, error)
-
-    def _compact_again(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
-        self._note_trimmed(ledger_ids, size_bytes)
-        # Other callers try as well while it waits: with a timer for each refusal there would be more and more of them.
-        if self._compact_timer is None and not self._is_closed:
-            self._compact_timer = self._loop.call_later(self._compact_again_s, self.compact_trimmed)
-
-    def _note_trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
+    def _add_trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         # The ends are enough, as the range between them is compacted. A list would grow for ever where topics without
         # entries are deleted: they have no bytes, and no compaction comes of them.
         known = (*self._trimmed_ids, *ledger_ids)
         self._trimmed_ids = [min(known), max(known)]
         self._trimmed_bytes += size_bytes
+
+    def _lock_of(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
 
     def _check_open(self) -> None:
         if self._is_closed:

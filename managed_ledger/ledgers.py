@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 _RECORD = struct.Struct("<q?QQqq")
 TIME_UNKNOWN = -(2**63)

@@ -10,14 +10,13 @@ Nothing here runs by itself: the service calls `roll_over_if_aged`, `trim` and `
 import asyncio
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from pyroaring import BitMap
 
 from managed_ledger import retention
 from managed_ledger.completion import completed
-from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.cursors.cursor_records import StoredCursor
 from managed_ledger.disk import keys
@@ -33,54 +32,32 @@ from managed_ledger.errors import (
     NameNotFoundError,
 )
 from managed_ledger.ledgers import Ledgers
-from managed_ledger.position import Position
-from managed_ledger.reading.log_reader import LogReader
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
-from managed_ledger.value_types import Clock
 from managed_ledger.writing.append_stats import AppendStats
-from managed_ledger.writing.appender import Appender, AppenderHooks
-from managed_ledger.writing.committer import Committer
+from managed_ledger.writing.appender import Appender
+
+if TYPE_CHECKING:
+    from managed_ledger.ledger_store import LedgerStore
 
 _OWNER = struct.Struct("<Q")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreServices:
-    """The store's parts that a managed ledger uses."""
-
-    committer: Committer
-    reader: LogReader
-    config: ManagedLedgerConfig
-    now_ms: Clock
-    new_ledger_id: Callable[[], int]
-    new_owner_id: Callable[[], int]
-    flush_soon: Callable[[Cursor], None]
-    trimmed: Callable[[Sequence[int], int], None]
-    closed: Callable[["ManagedLedger"], object]
 
 
 class ManagedLedger(ReadableLog):
     """The log of one topic: appends, reads by position, cursors, and the ledgers it consists of."""
 
-    def __init__(self, name: str, owner_id: int, ledgers: Ledgers, services: StoreServices) -> None:
-        super().__init__(name, ledgers, services.reader)
+    def __init__(self, name: str, owner_id: int, ledgers: Ledgers, store: "LedgerStore") -> None:
+        super().__init__(name, ledgers, store.reader)
         self.owner_id = owner_id
-        self._services = services
+        self._store = store
         self._cursors: dict[str, Cursor] = {}
         self._admin_lock = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
         self._on_abandoned: Callable[[], None] | None = None
         self._untrimmed: list[int] = []
         self._is_closed = False
-        hooks = AppenderHooks(
-            request_commit=self._request_commit,
-            check_takes_entries=self._check_takes_entries,
-            new_ledger_id=services.new_ledger_id,
-            on_committed=self._tell_committed,
-            on_abandoned=self._tell_abandoned,
-        )
-        self._appender = Appender(name, owner_id, ledgers, services.reader, services.config, services.now_ms, hooks)
+        self._appender = Appender(self, ledgers, store)
         self._append = self._appender.append
 
     def open(self, stored_cursors: Mapping[str, tuple[int, StoredCursor]]) -> None:
@@ -229,10 +206,10 @@ class ManagedLedger(ReadableLog):
                     kind = "durable" if cursor.is_durable else "not durable"
                     raise CursorExistsError(f"Cursor {name} of {self.name} exists and is {kind}")
                 return cursor
-            cursor = self._new_cursor(name, self._services.new_owner_id() if durable else None)
+            cursor = self._new_cursor(name, self._store.new_owner_id() if durable else None)
             cursor.start_at(self.first_position if initial_position is None else initial_position, properties or {})
             if durable:
-                await self._services.committer.write(lambda batch: self._put_cursor(batch, cursor))
+                await self._store.committer.write(lambda batch: self._put_cursor(batch, cursor))
             self._cursors[name] = cursor
             return cursor
 
@@ -253,7 +230,7 @@ class ManagedLedger(ReadableLog):
             cursor.close()
             if cursor.is_durable:
                 try:
-                    await self._services.committer.write(lambda batch: self._put_cursor_deletion(batch, cursor))
+                    await self._store.committer.write(lambda batch: self._put_cursor_deletion(batch, cursor))
                 except LedgerWriteError:
                     cursor.reopen()
                     raise
@@ -313,11 +290,11 @@ class ManagedLedger(ReadableLog):
             # The acknowledgements that allow it go into the log before it, or with it.
             for cursor in self._cursors.values():
                 if cursor.is_durable:
-                    self._services.committer.request(cursor, sync=True)
+                    self._store.committer.request(cursor, sync=True)
             doomed = list(self._untrimmed)
-            await self._services.committer.write(lambda batch: self._put_deletion(batch, doomed))
+            await self._store.committer.write(lambda batch: self._put_deletion(batch, doomed))
             del self._untrimmed[: len(doomed)]
-            self._services.trimmed(doomed, sum(ledger.durable.bytes for ledger in ledgers))
+            self._store.trimmed(doomed, sum(ledger.durable.bytes for ledger in ledgers))
             return len(ledgers)
 
     async def expire(
@@ -383,13 +360,39 @@ class ManagedLedger(ReadableLog):
             finally:
                 for cursor in self._cursors.values():
                     cursor.close()
-                self._services.closed(self)
+                self._store.closed(self)
                 # The memory of a closed ledger goes at once, and not when cycles are looked for.
                 self._appender.let_go()
                 self._on_abandoned = None
                 self._listeners.clear()
                 for ledger in self._ledgers:
                     self._reader.drop_ledger(ledger.ledger_id)
+
+    # For the appender.
+
+    def check_takes_entries(self) -> None:
+        """Refuse entries where there is no room for them.
+
+        Raises:
+            AppendRefusedError: There is none.
+            ManagedLedgerClosedError: It was closed.
+        """
+        self._check_open()
+        refusal = self._store.committer.watch.refusal
+        if refusal is not None:
+            raise AppendRefusedError(refusal)
+
+    def committed_entries(self) -> None:
+        """Entries became durable."""
+        for listener in tuple(self._listeners):
+            listener()
+
+    def abandoned_entries(self) -> None:
+        """A commit failed, and its entries are given up."""
+        if self._on_abandoned is not None:
+            self._on_abandoned()
+
+    # For the store.
 
     def request_commit(self) -> None:
         """Put all pending entries and records of new ledgers into the next commit."""
@@ -444,15 +447,6 @@ class ManagedLedger(ReadableLog):
                     base = keys.cursor_state_key(cursor.cursor_id, keys.CURSOR_BASE, ledger_id)
                     batch.delete(Family.CURSORS, base)
 
-    def _request_commit(self) -> None:
-        self._check_open()
-        self._services.committer.request(self._appender, sync=True)
-
-    def _check_takes_entries(self) -> None:
-        refusal = self._services.committer.watch.refusal
-        if refusal is not None:
-            raise AppendRefusedError(refusal)
-
     def _put_cursor(self, batch: Batch, cursor: Cursor) -> None:
         assert cursor.cursor_id is not None
 
@@ -467,15 +461,7 @@ class ManagedLedger(ReadableLog):
         cursor.note_deletion_put()
 
     def _new_cursor(self, name: str, cursor_id: int | None) -> Cursor:
-        return Cursor(name, cursor_id, self._ledgers, self._services.committer, self._services.flush_soon)
-
-    def _tell_committed(self) -> None:
-        for listener in tuple(self._listeners):
-            listener()
-
-    def _tell_abandoned(self) -> None:
-        if self._on_abandoned is not None:
-            self._on_abandoned()
+        return Cursor(name, cursor_id, self._ledgers, self._store.committer, self._store.flush_soon)
 
     def _check_open(self) -> None:
         if self._is_closed:

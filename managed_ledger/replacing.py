@@ -17,7 +17,7 @@ from pyroaring import BitMap
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.disk.database import Batch
 from managed_ledger.errors import LedgerWriteError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 Entries = dict[int, BitMap]
 """Entry ids by ledger id."""

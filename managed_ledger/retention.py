@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from managed_ledger.ledgers import Ledger, Ledgers
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.finding import SCAN_ENTRIES, ReadHeaders, ledger_at, position_at
 from managed_ledger.reading.selection import Skip
 

@@ -26,99 +26,71 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from managed_ledger.position import Position
-    from postdate.clock import now_ms
-    from postdate.memory_cursor import MemoryCursor
-    from postdate.scheduling.async_scheduler import AsyncScheduler
+    # For checkers and editors, which follow no table.
+    from managed_ledger.positions.position import Position as Position
+    from postdate.clock import now_ms as now_ms
+    from postdate.memory_cursor import MemoryCursor as MemoryCursor
+    from postdate.scheduling.async_scheduler import AsyncScheduler as AsyncScheduler
     from postdate.scheduling.errors import (
-        NoSubscriptionError,
-        ScheduleArgumentError,
-        ScheduleRequestError,
-        SchedulingError,
-        ServiceUnavailableError,
+        NoSubscriptionError as NoSubscriptionError,
+        ScheduleArgumentError as ScheduleArgumentError,
+        ScheduleRequestError as ScheduleRequestError,
+        SchedulingError as SchedulingError,
+        ServiceUnavailableError as ServiceUnavailableError,
     )
-    from postdate.scheduling.scheduler import Scheduler
-    from postdate.scheduling.values import EVERYTHING, Matching, Outcome, ScheduledMessage
-    from snapshot_storage.bucket_key import LedgerRange
+    from postdate.scheduling.scheduler import Scheduler as Scheduler
+    from postdate.scheduling.values import (
+        EVERYTHING as EVERYTHING,
+        Matching as Matching,
+        Outcome as Outcome,
+        ScheduledMessage as ScheduledMessage,
+    )
+    from snapshot_storage.bucket_key import LedgerRange as LedgerRange
     from snapshot_storage.errors import (
-        BucketNotFoundError,
-        SnapshotCorruptedError,
-        SnapshotStorageError,
-        StorageClosedError,
-        StorageUnavailableError,
+        BucketNotFoundError as BucketNotFoundError,
+        SnapshotCorruptedError as SnapshotCorruptedError,
+        SnapshotStorageError as SnapshotStorageError,
+        StorageClosedError as StorageClosedError,
+        StorageUnavailableError as StorageUnavailableError,
     )
-    from snapshot_storage.memory import MemoryBucketSnapshotStorage
-    from snapshot_storage.rocksdb.config import RocksDBMemory
-    from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-    from snapshot_storage.s3.config import S3Config
-    from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
-    from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotInfo, BucketSnapshotStorage
-    from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
-    from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, TrackerConfig
+    from snapshot_storage.memory import MemoryBucketSnapshotStorage as MemoryBucketSnapshotStorage
+    from snapshot_storage.rocksdb.config import RocksDBMemory as RocksDBMemory
+    from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage as RocksDBBucketSnapshotStorage
+    from snapshot_storage.s3.config import S3Config as S3Config
+    from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage as S3BucketSnapshotStorage
+    from snapshot_storage.storage import (
+        BucketSnapshotHead as BucketSnapshotHead,
+        BucketSnapshotInfo as BucketSnapshotInfo,
+        BucketSnapshotStorage as BucketSnapshotStorage,
+    )
+    from tracker.bucket_tracker import (
+        BucketDelayedDeliveryTracker as BucketDelayedDeliveryTracker,
+        BucketDelayedDeliveryTrackerFactory as BucketDelayedDeliveryTrackerFactory,
+    )
+    from tracker.config import (
+        BUCKET_FACTORY as BUCKET_FACTORY,
+        IN_MEMORY_FACTORY as IN_MEMORY_FACTORY,
+        TrackerConfig as TrackerConfig,
+    )
     from tracker.delayed_delivery_tracker import (
-        DelayedDeliveryTracker,
-        DelayedDeliveryTrackerFactory,
-        ScheduledMessages,
-        TrackedCursor,
-        TrackerContext,
+        DelayedDeliveryTracker as DelayedDeliveryTracker,
+        DelayedDeliveryTrackerFactory as DelayedDeliveryTrackerFactory,
+        ScheduledMessages as ScheduledMessages,
+        TrackedCursor as TrackedCursor,
+        TrackerContext as TrackerContext,
     )
-    from tracker.errors import TrackerClosedError, TrackerError
-    from tracker.factories import tracker_factory
-    from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
-    from tracker.residual_snapshots import ResidualSnapshots
+    from tracker.errors import TrackerClosedError as TrackerClosedError, TrackerError as TrackerError
+    from tracker.factories import tracker_factory as tracker_factory
+    from tracker.in_memory import (
+        InMemoryDelayedDeliveryTracker as InMemoryDelayedDeliveryTracker,
+        InMemoryDelayedDeliveryTrackerFactory as InMemoryDelayedDeliveryTrackerFactory,
+    )
+    from tracker.residual_snapshots import ResidualSnapshots as ResidualSnapshots
 
     __version__: str
 
-__all__ = [
-    "BUCKET_FACTORY",
-    "EVERYTHING",
-    "IN_MEMORY_FACTORY",
-    "AsyncScheduler",
-    "BucketDelayedDeliveryTracker",
-    "BucketDelayedDeliveryTrackerFactory",
-    "BucketNotFoundError",
-    "BucketSnapshotHead",
-    "BucketSnapshotInfo",
-    "BucketSnapshotStorage",
-    "DelayedDeliveryTracker",
-    "DelayedDeliveryTrackerFactory",
-    "InMemoryDelayedDeliveryTracker",
-    "InMemoryDelayedDeliveryTrackerFactory",
-    "LedgerRange",
-    "Matching",
-    "MemoryBucketSnapshotStorage",
-    "MemoryCursor",
-    "NoSubscriptionError",
-    "Outcome",
-    "Position",
-    "ResidualSnapshots",
-    "RocksDBBucketSnapshotStorage",
-    "RocksDBMemory",
-    "S3BucketSnapshotStorage",
-    "S3Config",
-    "ScheduleArgumentError",
-    "ScheduleRequestError",
-    "ScheduledMessage",
-    "ScheduledMessages",
-    "Scheduler",
-    "SchedulingError",
-    "ServiceUnavailableError",
-    "SnapshotCorruptedError",
-    "SnapshotStorageError",
-    "StorageClosedError",
-    "StorageUnavailableError",
-    "TrackedCursor",
-    "TrackerClosedError",
-    "TrackerConfig",
-    "TrackerContext",
-    "TrackerError",
-    "__version__",
-    "now_ms",
-    "tracker_factory",
-]
-
 _DEFINED_IN: Final = {
-    "managed_ledger.position": ("Position",),
+    "managed_ledger.positions.position": ("Position",),
     "postdate.clock": ("now_ms",),
     "postdate.memory_cursor": ("MemoryCursor",),
     "postdate.scheduling.async_scheduler": ("AsyncScheduler",),
@@ -160,6 +132,8 @@ _DEFINED_IN: Final = {
     "tracker.residual_snapshots": ("ResidualSnapshots",),
 }
 """The names of a module."""
+
+__all__ = sorted(["__version__", *(name for names in _DEFINED_IN.values() for name in names)])
 
 _EXTRAS: Final = {"RocksDBBucketSnapshotStorage": "rocksdb", "S3BucketSnapshotStorage": "s3"}
 """The extra that the module of a name needs."""
@@ -212,4 +186,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -9,7 +9,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tracker.columns.offers import check_integers
 
 NOTHING_ACKNOWLEDGED: Final = Position(-1, -1)

@@ -9,7 +9,7 @@ import selectors
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.memory_cursor import MemoryCursor
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage

@@ -5,7 +5,8 @@ order of delivery time, in PIP-195's own bytes. Two halves that do not know each
 
 - `encoding`: pure functions over arrays: `columns` (rows), `segmenter` (where to cut), `codec` (bytes), `snapshot`
   (all of it at once, for live sealing, merging and Spark).
-- `storage`: the interface that moves entries, with `memory`, `rocksdb`, `s3` and `objects` (plain files) behind it.
+- `storage`: the interface that moves entries, with `memory`, `rocksdb` and `s3` behind it; on S3 a snapshot is one of
+  the `objects`.
 
 The package knows no tracker, no topic's log and no clock. Every error that leaves the package is a
 `SnapshotStorageError`; arguments that no caller may pass raise `ValueError`.

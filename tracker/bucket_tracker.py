@@ -11,7 +11,7 @@ from random import Random
 
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import names_buckets

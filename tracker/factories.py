@@ -2,7 +2,7 @@
 
 from random import Random
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import IN_MEMORY_FACTORY, TrackerConfig

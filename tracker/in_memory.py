@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import Call
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory, ScheduledMessages, TrackerContext

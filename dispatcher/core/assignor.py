@@ -20,8 +20,8 @@ from dispatcher.core.items import Item, Key
 from dispatcher.core.queues.replay_queue import ReplayQueue
 from dispatcher.core.selectors.assignment import NO_OWNER
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 
 
 class Way(NamedTuple):
@@ -126,14 +126,6 @@ class ConsumerAssignor(ABC):
 
     def mark_deleted(self, through: Key) -> None:
         """Note that everything up to a position was expired or skipped."""
-
-    @property
-    def watches_mark_delete(self) -> bool:
-        """Whether `unacknowledged_from` is of interest."""
-        return False
-
-    def unacknowledged_from(self, position: Position) -> None:
-        """Note that everything before a position is acknowledged in the cursor."""
 
     def next_wakeup_ms(self) -> int | None:
         """Return when `on_timer` wants to be called."""

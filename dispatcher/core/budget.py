@@ -4,7 +4,7 @@ They take within their permits, the limits of unacknowledged messages, and the g
 Pulsar's look-ahead limits let wait as objects, and beyond them as many rows as may be parked.
 """
 
-from collections.abc import Mapping, Sized
+from collections.abc import Collection, Mapping, Sized
 from dataclasses import dataclass
 
 from dispatcher.config import DispatcherConfig
@@ -66,12 +66,13 @@ class Budget:
 
     def give(self, consumer: ConsumerState, items: list[Item]) -> Deliver:
         """Make entries a consumer's own, and charge it: the one way to a `Deliver`, so neither is without the other."""
-        consumer.pending.add_all(items)
-        acknowledged = sum([item[COUNT] - self.unacked_of(item) for item in items]) if self.ack_sets else 0
-        self.unacked += consumer.charge(items, acknowledged, self.config.unacked_per_consumer_max, self.now_ms)
-        consumer.pending.note_given(items, self.now_ms)
+        consumer.pending.add_all(items, self.now_ms)
+        messages, unacked = sum([item[COUNT] for item in items]), self.unacked_in(items)
+        consumer.note_given(messages, len(items), self.now_ms)
+        consumer.charge(unacked, self.config.unacked_per_consumer_max)
+        self.unacked += unacked
         if not self.gate.is_open:
-            self.gate.note_given(sum([item[COUNT] for item in items]))
+            self.gate.note_given(messages)
         unacked_max = self.config.unacked_per_subscription_max
         if unacked_max and self.unacked >= unacked_max:
             self.is_blocked = True
@@ -82,6 +83,10 @@ class Budget:
         left = self.ack_sets.get(position_of(item)) if self.ack_sets else None
         # A client can name more messages than the batch has.
         return item[COUNT] if left is None else min(item[COUNT], unacknowledged(left))
+
+    def unacked_in(self, items: Collection[Item]) -> int:
+        """Return how many messages of entries are not acknowledged."""
+        return sum([self.unacked_of(item) for item in items] if self.ack_sets else [item[COUNT] for item in items])
 
     def release(self, consumer: ConsumerState, messages: int) -> bool:
         """Note that a consumer holds this many messages less; return whether that unblocks the subscription."""
@@ -133,7 +138,7 @@ class Budget:
         """Assert every invariant, O(n)."""
         assert self.unacked == sum(consumer.unacked for consumer in self.consumers.values())
         for consumer in self.consumers.values():
-            assert consumer.unacked == sum(self.unacked_of(item) for item in consumer.pending)
+            assert consumer.unacked == sum(self.unacked_of(item) for item in consumer.pending.items.values())
 
 
 def why_not_now(

@@ -60,21 +60,11 @@ class ConsumerState:
             return 0
         return min(self.permits, unacked_max - self.unacked) if unacked_max else self.permits
 
-    def charge(self, items: list[Item], acknowledged: int, unacked_max: int, now_ms: int) -> int:
-        """Note that the items were given to it; return the number of unacknowledged messages in them.
-
-        Args:
-            items: The given entries.
-            acknowledged: How many messages of these batches are acknowledged already.
-            unacked_max: The most it may hold, 0 for any.
-            now_ms: The present time.
-        """
-        messages = sum([item[COUNT] for item in items])
-        self.note_given(messages, len(items), now_ms)
-        self.unacked += messages - acknowledged
+    def charge(self, messages: int, unacked_max: int) -> None:
+        """Note that it holds this many messages more; `unacked_max` is the most it may hold, 0 for any number."""
+        self.unacked += messages
         if unacked_max and self.unacked >= unacked_max:
             self.is_blocked = True
-        return messages - acknowledged
 
     def note_given(self, messages: int, entries: int, now_ms: int) -> None:
         """Note that it was given this many messages in so many entries; they take its permits."""
@@ -102,7 +92,7 @@ class ConsumerState:
 
     def let_go_of_everything(self) -> None:
         """Note that it holds nothing any more; its permits stay."""
-        self.pending.clear()
+        self.pending.take_all()
         self.heads.clear()
         self.unacked = 0
         self.is_blocked = False

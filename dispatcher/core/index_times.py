@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in

@@ -21,22 +21,24 @@ Left out: the consumer of an entry that is ready (`assignor.py`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.deliverable import DeliverableEntries
-from dispatcher.core.budget import Budget
+from dispatcher.core.actions import Action, TrackDelayed
+from dispatcher.core.assignor import ConsumerAssignor
 from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.index_times import in_log, is_future
-from dispatcher.core.items import Key
+from dispatcher.core.items import position_of
 from dispatcher.core.queues.held_headers import HeldHeaders
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals, is_at_or_behind
+from dispatcher.core.unsent_delayed import UnsentDelayed
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
-from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Int64Array, Mask
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.value_types import Int64Array, Mask
 from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, key_of
 
@@ -47,31 +49,20 @@ time comes before order across a ledger that takes longer."""
 _NONE: Final = EntryHeaders.empty()
 
 
-class TakenIn(NamedTuple):
-    """What a step of the intake gives."""
-
-    ready: EntryHeaders = _NONE
-    """Entries that may go to consumers, in order."""
-    orders_ms: Int64Array = _NONE.publish_time_ms
-    """When each of them was due, which is their order."""
-    due: EntryHeaders = _NONE
-    """Those of them that were delayed, in order of time."""
-    to_track: EntryHeaders | None = None
-    """Entries for the tracker; empty where it is to hear that it gets none of those that it lost."""
-
-
 class Intake:
     """Reads for many consumers, as far ahead as they need.
 
     Args:
         config: Limits and intervals.
         deliverable: Which entries a consumer may still get.
-        budget: Whether some consumer can take an entry, and how many may wait.
+        assignor: Takes the entries that are ready, in order.
+        unsent_delayed: Told of delayed entries that are ready.
         totals: Counts what is read.
         has_delays: Whether delayed entries go to a tracker.
     """
 
     __slots__ = (
+        "_assignor",
         "_budget",
         "_config",
         "_delays_through",
@@ -82,6 +73,7 @@ class Intake:
         "_started_ms",
         "_totals",
         "_unread_since_ms",
+        "_unsent_delayed",
         "has_delays",
         "held_due",
         "last_confirmed",
@@ -93,14 +85,17 @@ class Intake:
         self,
         config: DispatcherConfig,
         deliverable: DeliverableEntries,
-        budget: Budget,
+        assignor: ConsumerAssignor,
+        unsent_delayed: UnsentDelayed,
         totals: ReadTotals,
         *,
         has_delays: bool,
     ) -> None:
         self._config = config
         self._deliverable = deliverable
-        self._budget = budget
+        self._assignor = assignor
+        self._budget = assignor.budget
+        self._unsent_delayed = unsent_delayed
         self.has_delays = has_delays
         self.plan: ReadPlan | None = None
         """The reads to come; None asks for `start`."""
@@ -172,7 +167,7 @@ class Intake:
 
     def on_headers(
         self, request: ReadRequest, headers: EntryHeaders, next_position: Position, left_out: Sequence[LogPart]
-    ) -> TakenIn:
+    ) -> list[Action]:
         """Take the result of a read; see `SubscriptionCore.on_headers`."""
         assert self.plan is not None
 
@@ -207,8 +202,8 @@ class Intake:
             orders_ms[0] = max(int(orders_ms[0]), self.plan.order_floor_ms)
             np.maximum.accumulate(orders_ms, out=orders_ms)
             self.plan.order_floor_ms = int(orders_ms[-1])
-        held = self._take_held(others=len(immediate))
-        return _in_one_order(immediate, orders_ms, held)._replace(to_track=to_track)
+        actions: list[Action] = [] if to_track is None else [TrackDelayed(to_track)]
+        return actions + self._make_ready(self._take_held(others=len(immediate)), immediate, orders_ms)
 
     def _hold_delayed(self, headers: EntryHeaders, is_delayed: NDArray[np.bool_]) -> EntryHeaders | None:
         """Hold the delayed entries that are due; return the others, which are the tracker's, if there are any."""
@@ -225,6 +220,23 @@ class Intake:
         self.held_due.add(held)
         return headers.where(is_later) if is_later.any() else None
 
+    def _make_ready(
+        self,
+        due: EntryHeaders,
+        immediate: EntryHeaders = _NONE,
+        orders_ms: Int64Array = _NONE.publish_time_ms,
+    ) -> list[Action]:
+        """Hand on delayed entries that are due and immediate ones, which have these orders, in one order."""
+        ready = immediate
+        if len(due):
+            self._unsent_delayed.add(due, are_ordered_by_position=self._assignor.is_by_position)
+            ready = EntryHeaders.concatenate([immediate, due])
+            orders_ms = np.concatenate([orders_ms, due.deliver_at_ms])
+            order = order_of_rows(orders_ms, ready.ledger_ids, ready.entry_ids)
+            if order is not None:
+                ready, orders_ms = ready.take(order), orders_ms[order]
+        return self._assignor.make_ready(ready, orders_ms) if len(ready) else []
+
     # Due entries.
 
     def due_entries_wanted(self) -> int:
@@ -238,77 +250,82 @@ class Intake:
         if self.plan is not None:
             self.plan.note_taken(ledger_ids, entry_ids)
 
-    def on_untracked(self, headers: EntryHeaders, in_hand: Callable[[set[Key]], set[Key]]) -> TakenIn:
+    def on_untracked(self, headers: EntryHeaders) -> list[Action]:
         """Take in entries that the tracker has lost: those that are delayed, scanned and held by no consumer.
 
-        Args:
-            headers: Their headers.
-            in_hand: Which of some entries wait or were given to a consumer.
+        The tracker hears of it also where none is left of them.
         """
         assert self.plan is not None
 
         headers = self._deliverable.among(headers)
         is_lost = (headers.deliver_at_ms != NOT_DELAYED) & self.plan.has_taken(headers.ledger_ids, headers.entry_ids)
         headers = headers.where(is_lost)
-        return TakenIn(to_track=headers.where(~self._are_here(headers, in_hand)))
+        return [TrackDelayed(headers.where(~self._are_here(headers)))]
 
-    def _are_here(self, headers: EntryHeaders, in_hand: Callable[[set[Key]], set[Key]]) -> Mask:
+    def _are_here(self, headers: EntryHeaders) -> Mask:
         """Return which entries are held, wait, or were given to a consumer."""
         positions = list(zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True))
-        here = in_hand(set(positions))
+        asked = set(positions)
+        here = {at for item in self._assignor.replay_queue.items() if (at := position_of(item)) in asked}
+        for consumer in self._assignor.consumers.values():
+            here |= asked & consumer.pending.items.keys()
         return np.array([at in here or at in self.held_due for at in positions], dtype=np.bool_)
 
     def on_due(
-        self,
-        headers: EntryHeaders,
-        rows: DelayedIndexes,
-        *,
-        lead_ms: int,
-        in_hand: Callable[[set[Key]], set[Key]] | None,
-    ) -> TakenIn:
-        """Take in entries that the tracker gave, see `SubscriptionCore.on_due`; with `in_hand`, it may repeat some."""
+        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
+    ) -> list[Action]:
+        """Take in entries that the tracker gave; its remaining rows come after them.
+
+        Those that are not due by their headers go back to the tracker.
+
+        Args:
+            headers: Their headers, in the order of the rows, without those that the log does not have.
+            rows: The rows that the tracker gave.
+            lead_ms: How long before its time an entry counts as due.
+            may_repeat: Whether the tracker may give an entry again that was delivered, see `DelayedDeliveryTracker`.
+        """
         if not len(rows):
-            return TakenIn()
+            return []
         given_through = key_of(rows, -1)
         if len(rows) != len(headers):
             is_in_log = in_log(rows, headers)
             missing, rows = rows.take(~is_in_log), rows.take(is_in_log)
             if self.plan is not None:
                 self.plan.scan_after_all(missing.ledger_ids, missing.entry_ids)
-        if in_hand is not None:
-            is_new = ~self._are_here(headers, in_hand)
+        if may_repeat:
+            is_new = ~self._are_here(headers)
             headers, rows = headers.where(is_new), rows.take(is_new)
         self._totals.index_mistimed += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
         is_early = is_future(headers, now_ms=self._now_ms + lead_ms, delays_through=self._delays_through)
         if not is_early.any():
             return self._admit_due(headers, given_through)
         early = self._deliverable.among(headers.where(is_early))
-        return self._admit_due(headers.where(~is_early), given_through)._replace(to_track=early)
+        return [TrackDelayed(early), *self._admit_due(headers.where(~is_early), given_through)]
 
-    def _admit_due(self, headers: EntryHeaders, given_through: RowKey) -> TakenIn:
+    def _admit_due(self, headers: EntryHeaders, given_through: RowKey) -> list[Action]:
         headers = self._deliverable.among(headers)
         is_next = not self.held_due and (headers.deliver_at_ms <= given_through.deliver_at_ms).all()
         if is_next or not len(headers):
-            return _ordered_by_time(headers)
+            return self._make_ready(headers)
         # Held entries that were due before the last row of these go first. Entries that are too many for one turn are
         # held, and those of which the index has an earlier time than the log: the tracker may give others before them.
         self.held_due.add(headers)
         held = self.held_due.take(self._config.admit_entries_max, given_through)
-        return _ordered_by_time(self._deliverable.among(held))
+        return self._make_ready(self._deliverable.among(held))
 
     @property
     def held_count(self) -> int:
         """How many entries are held and still need a delivery."""
         return self.held_due.count_without(self._deliverable.acknowledged_in)
 
-    def on_refused(self, headers: EntryHeaders) -> TakenIn:
+    def on_refused(self, headers: EntryHeaders) -> list[Action]:
         """Take in entries that the tracker refused because they are due."""
         self.held_due.add(headers)
         return self.admit_held()
 
-    def admit_held(self) -> TakenIn:
+    def admit_held(self) -> list[Action]:
         """Admit entries that were due when they were read, up to the tracker's first, as many as one turn takes."""
-        return _ordered_by_time(self._take_held(others=0))
+        return self._make_ready(self._take_held(others=0))
 
     def _take_held(self, *, others: int) -> EntryHeaders:
         """Take held entries that may be admitted, with room beside others."""
@@ -389,19 +406,3 @@ class Intake:
             return False
         is_due = self.tracker_deliver_at_ms is not None and self.tracker_deliver_at_ms <= self._now_ms
         return not is_due and not self.is_holding_due() and self.plan.next_immediate > last_confirmed
-
-
-def _ordered_by_time(due: EntryHeaders) -> TakenIn:
-    return _in_one_order(_NONE, _NONE.publish_time_ms, due)
-
-
-def _in_one_order(immediate: EntryHeaders, orders_ms: Int64Array, due: EntryHeaders) -> TakenIn:
-    """Make immediate entries ready, and delayed ones that are due, in one order."""
-    if not len(due):
-        return TakenIn(immediate, orders_ms)
-    headers = EntryHeaders.concatenate([immediate, due])
-    orders_ms = np.concatenate([orders_ms, due.deliver_at_ms])
-    order = order_of_rows(orders_ms, headers.ledger_ids, headers.entry_ids)
-    if order is not None:
-        headers, orders_ms = headers.take(order), orders_ms[order]
-    return TakenIn(headers, orders_ms, due)

@@ -12,19 +12,21 @@ leaver held, and those that wait in slots that moved.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from heapq import heappop, heappush
 
 import numpy as np
 
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
+from dispatcher.core.acknowledgements.deliverable import Acknowledgements
 from dispatcher.core.actions import Action
 from dispatcher.core.assignor import ConsumerAssignor, Way
 from dispatcher.core.budget import Budget, why_not_now
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fences.fence import DrainingHashEntry, NoFence, OrderFence
-from dispatcher.core.fences.recently_joined import LastSentPositionFence, ReadPositionFence, SubscriptionView
+from dispatcher.core.fences.recently_joined import LastSentPositionFence, Ledgers, ReadPositionFence
 from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows, push_all
 from dispatcher.core.queues.replay_queue import ReplayQueue
 from dispatcher.core.selectors.assignment import NO_OWNER, Assignment
@@ -35,8 +37,8 @@ from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyC
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.stats import HeldEntry, KeyStatus, NewcomerStats
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 
 
 def make_selector(policy: KeySharedPolicy, config: DispatcherConfig) -> StickyKeyConsumerSelector:
@@ -48,13 +50,16 @@ def make_selector(policy: KeySharedPolicy, config: DispatcherConfig) -> StickyKe
     return HashRangeAutoSplitStickyKeyConsumerSelector()
 
 
-def make_fence(policy: KeySharedPolicy, config: DispatcherConfig, view: SubscriptionView | None) -> OrderFence:
+def make_fence(
+    policy: KeySharedPolicy, config: DispatcherConfig, cursor: Acknowledgements, ledgers: Ledgers
+) -> OrderFence:
     """Return the fence that the policy and the configuration ask for."""
     if policy.mode is KeySharedMode.STICKY or policy.allow_out_of_order_delivery:
         return NoFence()
-    if config.use_classic_implementation or config.ordering_mode == LAST_SENT_POSITION:
-        assert view is not None, "this ordering mode needs to see the log"
-        return ReadPositionFence(view) if config.use_classic_implementation else LastSentPositionFence(view)
+    if config.use_classic_implementation:
+        return ReadPositionFence(cursor, ledgers)
+    if config.ordering_mode == LAST_SENT_POSITION:
+        return LastSentPositionFence(cursor, ledgers)
     return DrainingHashesTracker()
 
 
@@ -65,23 +70,26 @@ class KeySharedAssignor(ConsumerAssignor):
         config: Limits and intervals.
         budget: What each consumer can take.
         replay_queue: What waits.
-        view: The log and the cursor, which the ordering modes before PIP-379 look at.
+        cursor: The acknowledgements.
+        ledgers: The ledgers of the log, which the ordering modes before PIP-379 look at.
     """
 
-    __slots__ = ("_now_ms", "_unblock_at_ms", "_view", "fence", "policy", "selector", "unblocked")
+    __slots__ = ("_new_fence", "_now_ms", "_unblock_at_ms", "fence", "policy", "selector", "unblocked")
 
     def __init__(
         self,
         config: DispatcherConfig,
         budget: Budget,
         replay_queue: ReplayQueue,
-        view: SubscriptionView | None = None,
+        *,
+        cursor: Acknowledgements,
+        ledgers: Ledgers,
     ) -> None:
         super().__init__(config, budget, replay_queue)
-        self._view = view
+        self._new_fence = partial(make_fence, config=config, cursor=cursor, ledgers=ledgers)
         self.policy = KeySharedPolicy()
         self.selector = make_selector(self.policy, config)
-        self.fence = make_fence(self.policy, config, view)
+        self.fence = self._new_fence(self.policy)
         self.unblocked: list[int] = []
         self._unblock_at_ms: int | None = None
         self._now_ms = 0
@@ -237,13 +245,6 @@ class KeySharedAssignor(ConsumerAssignor):
     def taken_back(self, positions: Collection[Key]) -> None:
         self.fence.note_taken_back(positions)
 
-    @property
-    def watches_mark_delete(self) -> bool:
-        return self.fence.watches_mark_delete
-
-    def unacknowledged_from(self, position: Position) -> None:
-        self.offer_all(self.fence.note_unacknowledged_from(position, self.replay_queue.heaps))
-
     def _unblock(self, drained: list[int]) -> None:
         """Offer drained slots, together with those that drain within the interval."""
         slots = [slot for slot in drained if slot in self.replay_queue.heaps]
@@ -261,9 +262,11 @@ class KeySharedAssignor(ConsumerAssignor):
             self.offer(slot)
 
     def next_wakeup_ms(self) -> int | None:
-        return self._unblock_at_ms
+        return self._now_ms if self.fence.can_release() else self._unblock_at_ms
 
     def on_timer(self) -> None:
+        if self.fence.can_release():
+            self.offer_all(self.fence.release(self.replay_queue.heaps))
         if self._unblock_at_ms is not None and self._now_ms >= self._unblock_at_ms:
             self._offer_unblocked()
 
@@ -297,7 +300,7 @@ class KeySharedAssignor(ConsumerAssignor):
         has_other_slots = selector.hash_range != self.selector.hash_range
         self.policy = KeySharedPolicy(consumer.policy.mode, consumer.policy.allow_out_of_order_delivery)
         self.selector = selector
-        self.fence = make_fence(self.policy, self.config, self._view)
+        self.fence = self._new_fence(self.policy)
         return has_other_slots
 
     def remove_consumer(self, consumer: ConsumerState) -> list[int]:
@@ -350,29 +353,34 @@ class KeySharedAssignor(ConsumerAssignor):
         owner = self.consumers.get(self.owner_of_slot(slot))
         draining = self.fence.get(slot)
         draining_at = None if draining is None else self.consumers[draining.owner_index].name
-        reason = self._why_fenced(slot, owner)
-        if owner is not None and draining_at is not None:
+        heap = self.replay_queue.heaps.get(slot)
+        reason = ""
+        if slot in self.replay_queue.returning.slot_counts:
+            reason = "some of it is on its way back from a consumer that gave back much"
+        elif owner is None:
+            reason = "no consumer owns the hash"
+        elif draining_at is not None:
             reason = (
                 f"consumer {draining_at} has not acknowledged earlier messages of the hash, "
                 f"which is consumer {owner.name}'s now"
             )
+        elif heap is not None and self.fence.blocks(heap[0], owner.index, is_fresh=False):
+            reason = self.fence.reason
         return Way(owner, slot, draining_at, reason)
 
     def key_status(self, sticky_hash: int) -> KeyStatus:
         """Return where a key stands."""
+        way = self.way_of(None, sticky_hash)
         slot = self.selector.hash_range.slot(sticky_hash)
-        owner = self.consumers.get(self.owner_of_slot(slot))
         draining = self.fence.get(slot)
-        reason = "nothing waits"
-        if slot in self.replay_queue.heaps or slot in self.replay_queue.returning.slot_counts:
-            not_now = why_not_now(self.consumers, owner, self.budget.gate, is_blocked=self.budget.is_blocked)
-            reason = self._why_fenced(slot, owner) or not_now or "it is about to be sent"
+        waiting_entries = self.replay_queue.count(slot)
+        not_now = why_not_now(self.consumers, way.owner, self.budget.gate, is_blocked=self.budget.is_blocked)
         return KeyStatus(
             slot=slot,
-            owner=owner.name if owner is not None else None,
-            waiting_entries=self.replay_queue.count(slot),
-            reason=reason,
-            draining_at=self.consumers[draining.owner_index].name if draining is not None else None,
+            owner=way.owner.name if way.owner is not None else None,
+            waiting_entries=waiting_entries,
+            reason=(way.reason or not_now or "it is about to be sent") if waiting_entries else "nothing waits",
+            draining_at=way.draining_at,
             draining_since_ms=draining.since_ms if draining is not None else None,
             held_by=[
                 HeldEntry(Position(*position), consumer.name)
@@ -380,17 +388,6 @@ class KeySharedAssignor(ConsumerAssignor):
                 for position in consumer.pending.positions_of_slot(slot)
             ],
         )
-
-    def _why_fenced(self, slot: int, owner: ConsumerState | None) -> str:
-        """Return why a slot's entries may go to no consumer; empty if its owner may get them."""
-        if slot in self.replay_queue.returning.slot_counts:
-            return "some of it is on its way back from a consumer that gave back much"
-        if owner is None:
-            return "no consumer owns the hash"
-        heap = self.replay_queue.heaps.get(slot)
-        if heap is not None and self.fence.blocks(heap[0], owner.index, is_fresh=False):
-            return self.fence.reason
-        return ""
 
     def check(self) -> None:
         self.fence.check(self.consumers, self.selector.owners)

@@ -11,20 +11,19 @@ This core has the events, and what consumers hold; each part has one question. T
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
 from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, Acknowledgements
-from dispatcher.core.actions import Action, ForgetDelayed, TrackDelayed
+from dispatcher.core.actions import Action, ForgetDelayed
 from dispatcher.core.assignor import ConsumerAssignor
 from dispatcher.core.budget import Budget, why_not_now
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
-from dispatcher.core.intake import Intake, TakenIn
+from dispatcher.core.intake import Intake
 from dispatcher.core.items import COUNT, SLOT, Item, Key, position_of
 from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.queues.replay_queue import ReplayQueue
@@ -33,8 +32,7 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.unsent_delayed import UnsentDelayed
 from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
-from snapshot_storage.encoding.columns import DelayedIndexes
+from managed_ledger.positions.position import Position
 
 
 class MultipleConsumersCore(SubscriptionCore):
@@ -67,10 +65,10 @@ class MultipleConsumersCore(SubscriptionCore):
         )
         self.assignor = new_assignor(config, self.budget, self.replay_queue)
         self.keys = self.assignor if isinstance(self.assignor, KeySharedAssignor) else None
-        self.intake: Intake = Intake(config, self.deliverable, self.budget, self.totals, has_delays=has_delays)
+        self.intake: Intake = Intake(
+            config, self.deliverable, self.assignor, self.unsent_delayed, self.totals, has_delays=has_delays
+        )
         self.replay_queue.entries_max = self.budget.look_ahead_limit()
-        self.expired: list[tuple[ConsumerState, Iterator[Key]]] = []
-        """Entries that mark-delete has passed while consumers held them, to be forgotten in portions."""
 
     def advance(self, now_ms: int) -> None:
         """Take the time; a smooth resume may let more pass, also where another event comes before its timer."""
@@ -80,7 +78,7 @@ class MultipleConsumersCore(SubscriptionCore):
         if self.budget.advance(now_ms):
             self.assignor.wake_all()
 
-    # Reading, and what is due.
+    # Reading.
 
     @property
     def plan(self) -> ReadPlan | None:
@@ -99,31 +97,7 @@ class MultipleConsumersCore(SubscriptionCore):
         next_position: Position,
         left_out: Sequence[LogPart] = (),
     ) -> list[Action]:
-        return self._hand_on(self.intake.on_headers(request, headers, next_position, left_out))
-
-    def on_due(
-        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
-    ) -> list[Action]:
-        in_hand = self._in_hand if may_repeat else None
-        return self._hand_on(self.intake.on_due(headers, rows, lead_ms=lead_ms, in_hand=in_hand))
-
-    def on_untracked(self, headers: EntryHeaders) -> list[Action]:
-        return self._hand_on(self.intake.on_untracked(headers, self._in_hand))
-
-    def on_refused(self, headers: EntryHeaders) -> list[Action]:
-        return self._hand_on(self.intake.on_refused(headers))
-
-    def admit_held(self) -> list[Action]:
-        return self._hand_on(self.intake.admit_held())
-
-    def _hand_on(self, taken: TakenIn) -> list[Action]:
-        """Give what was taken in to the tracker, and to consumers or the queues of its slots."""
-        actions: list[Action] = [] if taken.to_track is None else [TrackDelayed(taken.to_track)]
-        if len(taken.due):
-            self.unsent_delayed.add(taken.due, are_ordered_by_position=self.assignor.is_by_position)
-        if len(taken.ready):
-            actions += self.assignor.make_ready(taken.ready, taken.orders_ms)
-        return actions
+        return self.intake.on_headers(request, headers, next_position, left_out)
 
     def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
         consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
@@ -133,7 +107,7 @@ class MultipleConsumersCore(SubscriptionCore):
         return self.assignor.keeps_order(slot)
 
     def next_wakeup_ms(self) -> int | None:
-        if self.assignor.to_serve or self.replay_queue.returning or self.expired:
+        if self.assignor.to_serve or self.replay_queue.returning:
             return self.now_ms
         grant_ms = self.gate.next_grant_ms(self.now_ms)
         times_ms = [self.intake.next_wakeup_ms(), grant_ms, self.assignor.next_wakeup_ms()]
@@ -141,8 +115,6 @@ class MultipleConsumersCore(SubscriptionCore):
 
     def on_timer(self) -> list[Action]:
         self.assignor.on_timer()
-        if self.expired:
-            self._forget_expired_portion()
         if self.replay_queue.returning:
             self.assignor.offer_all(self.replay_queue.return_portion())
         return self.assignor.serve_all()
@@ -173,7 +145,6 @@ class MultipleConsumersCore(SubscriptionCore):
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         free = self.assignor.remove_consumer(consumer)
         self.replay_queue.entries_max = self.budget.look_ahead_limit()
-        self._forget_all_expired()
         self._release(consumer, consumer.unacked)
         self._take_back(*consumer.pending.take_all())
         self.assignor.offer_all(free)
@@ -223,7 +194,7 @@ class MultipleConsumersCore(SubscriptionCore):
                 if self.intake.has_delays and self._is_to_come(position):
                     in_nobodys_hands.append(position)
         for index, items in done.items():
-            self._release_done(self.consumers[index], items)
+            self._release_done(self.consumers[index], items, Counter([item[SLOT] for item in items]))
         self._forget_entries(acknowledged)
         actions: list[Action] = [ForgetDelayed(in_nobodys_hands)] if in_nobodys_hands else []
         return acknowledged, actions + self.assignor.serve_all()
@@ -233,11 +204,6 @@ class MultipleConsumersCore(SubscriptionCore):
             if position in consumer.pending.items:
                 return consumer
         return None
-
-    def _in_hand(self, positions: set[Key]) -> set[Key]:
-        """Return which of these entries wait or were given to a consumer."""
-        in_hand = {position for position in positions if self._holder_of(position) is not None}
-        return in_hand.union(at for item in self.replay_queue.items() if (at := position_of(item)) in positions)
 
     def _acknowledge_part(self, owner: ConsumerState | None, position: Key, theirs: AckSet) -> bool:
         """Take an acknowledgement of some messages of a batch; return whether others are left."""
@@ -273,12 +239,12 @@ class MultipleConsumersCore(SubscriptionCore):
         if is_unblocked:
             self.assignor.wake_all()
 
-    def _release_done(self, consumer: ConsumerState, items: list[Item]) -> None:
+    def _release_done(self, consumer: ConsumerState, items: Collection[Item], slot_counts: Mapping[int, int]) -> None:
         """Note that entries which were a consumer's own are wholly acknowledged; they are not pending any more."""
-        messages = sum([self.budget.unacked_of(item) for item in items])
+        messages = self.budget.unacked_in(items)
         consumer.messages_acked += messages
         self._release(consumer, messages)
-        self.assignor.no_longer_pending(consumer, Counter([item[SLOT] for item in items]))
+        self.assignor.no_longer_pending(consumer, slot_counts)
 
     def _discard_waiting(self, position: Key) -> None:
         slot = self.replay_queue.discard(position)
@@ -305,17 +271,9 @@ class MultipleConsumersCore(SubscriptionCore):
         for consumer in self.consumers.values():
             items, slot_counts = consumer.pending.take(positions)
             if items:
-                self._release(consumer, sum([self.budget.unacked_of(item) for item in items.values()]))
+                self._release(consumer, self.budget.unacked_in(items.values()))
                 self.assignor.no_longer_pending(consumer, slot_counts)
         self._forget_entries(positions)
-        return self.assignor.serve_all()
-
-    @property
-    def watches_mark_delete(self) -> bool:
-        return self.assignor.watches_mark_delete
-
-    def unacknowledged_from(self, position: Position) -> list[Action]:
-        self.assignor.unacknowledged_from(position)
         return self.assignor.serve_all()
 
     # Giving back.
@@ -326,11 +284,9 @@ class MultipleConsumersCore(SubscriptionCore):
         positions: Collection[Key] | None,
         unsent: Collection[Key],
     ) -> list[Action]:
-        self._forget_all_expired()
         items, slot_counts = consumer.pending.take_all() if positions is None else consumer.pending.take(positions)
-        unacked_of = self.budget.unacked_of
-        messages = consumer.unacked if positions is None else sum([unacked_of(one) for one in items.values()])
-        never_sent = sum([unacked_of(items[position]) for position in unsent if position in items])
+        messages = consumer.unacked if positions is None else self.budget.unacked_in(items.values())
+        never_sent = self.budget.unacked_in([items[position] for position in unsent if position in items])
         consumer.messages_redelivered += messages - never_sent
         # Counter counts an iterable in C.
         self.redelivery_counts.update(iter(items.keys() - unsent if unsent else items))
@@ -348,12 +304,7 @@ class MultipleConsumersCore(SubscriptionCore):
         self.assignor.offer_all(self.replay_queue.take_back(items, slot_counts))
 
     def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
-        are_pending = list(map(consumer.pending.items.__contains__, positions))
-        through = self.deliverable.mark_deleted_through
-        if positions and min(positions) > through:
-            return are_pending
-        # An entry that has expired belongs to no consumer, also while consumers forget it in portions.
-        return [is_one and at > through for is_one, at in zip(are_pending, positions, strict=True)]
+        return list(map(consumer.pending.items.__contains__, positions))
 
     # Expiry.
 
@@ -364,33 +315,11 @@ class MultipleConsumersCore(SubscriptionCore):
         self.assignor.mark_deleted(through)
         self.assignor.offer_all(self.replay_queue.discard_through(through))
         for consumer in self.consumers.values():
-            doomed = consumer.pending.positions_through(through)
-            if doomed:
-                self.expired.append((consumer, iter(doomed)))
-        self._forget_expired_portion()
+            expired, slot_counts = consumer.pending.take_through(through)
+            if expired:
+                self._release_done(consumer, expired.values(), slot_counts)
+        self._forget_entries([at for known in (self.redelivery_counts, self.ack_sets) for at in known if at <= through])
         return self.assignor.serve_all()
-
-    def _forget_expired_portion(self) -> None:
-        """Take some of the expired entries away from consumers."""
-        if self.expired:
-            consumer, doomed = self.expired[0]
-            portion = list(islice(doomed, self.config.expired_entries_max))
-            if len(portion) < self.config.expired_entries_max:
-                del self.expired[0]
-            items, _ = consumer.pending.take(portion)
-            if items:
-                self._release_done(consumer, list(items.values()))
-        if not self.expired:
-            # The acknowledged parts are needed until here, for the counts of pending messages.
-            through = self.deliverable.mark_deleted_through
-            self._forget_entries(
-                [at for known in (self.redelivery_counts, self.ack_sets) for at in known if at <= through]
-            )
-
-    def _forget_all_expired(self) -> None:
-        """Do the rest at once: entries at consumers are about to move, and expired entries must not wait again."""
-        while self.expired:
-            self._forget_expired_portion()
 
     def reset(self) -> None:
         self.intake.clear()
@@ -399,7 +328,6 @@ class MultipleConsumersCore(SubscriptionCore):
         self.ack_sets.clear()
         self.deliverable.forget_damage()
         self.unsent_delayed.clear()
-        self.expired.clear()
         self.budget.clear()
         self.assignor.clear()
 
@@ -422,7 +350,7 @@ class MultipleConsumersCore(SubscriptionCore):
         reason = way.reason if self.consumers else "no consumer is connected"
         return EntryStatus(
             consumer=None if holder is None else holder.name,
-            given_ms=None if holder is None else holder.pending.given_ms(position),
+            given_ms=None if holder is None else holder.pending.given_ms[position],
             is_waiting=waiting is not None or position in self.intake.held_due,
             owner=None if way.owner is None else way.owner.name,
             slot=way.slot,

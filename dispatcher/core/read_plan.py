@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in
 

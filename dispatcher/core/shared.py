@@ -25,8 +25,8 @@ from dispatcher.core.queues.replay_queue import ReplayQueue
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.slots import SLOT_NOT_SET
 from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, EntryHeaders
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 
 _WHOLE = SLOT_NOT_SET
 """The slot of all entries that are no chunks."""

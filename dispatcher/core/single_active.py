@@ -31,7 +31,7 @@ from dispatcher.errors import ConsumerBusyError
 from dispatcher.slots import sticky_hash
 from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 _RING_POINTS_PER_CONSUMER: Final = 100
 """Pulsar's `CONSUMER_CONSISTENT_HASH_REPLICAS`."""

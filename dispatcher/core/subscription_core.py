@@ -26,8 +26,7 @@ from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
-from snapshot_storage.encoding.columns import DelayedIndexes
+from managed_ledger.positions.position import Position
 
 
 class SubscriptionCore(ABC):
@@ -51,7 +50,7 @@ class SubscriptionCore(ABC):
 
     # Parts that a core may lack.
     intake: Intake | None = None
-    """Takes in what was read and what is due, where entries can be delayed; the shell tells it about the tracker."""
+    """Takes in what is read and what is due, for many consumers; the shell tells it about the tracker."""
     keys: KeySharedAssignor | None = None
     """Assigns keys to consumers, in Key_Shared."""
     budget: Budget | None = None
@@ -141,35 +140,6 @@ class SubscriptionCore(ABC):
         del slot
         return True
 
-    # Delays; never called where `intake` is None.
-
-    def admit_held(self) -> list[Action]:
-        """Admit entries that were due when they were read, up to the tracker's first, as many as one turn takes."""
-        raise NotImplementedError
-
-    def on_due(
-        self, headers: EntryHeaders, rows: DelayedIndexes, *, lead_ms: int = 0, may_repeat: bool = False
-    ) -> list[Action]:
-        """Take in entries that the tracker gave; its remaining rows come after them.
-
-        Those that are not due by their headers go back to the tracker.
-
-        Args:
-            headers: Their headers, in the order of the rows, without those that the log does not have.
-            rows: The rows that the tracker gave.
-            lead_ms: How long before its time an entry counts as due.
-            may_repeat: Whether the tracker may give an entry again that was delivered, see `DelayedDeliveryTracker`.
-        """
-        raise NotImplementedError
-
-    def on_untracked(self, headers: EntryHeaders) -> list[Action]:
-        """Take in entries that the tracker has lost: those that are delayed, scanned and held by no consumer."""
-        raise NotImplementedError
-
-    def on_refused(self, headers: EntryHeaders) -> list[Action]:
-        """Take in entries that the tracker refused because they are due."""
-        raise NotImplementedError
-
     # Pause and resume.
 
     def use_gate(self, gate: DeliveryGate) -> None:
@@ -238,16 +208,6 @@ class SubscriptionCore(ABC):
     @abstractmethod
     def withdraw(self, positions: Sequence[Key]) -> list[Action]:
         """Give out no entries that the cursor withholds from now on; it has them as acknowledged already."""
-
-    @property
-    def watches_mark_delete(self) -> bool:
-        """Whether `unacknowledged_from` is of interest."""
-        return False
-
-    def unacknowledged_from(self, position: Position) -> list[Action]:
-        """Note that everything before a position is acknowledged in the cursor."""
-        del position
-        return []
 
     @abstractmethod
     def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:

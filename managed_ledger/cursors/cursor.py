@@ -30,7 +30,7 @@ from managed_ledger.disk.database import Batch
 from managed_ledger.disk.keys import Family
 from managed_ledger.errors import CursorClosedError, LedgerWriteError
 from managed_ledger.ledgers import Ledgers
-from managed_ledger.position import BEFORE_EVERYTHING, Position
+from managed_ledger.positions.position import BEFORE_EVERYTHING, Position
 from managed_ledger.writing.committer import Committer
 from managed_ledger.writing.waiters import Waiters
 

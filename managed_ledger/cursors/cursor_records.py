@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap
 
 from managed_ledger.disk import keys
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 _POSITION = struct.Struct("<qq")
 _HEAD = struct.Struct("<qqI")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from managed_ledger.ledgers import Ledgers
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 
 class CursorState:

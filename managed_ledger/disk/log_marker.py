@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, SPARE_MANIFEST_FILE, is_misplaced
+from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE, SPARE_MANIFEST_FILE
 
 FORMAT_VERSION = 1
 NEW_MARKER_FILE = f"{LOG_MARKER_FILE}.new"
@@ -28,8 +28,6 @@ def read_marker(path: Path) -> int | None:
         OSError: The system refuses.
     """
     file = path / LOG_MARKER_FILE
-    if is_misplaced(file):
-        raise ValueError("it is no file")
     try:
         content = file.read_bytes()
     except FileNotFoundError:

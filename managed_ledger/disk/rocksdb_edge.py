@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import OWN_FILES
 from managed_ledger.errors import (
     DAMAGE_REMEDY,
     LedgerError,
@@ -34,7 +33,6 @@ def log_settings(write_buffer_bytes: int, *, creates: bool, is_compacting: bool)
         block_cache_bytes=BLOCK_CACHE_BYTES,
         write_buffer_bytes=others,
         families={family: write_buffer_bytes if family is Family.PAYLOADS else others for family in Family},
-        own_files=OWN_FILES,
         creates=creates,
         is_compacting=is_compacting,
         logs_bytes_max=2 * write_buffer_bytes,

@@ -6,7 +6,7 @@ callers the rows become columns (`EntryHeaders`).
 
     deliver_at_ms i64 | publish_time_ms i64 | sticky_hash i32 | size i32 | message_count i32 | flags u32
 
-Rows without a flag, as older versions wrote them, leave open what the flag says.
+Rows without a flag, of a caller that gave none, leave open what the flag says.
 """
 
 import struct
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 
 NOT_DELAYED = -1
 """`deliver_at_ms` of an entry that is due at once."""
@@ -42,7 +42,7 @@ LOST: Final = 1
 NO_CHUNK: Final = 2
 """A flag of an entry that is known to be no chunk of a larger message."""
 CHUNK: Final = 4
-"""A flag of a chunk; rows of older versions leave it open."""
+"""A flag of a chunk of a larger message."""
 LAST_CHUNK: Final = 8
 """A flag of the last chunk of a message."""
 MESSAGE_SHIFT: Final = 16

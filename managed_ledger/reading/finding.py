@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from managed_ledger.ledgers import Ledger, Ledgers
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.selection import HeadersRead, Skip
 
 SCAN_ENTRIES = 4096

@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from managed_ledger.entries.headers import EntryHeader, EntryHeaders, Rows, header_in
 from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.ledgers import LedgerInfo, Ledgers
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.finding import find_published
 from managed_ledger.reading.log_reader import LogReader, Need, Unread
 from managed_ledger.reading.selection import HeadersRead, RowsRead, Skip, select

@@ -13,7 +13,7 @@ from pyroaring import BitMap
 
 from managed_ledger.entries.headers import EntryHeaders, Rows
 from managed_ledger.ledgers import Ledger, Ledgers
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.log_reader import Need
 
 Skip = Callable[[int], BitMap | None]

@@ -69,17 +69,21 @@ def named(entries: Mapping[int, BitMap]) -> str:
     '1:2-4, 1:9, 2:0'
     """
     shown: list[str] = []
-    for number, (ledger_id, first, last) in enumerate(_ranges(entries)):
+    ranges = ((ledger_id, *run) for ledger_id in sorted(entries) for run in runs(entries[ledger_id]))
+    for number, (ledger_id, first, last) in enumerate(ranges):
         if number == _RANGES_NAMED_MAX:
             return f"{', '.join(shown)} and others, {sum(map(len, entries.values()))} entries in all"
         shown.append(f"{ledger_id}:{first}" if first == last else f"{ledger_id}:{first}-{last}")
     return ", ".join(shown)
 
 
-def _ranges(entries: Mapping[int, BitMap]) -> Iterator[tuple[int, int, int]]:
-    """Yield ledger ids with the first and the last entry of each run, in order."""
-    for ledger_id in sorted(entries):
-        ids = np.frombuffer(entries[ledger_id].to_array(), dtype=np.uint32).astype(np.int64)
-        for run in np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1):
-            if len(run):
-                yield ledger_id, int(run[0]), int(run[-1])
+def runs(entry_ids: BitMap) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each run of entries.
+
+    >>> list(runs(BitMap([1, 2, 3, 7])))
+    [(1, 3), (7, 7)]
+    """
+    ids = np.frombuffer(entry_ids.to_array(), dtype=np.uint32).astype(np.int64)
+    for run in np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1):
+        if len(run):
+            yield int(run[0]), int(run[-1])

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap
 
 from managed_ledger.cursors import cursor_records
+from managed_ledger.cursors.cursor_state import prefix
 from managed_ledger.disk import keys, meta_copies
 from managed_ledger.disk.keys import Family
 from managed_ledger.ledgers import Ledger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.repair.survey import StoredBlock, Survey
 
 _OWNER = struct.Struct("<Q")
@@ -125,7 +126,7 @@ def _ledger(survey: Survey, found: Findings, owner_id: int, ledger: Ledger, *, i
         # The lost part may be the record of the last commit, or the one that closed it.
         ledger = _grown(ledger, payloads)
         ledger.is_open = is_last
-    counted = _range(0, ledger.entries)
+    counted = prefix(ledger.entries)
     there = covered(payloads) & counted
     proven = BitMap(entry_id for other_id, entry_id in survey.proven if other_id == ledger_id) & counted
     proven -= there
@@ -229,9 +230,3 @@ def covered(blocks: list[StoredBlock]) -> BitMap:
     for block in blocks:
         entry_ids.add_range(block.first, block.end)
     return entry_ids
-
-
-def _range(start: int, end: int) -> BitMap:
-    found = BitMap()
-    found.add_range(start, end)
-    return found

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyroaring import BitMap
-
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.errors import LedgerError, StoreFullError
+from managed_ledger.positions.value_types import OnStage, OnStep
+from managed_ledger.reading.unread_entries import runs
 from managed_ledger.repair.findings import Findings, find
 from managed_ledger.repair.rewriting import check_rewritten, exchange, locked, rewrite
-from managed_ledger.repair.survey import EntryFormat, LogProblem, Survey, survey
+from managed_ledger.repair.survey import EntryFormat, Survey, survey
+from managed_ledger.rocksdb_store.damaged_folder import FileFault
 from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES
-from managed_ledger.value_types import OnStage, OnStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class LogVerdict:
         return not self.survey.problems and not self.findings.lost_entries
 
     @property
-    def problems(self) -> list[LogProblem]:
+    def problems(self) -> list[FileFault]:
         """The faults, by file."""
         return self.survey.problems
 
@@ -52,7 +52,7 @@ class LogVerdict:
                 {
                     "topic": one.topic,
                     "ledger": one.ledger.ledger_id,
-                    "entries": [list(span) for span in spans(one.lost)],
+                    "entries": [list(run) for run in runs(one.lost)],
                     "count": len(one.lost),
                     "of": one.ledger.entries,
                 }
@@ -146,7 +146,7 @@ def _verified(
                 RocksDatabase.open_read_only(folder, pause=lambda _: None).release()
             except LedgerError as error:
                 what = f"a service does not open it: {error}"
-                found.problems.append(LogProblem("the folder", what, is_harmless=True))
+                found.problems.append(FileFault("the folder", what, is_harmless=True))
         yield LogVerdict(folder, found, find(found))
 
 
@@ -159,20 +159,3 @@ def _check_room(folder: Path) -> None:
             f"A repair writes a new folder beside {folder}, which takes up to {wanted / 2**20:.0f} MiB, and "
             f"{free / 2**20:.0f} MiB are free. Make room first; nothing was changed"
         )
-
-
-def spans(entry_ids: BitMap) -> Iterator[tuple[int, int]]:
-    """First and last of each run of entries.
-
-    >>> list(spans(BitMap([1, 2, 3, 7])))
-    [(1, 3), (7, 7)]
-    """
-    first = last = -1
-    for entry_id in entry_ids:
-        if entry_id != last + 1 or first < 0:
-            if first >= 0:
-                yield first, last
-            first = entry_id
-        last = entry_id
-    if first >= 0:
-        yield first, last

@@ -1,14 +1,12 @@
-"""The log that is left, written to a new folder, which then takes the place of the damaged one in one step.
+"""The log that is left, written to a new folder, which then takes the place of the damaged one.
 
 The damaged folder is moved aside and kept. A folder that is open is left alone: nothing is done while a service runs.
 """
 
-import ctypes
 import errno
 import fcntl
 import os
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +28,6 @@ from managed_ledger.rocksdb_store.store import StoreBatch
 
 _BATCH_BYTES = 4 * 2**20
 _WRITE_BUFFER_BYTES = 32 * 2**20
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
 LOST_ROW = PACK_ROW(NOT_DELAYED, 0, 0, 0, 0, LOST)
 """The header of an entry that is lost, so that a bulk read of headers finds one for each entry."""
 
@@ -121,24 +117,10 @@ def exchange(folder: Path, repaired: Path, kept: Path) -> None:
     Raises:
         OSError: The system refuses.
     """
-    if _swap(repaired, folder):
-        repaired.rename(kept)
-    else:
-        # A crash between the two renames leaves both logs beside the place, and none in it.
-        folder.rename(kept)
-        repaired.rename(folder)
+    # A crash between the two renames leaves both logs beside the place, and none in it.
+    folder.rename(kept)
+    repaired.rename(folder)
     sync_folder(folder.parent)
-
-
-def _swap(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step, where the system can."""
-    if sys.platform != "linux":
-        return False
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    outcome: int = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
-    return outcome == 0
 
 
 class _Writing:

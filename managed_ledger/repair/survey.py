@@ -4,24 +4,20 @@ Small rows are kept in memory; of the blocks of headers and payloads only where 
 row of a key is the newest. So rows of the ranges where it reads nothing may be old ones, and those of `meta` are apart.
 """
 
-import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
-from managed_ledger.disk.log_marker import OWN_FILES, read_marker
+from managed_ledger.disk.log_marker import read_marker
 from managed_ledger.disk.rocksdb_edge import checked
-from managed_ledger.entries.blocks import payload_at, payload_count
-from managed_ledger.entries.headers import ROW_BYTES
-from managed_ledger.rocksdb_store.damaged_folder import DamagedFolder, Gap
+from managed_ledger.entries.blocks import payload_at, payload_count, row_count
+from managed_ledger.rocksdb_store.damaged_folder import DamagedFolder, FileFault, Gap
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
-from managed_ledger.rocksdb_store.opening import misplaced_in
 
-_WRITE_AHEAD_LOG = re.compile(r"\d+\.log")
 _BLOCK_KEY_BYTES = 16
 
 
@@ -30,15 +26,6 @@ class EntryFormat(Protocol):
 
     def header_row(self, entry: bytes) -> bytes | None:
         """The row of its header, made from the entry itself; None if its own checksum does not say that it is whole."""
-
-
-class LogProblem(NamedTuple):
-    """A fault of a file."""
-
-    file: str
-    what: str
-    is_harmless: bool = False
-    """Whether the file is one that can be made anew."""
 
 
 class StoredBlock(NamedTuple):
@@ -78,7 +65,7 @@ class Survey:
     payloads: Blocks = field(default_factory=dict)
     proven: dict[tuple[int, int], ProvenEntry] = field(default_factory=dict)
     """Entries of damaged blocks, by ledger and entry id."""
-    problems: list[LogProblem] = field(default_factory=list)
+    problems: list[FileFault] = field(default_factory=list)
     damaged: set[Family] = field(default_factory=set)
     """Families of which something may be missing."""
     missing_writes: int = 0
@@ -86,20 +73,16 @@ class Survey:
     is_end_missing: bool = False
     """Whether the newest changes are gone, so that nothing names what was in them."""
 
-    def add_problem(self, file: str, what: str, *, is_harmless: bool = False) -> None:
-        """Name a fault, once."""
-        problem = LogProblem(file, what, is_harmless)
-        if problem not in self.problems:
-            self.problems.append(problem)
-
     def add_gap(self, gap: Gap) -> None:
         """Name a range that cannot be read."""
-        self.add_problem(gap.fault.file, f"{gap.fault.what} (family {gap.family})")
+        problem = FileFault(gap.fault.file, f"{gap.fault.what} (family {gap.family})")
+        if problem not in self.problems:
+            self.problems.append(problem)
         self.damaged.add(Family(gap.family))
 
     def lose_end(self, file: str, what: str) -> None:
         """Say that the newest changes are gone."""
-        self.add_problem(file, what)
+        self.problems.append(FileFault(file, what))
         self.is_end_missing = True
         self.damaged.update(Family)
 
@@ -132,33 +115,28 @@ def survey(
         OSError: The system refuses.
     """
     found = Survey()
-    folders: list[DamagedFolder] = []
-    try:
+    with ExitStack() as opened:
         with checked(path, "read the log"):
-            for name in misplaced_in(path, OWN_FILES):
-                is_data = name.endswith((".sst", ".log"))
-                found.add_problem(name, "it is no file", is_harmless=not is_data)
-                found.damaged.update(Family if is_data else ())
-            folders.append(DamagedFolder.open(path))
-            gaps = _read(found, folders[0], on_family)
+            folder = opened.enter_context(closing(DamagedFolder(path)))
+            gaps = _read(found, folder, on_family)
+            if gaps and entry_format is not None:
+                _prove(found, folder.unchecked([gap for gap in gaps if gap.family == Family.PAYLOADS]), entry_format)
             if gaps:
-                folders.append(DamagedFolder.open(path, without={gap.fault.file for gap in gaps}))
-                _fill_gaps(found, gaps, folders[0], folders[1], entry_format)
-            _check_end(found, path, folders[0].sequence)
+                others = opened.enter_context(closing(DamagedFolder(path, without={gap.fault.file for gap in gaps})))
+                for gap in gaps:
+                    rows = others.rows(gap.family, found.add_gap, gap.start, gap.end)
+                    _keep(found, found.older_meta, Family(gap.family), rows, others)
+            _check_end(found, path, folder.sequence)
         yield found
-    finally:
-        for folder in folders:
-            folder.close()
 
 
 def _read(found: Survey, folder: DamagedFolder, on_family: Callable[[], None]) -> list[Gap]:
     """Keep what a folder has, and its faults; return the ranges that cannot be read."""
-    for file, what in folder.faults:
-        found.add_problem(file, what, is_harmless=file.startswith(("CURRENT", "MANIFEST")))
+    found.problems += folder.faults
+    if any(fault.file != "CURRENT" for fault in folder.faults):
         # RocksDB leaves out damaged records of the logs beside a damaged file, without an error.
-        found.damaged.update(Family if file != "CURRENT" else ())
-    lost = [family.value for family in Family if family not in folder.families]
-    if lost:
+        found.damaged.update(Family)
+    if lost := [family for family in Family if family not in folder.families]:
         found.lose_end("the tables", f"none is left of {', '.join(lost)}")
     gaps: list[Gap] = []
     for family in Family:
@@ -176,37 +154,27 @@ def _keep(
     rows: Iterator[tuple[bytes, bytes]],
     source: DamagedFolder,
 ) -> None:
+    """Keep the rows of a family, blocks by where they are."""
+    blocks, count = (found.payloads, payload_count) if family is Family.PAYLOADS else (found.headers, row_count)
     for key, value in rows:
-        match family:
-            case Family.META:
-                meta[key] = value
-            case Family.CURSORS:
-                found.cursors.setdefault(key, value)
-            case _ if len(key) == _BLOCK_KEY_BYTES and key != keys.FIRST_KEY:
-                ledger_id, first = keys.pair.unpack(key)
-                is_payload = family is Family.PAYLOADS
-                blocks = found.payloads if is_payload else found.headers
-                count = payload_count(value) if is_payload else len(value) // ROW_BYTES
-                blocks.setdefault(ledger_id, {}).setdefault(first, StoredBlock(first, count, source))
+        if family is Family.META:
+            meta[key] = value
+        elif family is Family.CURSORS:
+            found.cursors.setdefault(key, value)
+        elif len(key) == _BLOCK_KEY_BYTES and key != keys.FIRST_KEY:
+            ledger_id, first = keys.pair.unpack(key)
+            blocks.setdefault(ledger_id, {}).setdefault(first, StoredBlock(first, count(value), source))
 
 
-def _fill_gaps(
-    found: Survey, gaps: list[Gap], folder: DamagedFolder, others: DamagedFolder, entry_format: EntryFormat | None
-) -> None:
-    """Keep the rows of gaps in the other tables, and the whole entries of the damaged ones."""
-    of_payloads = [gap for gap in gaps if gap.family == Family.PAYLOADS]
-    if of_payloads and entry_format is not None:
-        for key, value in folder.unchecked(of_payloads):
-            if len(key) == _BLOCK_KEY_BYTES and _is_payload_block(value):
-                ledger_id, first = keys.pair.unpack(key)
-                for index in range(payload_count(value)):
-                    entry = payload_at(value, index)
-                    if (row := entry_format.header_row(entry)) is not None:
-                        found.proven[ledger_id, first + index] = ProvenEntry(entry, row)
-    for gap in gaps:
-        family = Family(gap.family)
-        rows = others.rows(family, found.add_gap, gap.start, gap.end)
-        _keep(found, found.older_meta, family, rows, others)
+def _prove(found: Survey, rows: Iterator[tuple[bytes, bytes]], entry_format: EntryFormat) -> None:
+    """Keep the whole entries of damaged blocks."""
+    for key, value in rows:
+        if len(key) == _BLOCK_KEY_BYTES and _is_payload_block(value):
+            ledger_id, first = keys.pair.unpack(key)
+            for index in range(payload_count(value)):
+                entry = payload_at(value, index)
+                if (row := entry_format.header_row(entry)) is not None:
+                    found.proven[ledger_id, first + index] = ProvenEntry(entry, row)
 
 
 def _is_payload_block(value: bytes) -> bool:
@@ -224,12 +192,13 @@ def _check_end(found: Survey, path: Path, sequence: int) -> None:
     """Compare the last write with the one that the marker file says must be there."""
     try:
         marker = read_marker(path)
-        if marker is None:
-            found.add_problem(LOG_MARKER_FILE, "it is missing", is_harmless=True)
     except (ValueError, OSError) as error:
-        found.add_problem(LOG_MARKER_FILE, f"it is unreadable ({error})", is_harmless=True)
-        marker = None
-    if not any(_WRITE_AHEAD_LOG.fullmatch(place.name) for place in path.iterdir()):
+        marker, what = None, f"it is unreadable ({error})"
+    else:
+        what = "it is missing"
+    if marker is None:
+        found.problems.append(FileFault(LOG_MARKER_FILE, what, is_harmless=True))
+    if not any(path.glob("*.log")):
         found.lose_end("the write-ahead log", "it is missing, with the newest changes")
     if marker is not None and marker > sequence:
         found.missing_writes = marker - sequence

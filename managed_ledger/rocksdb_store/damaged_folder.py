@@ -18,13 +18,13 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, ReadOptions
 
-from managed_ledger.rocksdb_store.files import SPARE_MANIFEST_FILE, is_misplaced
+from managed_ledger.rocksdb_store.files import SPARE_MANIFEST_FILE
 from managed_ledger.rocksdb_store.folder_view import FolderView
-from managed_ledger.rocksdb_store.log_format import clear_recycled_fragments, ends_within_a_record
+from managed_ledger.rocksdb_store.log_format import clear_recycled_fragments
 
 UNCHECKED_S_MAX: Final = 60
 """Time for the rows without checksums: after it, those that came are taken."""
@@ -39,6 +39,8 @@ class FileFault(NamedTuple):
 
     file: str
     what: str
+    is_harmless: bool = False
+    """Whether the file is one that can be made anew."""
 
 
 class Gap(NamedTuple):
@@ -52,43 +54,36 @@ class Gap(NamedTuple):
 
 
 class DamagedFolder:
-    """A view of a damaged folder, as far as RocksDB opens it; `close` removes it."""
+    """A view of a damaged folder, as far as RocksDB opens it; `close` removes it.
 
-    def __init__(self, path: Path, view: FolderView | None = None) -> None:
-        """Take over a view, or borrow the folder of one."""
+    Args:
+        path: The folder.
+        without: Tables that the view lacks.
+
+    Raises:
+        Exception: RocksDB does not open it at all.
+        OSError: The system refuses.
+    """
+
+    def __init__(self, path: Path, *, without: Collection[str] = ()) -> None:
         self.path = path
-        self._view = view
+        self._view = FolderView(path)
         self._database: Rdict | None = None
         self.families: dict[str, Rdict] = {}
         """Those of which RocksDB knows, by name."""
         self.faults: list[FileFault] = []
         """Why it did not open strictly."""
-
-    @classmethod
-    def open(cls, path: Path, *, without: Collection[str] = ()) -> Self:
-        """Open a view.
-
-        Args:
-            path: The folder.
-            without: Tables that the view lacks.
-
-        Raises:
-            Exception: RocksDB does not open it at all.
-            OSError: The system refuses.
-        """
-        view = FolderView.of(path)
-        folder = cls(view.path, view)
+        spare = path / SPARE_MANIFEST_FILE
         try:
             for name in without:
-                (view.path / name).unlink(missing_ok=True)
-            if without or not (folder._is_open_as_listed(path) or folder._is_open_by_spare(path)):
-                folder._release()
-                Rdict.repair(str(folder.path), _options(is_strict=False))
-                folder.open_leniently()
+                (self._view.path / name).unlink(missing_ok=True)
+            if without or not self._is_open_by_a_list(spare.read_bytes() if spare.is_file() else b""):
+                self._release()
+                Rdict.repair(str(self._view.path), _options(is_strict=False))
+                self._open(is_strict=False)
         except BaseException:
-            folder.close()
+            self.close()
             raise
-        return folder
 
     @property
     def sequence(self) -> int:
@@ -102,61 +97,26 @@ class DamagedFolder:
         return value
 
     def rows(
-        self,
-        family: str,
-        on_gap: Callable[[Gap], None],
-        start: bytes = b"",
-        end: bytes | None = None,
-        *,
-        is_checked: bool = True,
+        self, family: str, on_gap: Callable[[Gap], None], start: bytes = b"", end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of `[start, end)` in order, on behind what cannot be read.
+        """Keys and values of `[start, end)` in order, on behind what cannot be read, of which `on_gap` is told."""
 
-        Args:
-            family: The family.
-            on_gap: Told of each range that cannot be read.
-            start: The first key.
-            end: The key behind the last one.
-            is_checked: Whether RocksDB compares checksums. If not, rows may be anything, and the process may die.
-        """
-        if family not in self.families:
-            return
-        options = ReadOptions()
-        options.fill_cache(False)  # type: ignore[call-arg]  # rocksdict declares it without its argument.
-        options.set_verify_checksums(is_checked)
+        def on_error(error: str, first: bytes, behind: bytes | None) -> None:
+            on_gap(Gap(family, first, behind, self._fault(error)))
 
-        def sought(key: bytes) -> Any:
-            # A new iterator each time: one that has met an error can return it again for a block that is whole.
-            rows: Any = self.families[family].iter(options)
-            rows.seek(key)
-            return rows
-
-        while True:
-            rows = sought(start)
-            while rows.valid():
-                key = rows.key()
-                if end is not None and key >= end:
-                    return
-                yield key, rows.value()
-                start = key + b"\x00"
-                rows.next()
-            error = _error_of(rows)
-            if error is None:
-                return
-            behind = _readable_behind(sought, start, error)
-            on_gap(Gap(family, start, behind, self._fault(error)))
-            if behind is None:
-                return
-            start = behind
+        return _rows(self.families[family], on_error, start, end) if family in self.families else iter(())
 
     def unchecked(self, gaps: Collection[Gap]) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of gaps that RocksDB reads without checksums: they may be anything. A process of its own reads them."""
-        found = self.path / "unchecked"
+        """Rows of gaps that RocksDB reads without checksums, which may be anything.
+
+        They may kill the process that reads them, so it is one of its own.
+        """
+        found = self._view.path / "unchecked"
         lines = "".join(f"{gap.family} {gap.start.hex()} {(gap.end or b'').hex()}\n" for gap in gaps)
         # Rows that came within the time are as good as those before a crash.
         with found.open("w") as file, suppress(subprocess.TimeoutExpired):
             subprocess.run(
-                [sys.executable, "-m", __name__, str(self.path)],
+                [sys.executable, "-m", __name__, str(self._view.path)],
                 input=lines,
                 text=True,
                 stdout=file,
@@ -174,86 +134,72 @@ class DamagedFolder:
     def close(self) -> None:
         """Remove the view."""
         self._release()
-        if self._view is not None:
-            self._view.close()
+        self._view.close()
 
     def _release(self) -> None:
         self.families, self._database = {}, None
 
-    def _is_open_as_listed(self, source: Path) -> bool:
-        """Open it by its own list of files, which is the newest one where `CURRENT` does not name one."""
-        current = self.path / "CURRENT"
-        names = [place.name for place in self.path.glob("MANIFEST-*")]
-        if not current.is_file() or current.read_bytes() not in [f"{name}\n".encode() for name in names]:
-            self.faults.append(FileFault("CURRENT", "it does not name a list of files that is there"))
-            if names:
-                current.write_text(f"{max(names)}\n")
-        self.faults += [FileFault(*fault) for fault in clear_recycled_fragments(self.path)]
-        if not names:
-            self.faults.append(FileFault("MANIFEST", "the list of files is missing"))
-            return False
-        name = current.read_text().strip()
-        listed, spare = (self.path / name).read_bytes(), _spare_of(source)
-        if ends_within_a_record(self.path / name) or (spare.startswith(listed) and spare != listed):
+    def _is_open_by_a_list(self, spare: bytes) -> bool:
+        """Open it by its own list of files, the newest where `CURRENT` names none, or by the spare one."""
+        path = self._view.path
+        current = path / "CURRENT"
+        lists = {f"{place.name}\n": place for place in path.glob("MANIFEST-*")}
+        if not current.is_file() or current.read_bytes() not in map(str.encode, lists):
+            self.faults.append(FileFault("CURRENT", "it does not name a list of files that is there", is_harmless=True))
+            current.write_text(max(lists, default=""))
+        self.faults += (FileFault(*fault) for fault in clear_recycled_fragments(path))
+        listed = lists.get(current.read_text())
+        if listed is None:
+            self.faults.append(FileFault("MANIFEST", "the list of files is missing", is_harmless=True))
+        elif len(spare) > len(content := listed.read_bytes()) and spare.startswith(content):
             # RocksDB takes what is there for all.
-            self.faults.append(FileFault(name, "it ends too early"))
-            return False
-        for is_strict in (not self.faults, False):
-            try:
-                self._open(is_strict=is_strict)
-            except Exception as error:
-                fault = self._fault(str(error))
-                if fault not in self.faults:
-                    self.faults.append(fault)
-            else:
-                return True
-        return False
-
-    def _is_open_by_spare(self, source: Path) -> bool:
-        """Open it by the spare list of files, if that names exactly the tables that are there."""
-        spare = _spare_of(source)
+            self.faults.append(FileFault(listed.name, "it ends too early", is_harmless=True))
+        else:
+            for is_strict in (not self.faults, False):
+                fault = self._fault_of_opening(is_strict=is_strict)
+                if fault is None:
+                    return True
+                self.faults += (fault,) if fault not in self.faults else ()
         if not spare:
             return False
-        name = "MANIFEST-000001"
-        (self.path / name).write_bytes(spare)
-        (self.path / "CURRENT").write_text(f"{name}\n")
-        try:
-            self.open_leniently()
-        except Exception:
-            return False
+        (path / "MANIFEST-000001").write_bytes(spare)
+        current.write_text("MANIFEST-000001\n")
+        # It may be older than the tables.
+        return self._fault_of_opening(is_strict=False) is None and self._listed_tables() == {
+            table.name for table in path.glob("*.sst")
+        }
+
+    def _listed_tables(self) -> set[str]:
         assert self._database is not None
-        listed = {Path(file["name"]).name for file in self._database.live_files()}
-        return listed == {table.name for table in self.path.glob("*.sst")}
+        return {Path(file["name"]).name for file in self._database.live_files()}
 
-    def open_leniently(self) -> None:
-        """Open the view without what is damaged of its write-ahead logs.
-
-        Raises:
-            Exception: RocksDB does not open it.
-        """
-        self._open(is_strict=False)
+    def _fault_of_opening(self, *, is_strict: bool) -> FileFault | None:
+        try:
+            self._open(is_strict=is_strict)
+        except Exception as error:
+            return self._fault(str(error))
+        return None
 
     def _open(self, *, is_strict: bool) -> None:
-        path = str(self.path)
-        options = _options(is_strict=is_strict)
-        families = {name: _options(is_strict=is_strict) for name in Rdict.list_cf(path, options)}
-        self._database = Rdict(path, options, column_families=families, access_type=AccessType.read_only(False))
-        self.families = {name: self._database.get_column_family(name) for name in families}
+        self._database, self.families = _opened(self._view.path, is_strict=is_strict)
 
     def _fault(self, error: str) -> FileFault:
         if block := _BLOCK.search(error):
             return FileFault(block[1], f"the block of {block[3]} bytes at {block[2]} is not what was written")
         file = _FILE.search(error)
-        text = error.replace(f"{self.path}/", "")
+        text = error.replace(f"{self._view.path}/", "")
         if file is not None and "No such file" in error:
             return FileFault(file[0], "it is missing")
-        return FileFault(file[0] if file else "the folder", f"RocksDB reports: {text}")
+        is_list = file is not None and file[0].startswith("MANIFEST")
+        return FileFault(file[0] if file else "the folder", f"RocksDB reports: {text}", is_harmless=is_list)
 
 
-def _spare_of(folder: Path) -> bytes:
-    """The spare list of files of a folder; empty if there is none."""
-    spare = folder / SPARE_MANIFEST_FILE
-    return spare.read_bytes() if spare.exists() and not is_misplaced(spare) else b""
+def _opened(path: Path, *, is_strict: bool) -> tuple[Rdict, dict[str, Rdict]]:
+    """Open a view, strictly or without what is damaged of its write-ahead logs; return also its families."""
+    options = _options(is_strict=is_strict)
+    families = {name: _options(is_strict=is_strict) for name in Rdict.list_cf(str(path), options)}
+    database = Rdict(str(path), options, column_families=families, access_type=AccessType.read_only(False))
+    return database, {name: database.get_column_family(name) for name in families}
 
 
 def _options(*, is_strict: bool) -> Options:
@@ -268,6 +214,38 @@ def _options(*, is_strict: bool) -> Options:
     options.set_disable_auto_compactions(True)
     options.set_keep_log_file_num(2)
     return options
+
+
+def _rows(
+    family: Rdict,
+    on_error: Callable[[str, bytes, bytes | None], None],
+    start: bytes,
+    end: bytes | None,
+    *,
+    is_checked: bool = True,
+) -> Iterator[tuple[bytes, bytes]]:
+    options = ReadOptions()
+    options.fill_cache(False)  # type: ignore[call-arg]  # rocksdict declares it without its argument.
+    options.set_verify_checksums(is_checked)
+
+    def sought(key: bytes) -> Any:
+        # A new iterator each time: one that has met an error can return it again for a block that is whole.
+        rows: Any = family.iter(options)
+        rows.seek(key)
+        return rows
+
+    behind: bytes | None = start
+    while behind is not None:
+        rows = sought(start := behind)
+        while rows.valid() and (end is None or rows.key() < end):
+            yield rows.key(), rows.value()
+            start = rows.key() + b"\x00"
+            rows.next()
+        error = _error_of(rows)
+        if error is None:
+            return
+        behind = _readable_behind(sought, start, error)
+        on_error(error, start, behind)
 
 
 def _error_of(rows: Any) -> str | None:
@@ -299,15 +277,15 @@ def _readable_behind(sought: Callable[[bytes], Any], start: bytes, error: str) -
     return high.to_bytes(length)
 
 
-def _write_unchecked(folder: DamagedFolder) -> None:
+def _write_unchecked(path: Path) -> None:
     """Write the rows of the gaps in the standard input to the output; damaged bytes may kill this process."""
-    folder.open_leniently()
+    _, families = _opened(path, is_strict=False)
     for line in sys.stdin:
         family, start, end = line[:-1].split(" ")
         begin, behind = bytes.fromhex(start), bytes.fromhex(end) or None
-        for key, value in folder.rows(family, lambda _: None, begin, behind, is_checked=False):
+        for key, value in _rows(families[family], lambda *_: None, begin, behind, is_checked=False):
             print(key.hex(), value.hex(), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    _write_unchecked(DamagedFolder(Path(sys.argv[1])))
+    _write_unchecked(Path(sys.argv[1]))

@@ -21,10 +21,8 @@ _FRAGMENT: Final = struct.Struct("<IHB")
 """The header of a fragment: its masked CRC32C, its length, its type."""
 _FULL: Final = 1
 """The type of a fragment that is a whole record."""
-_CONTINUED: Final = (2, 3)
-"""The types of its first fragment and of those between, where it has several."""
 _RECYCLED: Final = frozenset((5, 6, 7, 8, 11, 131))
-"""The types above in a recycled log, and those of its timestamps' size and of the log before it."""
+"""The types of a record's fragments in a recycled log, and those of its timestamps' size and of the log before it."""
 _READ_BYTES: Final = 32 * _BLOCK_BYTES
 _MANIFEST: Final = re.compile(r"MANIFEST-\d+\n?")
 
@@ -56,26 +54,6 @@ def clear_recycled_fragments(folder: Path) -> Iterator[tuple[str, str]]:
         path.unlink()
         path.write_bytes(content)
         yield path.name, f"it has {_text(offset, kind)}"
-
-
-def ends_within_a_record(path: Path) -> bool:
-    """Whether the last record of a log is cut off, as a crash leaves it; RocksDB leaves it out without a word.
-
-    Raises:
-        OSError: The system refuses.
-    """
-    content = path.read_bytes()
-    at, kind = 0, _FULL
-    while any(content[at : at + _FRAGMENT.size]):
-        rest = _BLOCK_BYTES - at % _BLOCK_BYTES
-        if rest < _FRAGMENT.size:
-            at += rest
-            continue
-        if len(content) - at < _FRAGMENT.size:
-            return True
-        _, length, kind = _FRAGMENT.unpack_from(content, at)
-        at += _FRAGMENT.size + length
-    return at > len(content) or kind in _CONTINUED
 
 
 def _text(offset: int, kind: int) -> str:

@@ -8,7 +8,7 @@ are looked for before it opens a folder: a pipe or a device in the place of a fi
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -31,8 +31,10 @@ READING_PAUSE_S: Final = 0.1
 """Between two looks; longer than a flush of a writer takes."""
 REOPENING_PAUSE_S: Final = 5.0
 """Between two openings of a folder after failed writes."""
-_FIXED_NAMES: Final = ("CURRENT", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json")
-_FILES: Final = (*_FIXED_NAMES, "*.sst", "*.log", "MANIFEST-*", "OPTIONS-*")
+_FILES: Final = (
+    *("CURRENT", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json"),
+    *("*.sst", "*.log", "MANIFEST-*", "OPTIONS-*"),
+)
 """The files that RocksDB and rocksdict open; a diary of before (`LOG.old.*`) is not one of them."""
 _VIEW_BUFFER_BYTES: Final = 32 * 2**20
 """Memory in which a reader replays the write-ahead log; it writes nothing."""
@@ -82,8 +84,6 @@ class StoreSettings:
     """Of the default family: memory that is collected before it is written as one table."""
     families: Mapping[str, int] = field(default_factory=dict)
     """Further column families, with their write buffers in bytes."""
-    own_files: Collection[str] = ()
-    """The names of the room's own files in the folder, beside RocksDB's."""
     creates: bool = True
     """Whether a folder without a database becomes an empty one."""
     is_compacting: bool = True
@@ -115,13 +115,11 @@ def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
     doing = f"open {settings.noun}"
     with Translated(settings.errors, path, doing):
         path.mkdir(parents=True, exist_ok=True)
-        has_tables = any(path.glob("*.sst"))
-    _check(path, settings, doing, _misplaced_of(settings), path, is_shared=False)
-    if has_tables and not (path / "CURRENT").exists():
-        # RocksDB would put an empty database in the place of the one that these tables are of.
-        text = "its file CURRENT is missing, which says which tables count"
-        raise settings.errors(Failure(Cause.DAMAGED, doing, path, text, is_system=True, is_shared=False))
-    _check(path, settings, doing, recycled_fragment_in, path, is_shared=False)
+        damage = _damage_in(path)
+        if damage is None and any(path.glob("*.sst")) and not (path / "CURRENT").exists():
+            # RocksDB would put an empty database in the place of the one that these tables are of.
+            damage = "its file CURRENT is missing, which says which tables count"
+    _refuse(damage, path, settings, doing, is_shared=False)
     with Translated(settings.errors, path, doing):
         database = Rdict(
             str(path),
@@ -135,11 +133,12 @@ def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
 def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
     """Open a view of a folder as it is now; nothing in it changes, and it may be in use."""
     doing = f"read {settings.noun}"
-    _check(path, settings, doing, _misplaced_of(settings), path, is_shared=True)
+    with Translated(settings.errors, path, doing, is_shared=True):
+        damage = _damage_in(path)
+    _refuse(damage, path, settings, doing, is_shared=True)
     with Translated(settings.errors, path, f"make a view to read {settings.noun}", is_shared=True):
-        view = FolderView.of(path)
+        view = FolderView(path)
     try:
-        _check(path, settings, doing, recycled_fragment_in, view.path, is_shared=True)
         with Translated(settings.errors, path, doing, is_shared=True):
             database = Rdict(
                 str(view.path),
@@ -153,50 +152,19 @@ def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
     return OpenFolder(path, database, settings, view)
 
 
-def misplaced_in(folder: Path, own_files: Collection[str] = ()) -> list[str]:
-    """Return the names of files in whose place is something else: a folder, a pipe, a link to nowhere.
-
-    Args:
-        folder: The folder.
-        own_files: The files there that are not RocksDB's.
+def _damage_in(folder: Path) -> str | None:
+    """Say which damage would have RocksDB wait or read for ever; None if none.
 
     Raises:
         OSError: The system refuses.
     """
-    places = (place for place in folder.iterdir() if place.name in own_files or any(map(place.match, _FILES)))
-    # A file that a writer removes meanwhile is not there any more.
-    return sorted(place.name for place in places if is_misplaced(place))
+    for place in sorted(folder.iterdir()):
+        if any(map(place.match, _FILES)) and is_misplaced(place):
+            return f"{place.name} is no file"
+    return recycled_fragment_in(folder)
 
 
-def _misplaced_of(settings: StoreSettings) -> Callable[[Path], str | None]:
-    def damage_in(folder: Path) -> str | None:
-        names = misplaced_in(folder, settings.own_files)
-        return f"{names[0]} is no file" if names else None
-
-    return damage_in
-
-
-def _check(
-    path: Path,
-    settings: StoreSettings,
-    doing: str,
-    damage_in: Callable[[Path], str | None],
-    folder: Path,
-    *,
-    is_shared: bool,
-) -> None:
-    """Raise where RocksDB would wait or read for ever instead of calling it damaged.
-
-    Args:
-        path: The folder that was asked for.
-        settings: The room's settings for it.
-        doing: The operation.
-        damage_in: Says what the damage of a folder is.
-        folder: The folder that RocksDB is about to open: `path`, or a view of it.
-        is_shared: Whether another process may change the folder meanwhile.
-    """
-    with Translated(settings.errors, path, doing, is_shared=is_shared):
-        damage = damage_in(folder)
+def _refuse(damage: str | None, path: Path, settings: StoreSettings, doing: str, *, is_shared: bool) -> None:
     if damage is not None:
         raise settings.errors(Failure(Cause.DAMAGED, doing, path, damage, is_system=True, is_shared=is_shared))
 

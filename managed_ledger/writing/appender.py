@@ -11,14 +11,11 @@ restart, as after any lost reply.)
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk import keys
 from managed_ledger.disk.database import Batch
 from managed_ledger.disk.keys import Family
@@ -33,11 +30,13 @@ from managed_ledger.entries.blocks import (
 from managed_ledger.entries.headers import PACK_ROW, ROW, ROW_BYTES
 from managed_ledger.errors import LedgerWriteError, ManagedLedgerClosedError
 from managed_ledger.ledgers import Ledger, Ledgers, LedgerTotals
-from managed_ledger.position import Position
-from managed_ledger.reading.log_reader import LogReader
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.position import Position
 from managed_ledger.writing.append_stats import AppendStats
 from managed_ledger.writing.waiters import Waiters
+
+if TYPE_CHECKING:
+    from managed_ledger.ledger_store import LedgerStore
+    from managed_ledger.managed_ledger import ManagedLedger
 
 logger = logging.getLogger(__name__)
 
@@ -78,38 +77,15 @@ class _Round:
     began_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class AppenderHooks:
-    """Calls of the appender to the managed ledger and the store around it."""
-
-    request_commit: Callable[[], None]
-    check_takes_entries: Callable[[], None]
-    """Raises `AppendRefusedError` where the store takes none; asked before the first entry of a commit."""
-    new_ledger_id: Callable[[], int]
-    on_committed: Callable[[], None]
-    on_abandoned: Callable[[], None]
-
-
 class Appender:
     """Appends to the last of some ledgers, and rolls over to the next."""
 
-    def __init__(
-        self,
-        name: str,
-        owner_id: int,
-        ledgers: Ledgers,
-        reader: LogReader,
-        config: ManagedLedgerConfig,
-        now_ms: Clock,
-        hooks: AppenderHooks,
-    ) -> None:
-        self._name = name
-        self._owner_id = owner_id
+    def __init__(self, owner: "ManagedLedger", ledgers: Ledgers, store: "LedgerStore") -> None:
+        self._owner: ManagedLedger | None = owner
+        self._name, self._owner_id = owner.name, owner.owner_id
         self._ledgers = ledgers
-        self._reader = reader
-        self._config = config
-        self._now_ms = now_ms
-        self._hooks = hooks
+        self._store = store
+        self._config = store.config
         self._loop = asyncio.get_running_loop()
         self._waiters = Waiters(self._loop)
         self.stats = AppendStats()
@@ -150,7 +126,8 @@ class Appender:
         if type(payload) is not bytes:
             raise TypeError(f"A payload must be bytes, not {type(payload).__name__}")
         if not self._is_requested:
-            self._hooks.check_takes_entries()
+            # Once for all entries of a commit.
+            self._check_owner().check_takes_entries()
             self.request_commit()
         size = len(payload)
         self._rows += PACK_ROW(deliver_at_ms, publish_time_ms, sticky_hash, size, message_count, flags)
@@ -169,15 +146,8 @@ class Appender:
         self._companions.append(companion)
 
     def let_go(self) -> None:
-        """Drop all callbacks and refuse entries: the ledger is closed and idle."""
-        refuse = partial(_refuse, self._name)
-        self._hooks = replace(
-            self._hooks,
-            request_commit=refuse,
-            check_takes_entries=refuse,
-            on_committed=_nothing,
-            on_abandoned=_nothing,
-        )
+        """Forget the owner and refuse entries: the ledger is closed and idle."""
+        self._owner = None
 
     def committed(self) -> asyncio.Future[None]:
         """A future of everything appended so far."""
@@ -185,7 +155,8 @@ class Appender:
 
     def request_commit(self) -> None:
         """Put all pending entries and records of ledgers into the next commit."""
-        self._hooks.request_commit()
+        self._check_owner()
+        self._store.committer.request(self, sync=True)
         self._is_requested = True
 
     def request_unrecorded(self) -> None:
@@ -257,19 +228,25 @@ class Appender:
             ledger.settle(totals)
             ledger.is_recorded = True
         for ledger_id, header_block in commit.headers:
-            self._reader.headers.add_next(ledger_id, header_block)
+            self._store.reader.headers.add_next(ledger_id, header_block)
         for ledger_id, payload_block in commit.payloads:
-            self._reader.payloads.add_next(ledger_id, payload_block)
+            self._store.reader.payloads.add_next(ledger_id, payload_block)
         # Cursors learn of the commit before readers do, which would read entries that it acknowledges.
         for companion in commit.companions:
             companion.settle(None)
         self._waiters.settle(None)
         if commit.entries:
             self.stats.note_commit(commit.entries, self._loop.time() - commit.began_s)
-            self._hooks.on_committed()
+            if self._owner is not None:
+                self._owner.committed_entries()
+
+    def _check_owner(self) -> "ManagedLedger":
+        if self._owner is None or self._owner.is_closed:
+            raise ManagedLedgerClosedError(f"The managed ledger {self._name} was closed")
+        return self._owner
 
     def _add_ledger(self) -> None:
-        ledger = Ledger(self._hooks.new_ledger_id(), self._now_ms())
+        ledger = Ledger(self._store.new_ledger_id(), self._store.now_ms())
         self._ledgers.add(ledger)
         self._unrecorded[ledger] = None
         self._ledger_id = ledger.ledger_id
@@ -310,7 +287,8 @@ class Appender:
                     self._unrecorded.pop(ledger, None)
         self._add_ledger()
         self._companions = [companion for companion in companions if companion.settle(error)]
-        self._hooks.on_abandoned()
+        if self._owner is not None:
+            self._owner.abandoned_entries()
 
 
 def _put_chunk(batch: Batch, chunk: _Chunk, commit: _Round) -> None:
@@ -339,11 +317,3 @@ def _grown(totals: LedgerTotals, chunk: _Chunk) -> LedgerTotals:
         max(totals.publish_time_ms_max, publish_time_ms_max),
         max(totals.due_ms_max, publish_time_ms_max, int(rows["deliver_at_ms"].max())),
     )
-
-
-def _refuse(name: str) -> None:
-    raise ManagedLedgerClosedError(f"The managed ledger {name} was closed")
-
-
-def _nothing() -> None:
-    """Stand for a receiver that is not told any more."""

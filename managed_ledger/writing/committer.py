@@ -18,7 +18,6 @@ entries are taken meanwhile is decided by `write_watch`.
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -38,10 +37,6 @@ logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 1.0
 """After a round that failed, and while entries are refused, one without news is written so often: that may be over."""
-LOOK_SECONDS = 0.25
-"""The shortest time between two such rounds on request (`look_again`)."""
-LOOK_SECONDS_MAX = 0.5
-"""How long such a request waits: a health check has a second."""
 MARK_SECONDS = 1.0
 """How long after a synced round the log is marked: one more small synced file a second, none while idle."""
 
@@ -79,7 +74,6 @@ class Committer:
         self.watch = WriteWatch()
         """Whether new entries are taken; rounds are written also when they are not."""
         self._probe_timer: asyncio.TimerHandle | None = None
-        self._next_look_s = -math.inf
         self._mark_timer: asyncio.TimerHandle | None = None
         self._monotonic = monotonic
         self.write_seconds = DurationHistogram()
@@ -97,7 +91,6 @@ class Committer:
         self._unfilled: dict[Participant, Exception] = {}
         self._is_in_flight_synced = False
         self._start_scheduled = False
-        self._idle: list[asyncio.Future[None]] = []
         self._closed = False
 
     def request(self, participant: Participant, *, sync: bool) -> None:
@@ -121,18 +114,14 @@ class Committer:
         self.request(written, sync=sync)
         await written.done
 
-    async def drain(self) -> None:
-        """Wait until nothing is pending."""
-        while self._waiting or self._in_flight:
-            idle: asyncio.Future[None] = self._loop.create_future()
-            self._idle.append(idle)
-            await idle
-
     async def close(self) -> None:
         """Write all pending changes, then refuse more."""
         if self._probe_timer is not None:
             self._probe_timer.cancel()
-        await self.drain()
+        while self._waiting or self._in_flight:
+            # Where the last rounds fail, their callers know.
+            with contextlib.suppress(LedgerError):
+                await self.write(lambda _: None, sync=False)
         self._closed = True
         # Closing the database marks it.
         if self._mark_timer is not None:
@@ -180,8 +169,7 @@ class Committer:
         except Exception as error:
             self._unfilled[participant] = error
             return
-        for change in draft.changes:
-            change(batch)
+        draft.put_into(batch)
 
     def _write(self, batch: Batch, sync: bool) -> None:
         error: Exception | None = None
@@ -228,8 +216,6 @@ class Committer:
             except Exception:
                 logger.exception("A listener failed when it was told of a commit")
         self._schedule()
-        if not self._waiting and not self._in_flight:
-            self._tell_idle()
         self._probe_later()
 
     def _mark_later(self) -> None:
@@ -260,29 +246,6 @@ class Committer:
         if self._has_trouble and not self._closed:
             self.request(_Probe(), sync=True)
 
-    async def look_again(self) -> None:
-        """Bring `watch` up to date, if it says that entries are refused; returns in bounded time.
-
-        A look is a round, as a commit alone can tell that commits succeed again. Concurrent requests share a round.
-        """
-        if self.watch.refusal is None:
-            return
-        await asyncio.sleep(max(0.0, self._next_look_s - self._loop.time()))
-        if self.watch.refusal is None or self._closed:
-            return
-        self._next_look_s = self._loop.time() + LOOK_SECONDS
-        look = _SingleWrite(lambda _: None, self._loop.create_future())
-        self.request(look, sync=True)
-        # Where the look fails or takes longer, entries are still refused.
-        with contextlib.suppress(TimeoutError, LedgerError):
-            await asyncio.wait_for(look.done, LOOK_SECONDS_MAX)
-
-    def _tell_idle(self) -> None:
-        idle, self._idle = self._idle, []
-        for future in idle:
-            if not future.done():
-                future.set_result(None)
-
 
 def _failure(cause: Exception, participants: int) -> LedgerWriteError:
     failure = LedgerWriteError(f"A commit of {participants} participants failed: {cause}")
@@ -304,20 +267,32 @@ class _Draft:
     """The writes of one participant, kept until it has made all of them (see `Batch`); with copies of `meta`."""
 
     def __init__(self) -> None:
-        self.changes: list[Callable[[Batch], None]] = []
+        self._changes: list[tuple[Family, bytes, bytes | None, bytes | None]] = []
+        """Family and key with a value, or with the end of a range that is deleted; with neither, a key that is."""
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
-        self.changes.append(lambda batch: batch.put(family, key, value))
-        if family is Family.META and meta_copies.has_copy(key):
-            self.put(Family.CURSORS, meta_copies.copy_key(key), value)
+        self._add(family, key, value)
 
     def delete(self, family: Family, key: bytes) -> None:
-        self.changes.append(lambda batch: batch.delete(family, key))
-        if family is Family.META and meta_copies.has_copy(key):
-            self.delete(Family.CURSORS, meta_copies.copy_key(key))
+        self._add(family, key, None)
 
     def delete_range(self, family: Family, start: bytes, end: bytes) -> None:
-        self.changes.append(lambda batch: batch.delete_range(family, start, end))
+        self._changes.append((family, start, None, end))
+
+    def _add(self, family: Family, key: bytes, value: bytes | None) -> None:
+        self._changes.append((family, key, value, None))
+        if family is Family.META and meta_copies.has_copy(key):
+            self._changes.append((Family.CURSORS, meta_copies.copy_key(key), value, None))
+
+    def put_into(self, batch: Batch) -> None:
+        """Put them into a batch, in order."""
+        for family, key, value, end in self._changes:
+            if value is not None:
+                batch.put(family, key, value)
+            elif end is not None:
+                batch.delete_range(family, key, end)
+            else:
+                batch.delete(family, key)
 
 
 class _SingleWrite:

@@ -86,7 +86,3 @@ class MetadataError(BrokerError):
 
 class ServiceStartError(Exception):
     """The service cannot start; the text says why and what to do."""
-
-
-class AdminRequestError(Exception):
-    """A command could not ask the running service, or was refused; the text says why."""

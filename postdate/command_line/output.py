@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,6 +18,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 WIDTH_MIN: Final = 80
 """Tables are made for so many columns at least."""
+
+_WIDTH_IN_A_PIPE: Final = 1_000
+"""So many that no name is folded: what reads a pipe looks for whole ones."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Datetime knows the years 1 to 9999, the years that ISO 8601 writes with four digits.
@@ -69,24 +73,19 @@ def counted(count: int, noun: str) -> str:
 
 
 def output_width() -> int:
-    """Return the columns that tables may take: those of `COLUMNS`, else of the terminal, 80 at least and in a pipe."""
+    """Return the columns that tables may take: as `COLUMNS` or the terminal says, 80 at least; in a pipe many."""
+    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
+        return _WIDTH_IN_A_PIPE
     return max(WIDTH_MIN, shutil.get_terminal_size((WIDTH_MIN, 24)).columns)
 
 
-def make_console(width_when_piped: int = WIDTH_MIN) -> "Console":
-    """Return a console as wide as `output_width` says, or in a pipe without `COLUMNS` as wide as the tables need.
-
-    Args:
-        width_when_piped: The columns then.
-    """
+def make_console() -> "Console":
+    """Return a console as wide as `output_width` says."""
     # Rich takes a tenth of a second to import, and help texts need none of it.
     from rich.console import Console
 
     # Names are printed unchanged: `:name:` is no emoji.
-    console = Console(highlight=False, emoji=False)
-    is_piped = not console.is_terminal and "COLUMNS" not in os.environ
-    console.width = width_when_piped if is_piped else output_width()
-    return console
+    return Console(highlight=False, emoji=False, width=output_width())
 
 
 def plain_table(*columns: tuple[str, Any]) -> "Table":

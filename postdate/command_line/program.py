@@ -17,7 +17,7 @@ COMMANDS: Final = {
     "config": ("postdate.broker.cli.service_commands", "Print the configuration in force, as a broker.conf."),
     "demo": ("postdate.demo.cli", "Do the main job before your eyes, with a crash in the middle."),
     "explain": ("postdate.scheduling.cli", "Say where a message is, and why it is not delivered yet."),
-    "keys": ("postdate.broker.cli.service_commands", "Show the consumer of a key, and what blocks the key."),
+    "keys": ("postdate.scheduling.cli", "Show the consumer of a key, and what blocks the key."),
     "ledger": ("postdate.pipeline.cli.main", "Work with the log of a service."),
     "pause": ("postdate.scheduling.cli", "Hold the messages of a topic until it is resumed."),
     "pipeline": ("postdate.pipeline.cli.main", "Make and change the delayed index in bulk, on Spark."),

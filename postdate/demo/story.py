@@ -19,7 +19,7 @@ import numpy as np
 import pulsar
 from prometheus_client.parser import text_string_to_metric_families
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from postdate.demo.consumer import KEY_PREFIX, SUBSCRIPTION, RecordingConsumer, new_client
 from postdate.demo.process import PostdateProcess, wait_until
 from postdate.demo.verdict import Deliveries, Outage, PublishedMessages, Verdict, judge

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from managed_ledger.value_types import Int64Array, Mask
+from managed_ledger.positions.value_types import Int64Array, Mask
 
 NEVER: Final = int(np.iinfo(np.int64).max)
 """The time of an acknowledgement that did not happen."""

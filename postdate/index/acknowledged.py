@@ -1,13 +1,15 @@
 """The acknowledgements of a subscription, as data that travels with a task. Pure functions over columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.position import BEFORE_EVERYTHING, Position
+from managed_ledger.cursors.cursor_records import StoredCursor, encode_base
+from managed_ledger.positions.position import BEFORE_EVERYTHING, Position
+from postdate.index.ledger_ranges import LedgerExtent
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 
@@ -73,3 +75,28 @@ def acknowledged_by_all(subscriptions: Sequence[Acknowledged], entries: Mapping[
             if bitmap:
                 common[ledger_id] = bitmap.serialize()
     return Acknowledged(first, common)
+
+
+def is_index_cursor(name: str) -> bool:
+    """Whether a cursor is no subscription but a service's own, of a shared index; `#` is quoted in others' names."""
+    return name.startswith("#")
+
+
+def acknowledged_of(
+    cursors: Mapping[str, tuple[int, StoredCursor]], ledgers: Iterable[LedgerExtent]
+) -> dict[str, Acknowledged]:
+    """Return the acknowledgements of each cursor of a topic.
+
+    Args:
+        cursors: By name, as `LogFolder.cursors` gives them.
+        ledgers: Those of the topic.
+    """
+    found = {}
+    for name, (_, stored) in cursors.items():
+        bitmaps = {ledger_id: encode_base(bitmap) for ledger_id, bitmap in stored.bitmaps.items()}
+        found[name] = Acknowledged(Position(*stored.mark_delete), bitmaps)
+    subscriptions = [acknowledged for name, acknowledged in found.items() if not is_index_cursor(name)]
+    if subscriptions and len(subscriptions) < len(found):
+        common = acknowledged_by_all(subscriptions, {ledger.ledger_id: ledger.entries for ledger in ledgers})
+        found |= dict.fromkeys(filter(is_index_cursor, found), common)
+    return found

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import StoreUnavailableError
-from managed_ledger.value_types import OnStage, OnStep
+from managed_ledger.positions.value_types import OnStage, OnStep
+from postdate.index.acknowledged import acknowledged_of
 from postdate.index.comparing import Compared, IndexFinding, compare_stretch, sealed_through, stretches
-from postdate.index.cursor_log import acknowledged_of
 from postdate.index.cursor_snapshots import is_own
 from postdate.index.log_folder import LogFolder
 from postdate.index.opening import Filter, OpenIndex, Summary, readable_segments

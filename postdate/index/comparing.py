@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.entries.headers import NOT_DELAYED
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.index.acknowledged import Acknowledged
 from postdate.index.ledger_ranges import HeaderRange, LedgerExtent, split_ranges
 from postdate.index.log_folder import LogFolder

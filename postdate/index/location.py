@@ -2,7 +2,6 @@
 
     FOLDER                  a data folder, whose index is in `snapshots`, or a folder of RocksDB's own (a checkpoint)
     s3://BUCKET/PREFIX      objects on S3 (`s3_location`), under the id of the data folder (`s3.folder_id`)
-    file:///FOLDER          the same objects as plain files (`objects.folder`): a copy of a prefix, a backup
     python://MODULE:NAME    any other `BucketSnapshotStorage`: what MODULE.NAME(is_read_only=...) gives each process
 
 A location opens nothing, and travels to other processes.
@@ -14,11 +13,9 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Self
-from urllib.parse import unquote, urlsplit
 
 from postdate.command_line.extras import install_advice
 from snapshot_storage.errors import StorageAccessError
-from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb.config import RocksDBBulkMemory, RocksDBMemory
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
@@ -26,10 +23,9 @@ from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.location import is_s3, s3_location
 from snapshot_storage.storage import BucketSnapshotStorage
 
-_FILE, _PYTHON = "file://", "python://"
+_PYTHON = "python://"
 _NO_LOCATION = (
-    f"the place of an index must be a folder, s3://BUCKET/PREFIX, {_FILE}/FOLDER or {_PYTHON}MODULE:NAME, without user "
-    "or password"
+    f"the place of an index must be a folder, s3://BUCKET/PREFIX or {_PYTHON}MODULE:NAME, without user or password"
 )
 
 
@@ -72,14 +68,12 @@ class Location(ABC):
         """
         return self
 
-    def check_there(self) -> None:
+    def check_there(self) -> None:  # noqa: B027 - a server is asked when it is opened
         """Refuse a folder without snapshots, also for writing: opening it would make an empty one.
 
         Raises:
             StorageAccessError: There are no snapshots.
         """
-        if self.folder is not None and not self.folder.is_dir():
-            raise StorageAccessError(f"there are no snapshots in {self.folder}: there is no such folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +130,6 @@ class S3FolderLocation(Location):
 
 
 @dataclass(frozen=True, slots=True)
-class FilesLocation(Location):
-    """A folder with a file for each snapshot."""
-
-    path: Path
-
-    def storage(self, *, is_read_only: bool = False) -> BucketSnapshotStorage:
-        return ObjectFolderBucketSnapshotStorage(self.path, is_read_only=is_read_only)
-
-    @property
-    def folder(self) -> Path:
-        return self.path
-
-    @property
-    def identity(self) -> Hashable:
-        return self.path.resolve()
-
-
-@dataclass(frozen=True, slots=True)
 class ProgramLocation(Location):
     """A storage that another program makes."""
 
@@ -200,11 +176,6 @@ def location_at(text: str, *, s3: S3Config | None = None, data: Path | None = No
     """
     if is_s3(text):
         return S3FolderLocation(s3_location(text).config(s3), data)
-    if text.startswith(_FILE):
-        parts = urlsplit(text)
-        if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
-            raise ValueError(_NO_LOCATION)
-        return FilesLocation(Path(unquote(parts.path)).absolute())
     if text.startswith(_PYTHON):
         return ProgramLocation(text.removeprefix(_PYTHON))
     if is_uri(text) or not text.strip():

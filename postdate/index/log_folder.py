@@ -22,8 +22,8 @@ from managed_ledger.entries.blocks import payload_at, payload_count
 from managed_ledger.entries.headers import EntryHeaders, Rows, decode_rows
 from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.ledgers import Ledger
+from managed_ledger.positions.value_types import Int64Array
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
-from managed_ledger.value_types import Int64Array
 from postdate.index.ledger_ranges import HeaderRange, LedgerExtent
 from snapshot_storage.encoding.columns import DelayedIndexes
 

@@ -7,8 +7,9 @@
 - `jobs`: the jobs themselves: `log_rebuild` for a log, `rebuild` for any DataFrame, `merge` for too many buckets,
   `cancel` for messages that must not be delivered, `ingest` for a stream, and `forecast`.
 - `spark`: Java, workers, tasks one to a partition, and the index that they open. `cli`: the commands.
+- `publishing`: the one step that makes new snapshots the index of their cursors, which a crash leaves undone or done.
 
-Where an index is, whose it is and how it is replaced is known to the room `index`.
+Where an index is, whose it is and whether it is whole is known to the room `index`.
 
 A job holds no second definition of the index. It calls the functions that the live tracker calls, so that its bytes
 are the same.

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 from uuid import uuid4
 
 from managed_ledger.names import full_topic_name
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.command_line.client_tls import ClientTlsError, client_context
 from postdate.command_line.failures import reason_of
 from postdate.scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError

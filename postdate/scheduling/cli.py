@@ -1,4 +1,4 @@
-"""The commands on scheduled messages: `postdate scheduled`, `topics`, `pause`, `resume` and `explain`.
+"""The commands on scheduled messages: `postdate scheduled`, `topics`, `pause`, `resume`, `explain` and `keys`.
 
 They call a running service over HTTP, so they work from any machine and need no data folder. Before more than one
 message is changed they say how many and ask, unless `--yes` is given. With the service stopped, and for more than fits
@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.command_line.endings import EXIT_CODE_WRONG, help_end
 from postdate.command_line.options import in_order
 from postdate.command_line.output import json_option, make_console, output_width, print_json
@@ -38,6 +38,7 @@ from postdate.scheduling.tables import (
     changing_count,
     count_lines,
     explanation_lines,
+    key_lines,
     message_notes,
     message_table,
     outcome_line,
@@ -48,15 +49,13 @@ from postdate.scheduling.tables import (
 )
 
 LIST_LIMIT: Final = 20
-_COLUMNS_WHEN_PIPED: Final = 1_000
-"""So many that no name is folded: what reads a pipe looks for whole ones."""
 PROGRESS_INTERVAL_S: Final = 0.5
 """A change that takes longer shows how far it is, so often."""
 
 
 def _show(*what: Table | str) -> None:
     """Print tables, and sentences whose words are not torn at the end of a line."""
-    console = make_console(_COLUMNS_WHEN_PIPED)
+    console = make_console()
     for one in what:
         console.print(Text(printable(one)) if isinstance(one, str) else one)
 
@@ -426,3 +425,26 @@ def explain(
         print_json(answer)
     else:
         _show(*explanation_lines(answer))
+
+
+@click.command(
+    epilog=help_end(
+        "postdate keys orders billing customer-17",
+        "postdate keys shop/eu/orders billing customer-17 --url http://127.0.0.1:8081",
+        "postdate keys orders billing AAECAw== --base64",
+    )
+)
+@click.argument("topic")
+@click.argument("subscription")
+@click.argument("key")
+@click.option("--base64", "is_base64", is_flag=True, help="KEY is bytes, written as base64.")
+@json_option("the answer of the service's keyStatus")
+@on_service
+def keys(api: ScheduleApi, topic: str, subscription: str, key: str, is_base64: bool, is_json: bool) -> None:
+    """Show the hash and the owner of KEY in a Key_Shared subscription, and the messages that block it."""
+    asked = {"subscription": subscription, "keyBase64" if is_base64 else "key": key}
+    status = api.look(f"{topic_path(topic)}/keys", asked)
+    if is_json:
+        print_json(status)
+    else:
+        _show(*key_lines(status))

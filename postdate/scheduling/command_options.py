@@ -1,13 +1,14 @@
 """The options of the commands on scheduled messages: the service, the selected messages, and the confirmation."""
 
+import re
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
-from managed_ledger.value_types import Json
-from postdate.broker.cli.common import service_options
+from managed_ledger.positions.value_types import Json
 from postdate.command_line.endings import refusing_of
 from postdate.command_line.milliseconds import may_be_seconds
 from postdate.command_line.options import dry_run_option, in_order, yes_option
@@ -17,6 +18,43 @@ from postdate.scheduling.api import ScheduleApi
 from postdate.scheduling.errors import SchedulingError
 
 refusing = refusing_of(SchedulingError)
+
+_TOKEN = re.compile(r"[A-Za-z0-9_.=-]+")
+
+
+def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Read a token in Pulsar's notation; the errors do not repeat it."""
+    del parameter
+    if value is None:
+        return None
+    kind, separator, rest = value.partition(":")
+    if not separator or kind not in ("token", "file"):
+        raise click.BadParameter("must be token:TOKEN or file:///PATH")
+    try:
+        token = rest if kind == "token" else Path(rest.removeprefix("//")).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no token"
+        raise click.BadParameter(f"{value} cannot be read: {reason}") from None
+    if not _TOKEN.fullmatch(token.strip()):
+        raise click.BadParameter("it is no token")
+    return token.strip()
+
+
+_service_options = in_order(
+    click.option(
+        "--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the running service."
+    ),
+    click.option(
+        "--auth-params",
+        "token",
+        metavar="PARAMS",
+        callback=_token_of_params,
+        help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
+    ),
+    click.option("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),
+    click.option("--client-cert", metavar="FILE", help="The caller's certificate, if the service asks for one."),
+    click.option("--client-key", metavar="FILE", help="The private key of the certificate, without a password."),
+)
 
 
 def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +79,7 @@ def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         return command(api, *args, **kwargs)
 
-    return service_options(refusing(run))
+    return _service_options(refusing(run))
 
 
 subscription_option = click.option("--subscription", help="Only for this subscription. Default: all that delay.")

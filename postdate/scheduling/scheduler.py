@@ -15,7 +15,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.command_line.milliseconds import YEAR_1990_MS, may_be_seconds, seconds_refusal
 from postdate.scheduling.api import ScheduleApi, Token, new_operation_id, topic_path
 from postdate.scheduling.errors import (

@@ -11,13 +11,14 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.command_line.output import counted, iso, plain_table, size
 
 _BAR: Final = 28
 _WIDTH_WITH_LAST_DUE: Final = 110
 """Where the table of topics has room for a second time beside names."""
 _DAMAGED_SHOWN_MAX: Final = 10
+_UNACKED_SHOWN_MAX: Final = 10
 
 
 def printable(text: str) -> str:
@@ -326,3 +327,30 @@ def explanation_lines(answer: Json) -> list[str]:
                 )
             ]
     return sentences
+
+
+def key_lines(status: Json) -> list[str]:
+    """Return an answer of `keyStatus` as lines.
+
+    >>> for line in key_lines({"key": "k", "hash": 7, "owner": "b", "waitingEntries": 2, "reason": "another one",
+    ...     "blockedBy": "a", "blockedSinceTimestamp": 0, "unackedEntries": 1,
+    ...     "unacked": [{"position": "1:5", "consumerName": "a"}]}):
+    ...     print(line)
+    key       k
+    hash      7
+    owner     b
+    waiting   2 (another one)
+    blocked   by a since 1970-01-01T00:00:00.000Z
+    unacked   1: 1:5 at a
+    """
+    lines = [
+        f"key       {status['key']}",
+        f"hash      {status['hash']}",
+        f"owner     {status['owner'] or 'no consumer'}",
+        f"waiting   {status['waitingEntries']} ({status['reason']})",
+    ]
+    if status["blockedBy"] is not None:
+        lines.append(f"blocked   by {status['blockedBy']} since {iso(status['blockedSinceTimestamp'])}")
+    held = [f"{one['position']} at {one['consumerName']}" for one in status["unacked"][:_UNACKED_SHOWN_MAX]]
+    more = ", ..." if status["unackedEntries"] > len(held) else ""
+    return [*lines, f"unacked   {status['unackedEntries']}" + (f": {', '.join(held)}{more}" if held else "")]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.command_line.milliseconds import may_be_seconds
 
 Time: TypeAlias = datetime | int

@@ -12,13 +12,13 @@ from pathlib import Path
 import click
 
 from managed_ledger.errors import LedgerError, StoreLockedError
+from managed_ledger.positions.value_types import Json
 from managed_ledger.repair.log_check import check_is_log
 from managed_ledger.repair.repairing import LogVerdict
 from managed_ledger.repair.repairing import verify as verify_log
-from managed_ledger.value_types import Json
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.command_line.endings import EXIT_CODE_WRONG, help_end
-from postdate.command_line.output import json_option, print_json
+from postdate.command_line.output import json_option, make_console, print_json
 from postdate.command_line.progress import Steps
 from postdate.command_line.times import TIME
 from postdate.index.checking import SECOND_LOOK_AFTER_S, IndexCheck, IndexVerdict
@@ -28,7 +28,7 @@ from postdate.pipeline.cli.common import wall_clock_ms
 from postdate.pipeline.cli.ledger import tell_damage
 from postdate.snapshot_tools.export import ParquetFile
 from postdate.snapshot_tools.json_output import verdict_json
-from postdate.snapshot_tools.options import filters, index_named, index_option, log_of, on_config, opened, wide_console
+from postdate.snapshot_tools.options import filters, index_named, index_option, log_of, on_config, opened
 from postdate.snapshot_tools.report import print_verdict
 from snapshot_storage.errors import SnapshotStorageError
 
@@ -131,7 +131,7 @@ def check(
         if verdict is None:
             click.echo(f"Index: not checked: {unchecked}")
         else:
-            print_verdict(wide_console(), verdict, str(config.data_directory))
+            print_verdict(make_console(), verdict, str(config.data_directory))
     if not is_whole:
         sys.exit(EXIT_CODE_WRONG)
 

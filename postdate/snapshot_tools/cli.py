@@ -17,7 +17,7 @@ from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.service.snapshot_storages import snapshots_folder
 from postdate.command_line.endings import EXIT_CODE_WRONG, help_end, say
 from postdate.command_line.options import dry_run_option, yes_option
-from postdate.command_line.output import counted, json_option, print_json, size
+from postdate.command_line.output import counted, json_option, make_console, print_json, size
 from postdate.command_line.progress import Steps, bytes_bar
 from postdate.index.opening import Filter, OpenIndex, Summary, readable_segments
 from postdate.snapshot_tools.copy import copy_snapshots, make_checkpoint, target_named
@@ -31,7 +31,7 @@ from postdate.snapshot_tools.json_output import (
     summary_json,
     unused_json,
 )
-from postdate.snapshot_tools.options import filters, index_named, index_option, on_config, opened, wide_console
+from postdate.snapshot_tools.options import filters, index_named, index_option, on_config, opened
 from postdate.snapshot_tools.report import (
     print_copied,
     print_exported,
@@ -95,7 +95,7 @@ def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
     if is_json:
         print_json([summary_json(summary) for summary in summaries])
     else:
-        print_list(wide_console(), summaries)
+        print_list(make_console(), summaries)
     faults.update((one.info.bucket_id, one.problem) for one in summaries if one.problem is not None)
     _tell_faults(faults)
 
@@ -157,7 +157,7 @@ async def _show(index: OpenIndex, bucket_id: int, *, is_all: bool, is_json: bool
     if is_json:
         print_json(snapshot_json(summary, named_by, sizes_bytes, damaged))
     else:
-        console = wide_console()
+        console = make_console()
         print_snapshot(console, summary, named_by, len(metadata))
         print_segments(console, summary, sizes_bytes, is_all=is_all)
         if histogram is not None:
@@ -214,7 +214,7 @@ def drop(
         if is_json:
             print_json({"is_dry_run": is_dry_run, "given_up": [one.as_json() for one in given_up]})
         else:
-            print_given_up(wide_console(), given_up, is_dry_run=is_dry_run)
+            print_given_up(make_console(), given_up, is_dry_run=is_dry_run)
         return
     unused = Unused(which)
 
@@ -222,7 +222,7 @@ def drop(
         nonlocal unused
         unused = found
         if not is_json:
-            print_unused(wide_console(), found, is_dry_run=is_dry_run)
+            print_unused(make_console(), found, is_dry_run=is_dry_run)
         if found.count and not (is_sure or is_dry_run):
             click.confirm(f"{unused_counts(found)}: deleted for good. Go on?", abort=True, err=True)
 
@@ -235,7 +235,7 @@ def drop(
     if is_json:
         print_json(unused_json(unused, is_dry_run=is_dry_run))
     elif unused.count and not is_dry_run:
-        wide_console().print(f"Deleted {unused_counts(unused)}.")
+        make_console().print(f"Deleted {unused_counts(unused)}.")
     _tell_faults(unused.damaged)
 
 
@@ -243,7 +243,6 @@ def drop(
     short_help="Copy them to another storage.",
     epilog=help_end(
         "postdate snapshots copy --to s3://bucket/prefix",
-        "postdate snapshots copy --to file:///backup/index",
         "postdate snapshots copy --to /mnt/new-data --topic orders",
         "postdate snapshots copy --index s3://bucket/prefix --to data --update-cursors --delete-source",
         wrong="one that a cursor names is damaged or missing: no cursor was updated, and nothing deleted",
@@ -257,8 +256,8 @@ def drop(
     "target",
     metavar="TARGET",
     required=True,
-    help="s3://BUCKET/PREFIX, or a data folder, whose `snapshots` they go to, or a place that no service reads: "
-    "file:///FOLDER (plain files, a backup) or python://MODULE:NAME (a storage of yours).",
+    help="s3://BUCKET/PREFIX, or a data folder, whose `snapshots` they go to, or python://MODULE:NAME (a storage of "
+    "yours, which no service reads).",
 )
 @click.option("--delete-source", is_flag=True, help="After --update-cursors: delete the snapshots that were copied.")
 @click.option(
@@ -307,7 +306,7 @@ def copy(
     if is_json:
         print_json(copied_json(copied, target))
     else:
-        print_copied(wide_console(), copied, target)
+        print_copied(make_console(), copied, target)
     if copied.failed:
         sys.exit(EXIT_CODE_WRONG)
 
@@ -335,7 +334,7 @@ def checkpoint(config: BrokerConfig, *, path: Path, is_json: bool) -> None:
         print_json(checkpoint_json(path, infos))
         return
     length_bytes = sum(info.length_bytes for info in infos)
-    wide_console().print(
+    make_console().print(
         f"{escape(str(path))} has {counted(len(infos), 'snapshot')}, {size(length_bytes)}. To restore it, put it where "
         f"{escape(str(snapshots_folder(config)))} is.",
         soft_wrap=True,
@@ -362,6 +361,6 @@ def export(config: BrokerConfig, *, path: Path, which: Filter, is_json: bool) ->
     if is_json:
         print_json(exported_json(exported, path))
     else:
-        print_exported(wide_console(), exported, path)
+        print_exported(make_console(), exported, path)
     if exported.failed:
         sys.exit(EXIT_CODE_WRONG)

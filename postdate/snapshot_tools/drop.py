@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
-from managed_ledger.value_types import Json, OnStage, OnStep
+from managed_ledger.positions.value_types import Json, OnStage, OnStep
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.service.snapshot_storages import location_of, retries_of, snapshots_folder
 from postdate.index.opening import Filter, OpenIndex, readable_segments

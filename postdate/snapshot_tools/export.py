@@ -14,7 +14,7 @@ from uuid import uuid4
 import numpy as np
 
 from managed_ledger.names import subscription_of
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.command_line.extras import install_advice
 from postdate.command_line.progress import Advance

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from managed_ledger.names import subscription_of
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.command_line.output import iso_or_none
 from postdate.index.checking import IndexVerdict
 from postdate.index.index_copy import Copied

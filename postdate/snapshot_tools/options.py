@@ -1,4 +1,4 @@
-"""The shared options and the console of the commands about an index, and how they open it."""
+"""The shared options of the commands about an index, and how they open it."""
 
 import os
 from collections.abc import AsyncIterator, Callable
@@ -9,20 +9,16 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
-from rich.console import Console
 
 from postdate.broker.cli.common import config_options, configure_logging, refusing
 from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.broker.service.snapshot_storages import location_of, retries_of, snapshots_folder
-from postdate.command_line.output import make_console
 from postdate.index.location import Location, location_at
 from postdate.index.opening import Filter, OpenIndex, open_index
 from snapshot_storage.errors import StorageAccessError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_COLUMNS_WHEN_PIPED = 100
 
 
 def on_config(command: Callable[Concatenate[BrokerConfig, P], T]) -> Callable[..., T]:
@@ -54,7 +50,7 @@ def filters(command: Callable[..., T]) -> Callable[..., T]:
     def run(*args: Any, topic: str | None, cursor: str | None, **kwargs: Any) -> T:
         return command(*args, which=Filter(topic, cursor), **kwargs)
 
-    run = click.option("--subscription", "--cursor", "cursor", help="Only of this subscription.")(run)
+    run = click.option("--subscription", "cursor", help="Only of this subscription.")(run)
     return click.option("--topic", help="Only of this topic, by its whole or short name.")(run)
 
 
@@ -63,11 +59,6 @@ index_option = click.option(
     metavar="INDEX",
     help="The snapshots are here, and not where the configuration has them: a TARGET of `copy`, or a checkpoint.",
 )
-
-
-def wide_console() -> Console:
-    """Return a console that has room for the tables of snapshots also in a pipe."""
-    return make_console(_COLUMNS_WHEN_PIPED)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.metadata_columns import MetadataColumns, columns_of, read_columns
 from snapshot_storage.encoding.roaring import decode_bitmap, serialized_bitmaps, value_count

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

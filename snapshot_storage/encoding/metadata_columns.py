@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from snapshot_storage.encoding.roaring import decoded_bitmaps, value_count
 from snapshot_storage.encoding.varints import PADDING, read_varints, words_of
 from snapshot_storage.errors import SnapshotCorruptedError

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.varints import PADDING, close_gaps, words_of
 

@@ -1,1 +1,1 @@
-"""A snapshot as one run of bytes, the key that its id gives, and a folder of such files."""
+"""A snapshot as one run of bytes, and the key that its id gives it on S3."""

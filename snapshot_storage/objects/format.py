@@ -1,4 +1,4 @@
-"""A snapshot as one run of bytes: for object storage, for plain files and for what one job hands to the next.
+"""A snapshot as one run of bytes: for object storage, and for what one job hands to the next.
 
     front   magic 8s | version u16 | zero u16 | names length u32 | entry count u32 | length of all entries u64
     names   JSON: bucket_key, topic_name, cursor_name

@@ -1,4 +1,4 @@
-"""Bucket ids and object keys, on S3 and as files: each gives the other, so that nothing has to be looked up.
+"""Bucket ids and object keys, on S3: each gives the other, so that nothing has to be looked up.
 
     bucket id   0 | topic 15 bits | cursor 4 bits | serial 44 bits        (63 bits: a signed long)
     object key  <prefix>/<topic, 4 hex digits>/<cursor, 1 digit>/<serial, 11 digits>

@@ -10,7 +10,6 @@ after the other, and a file may go in between. So a reader that finds damage ope
 Tables are compressed with zstd at level 3, RocksDB's own default for it: docs/decisions.md compares it with others.
 """
 
-import errno
 import logging
 import os
 import time
@@ -198,15 +197,7 @@ def _put_aside(path: Path, damage: str) -> None:
     # RocksDB's own text of a damage may have several lines.
     damage = " ".join(damage.split())
     with Translated(error_of, path, f"put aside the snapshots, which cannot be used ({damage}),"):
-        try:
-            aside = put_aside(path)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            raise StorageUnavailableError(
-                f"the snapshots in {path} cannot be used ({damage}), and a mount point cannot be renamed: stop the "
-                "service and delete the files in it; the index is read again from the log"
-            ) from error
+        aside = put_aside(path)
     logger.error(
         "the snapshots in %s cannot be used (%s): the folder was put aside as %s, and the index is read again from the "
         "log. Postdate reads it no more, so it can be removed",

@@ -24,7 +24,6 @@ from botocore import exceptions
 from botocore.exceptions import BotoCoreError, ClientError
 
 from snapshot_storage.errors import StorageAccessError, StorageBusyError, StorageUnavailableError
-from snapshot_storage.objects.snapshots import ObjectPiece
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.connection import S3Connection
 
@@ -85,6 +84,14 @@ _ADVICE = {
     "AuthorizationHeaderMalformed": "correct bucketSnapshotS3Region",
     "PermanentRedirect": "correct bucketSnapshotS3Region or bucketSnapshotS3Endpoint",
 }
+
+
+class ObjectPiece(NamedTuple):
+    """A run of bytes out of an object."""
+
+    data: bytes
+    object_bytes: int
+    """How long all of it is."""
 
 
 class Upload(NamedTuple):

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from managed_ledger.value_types import InvalidValueError
+from managed_ledger.positions.value_types import InvalidValueError
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{2,254}")
 _REGION = re.compile(r"[A-Za-z0-9-]+")

@@ -5,15 +5,28 @@ flight: recovery is parallel, and never more than that. The server must honour `
 uploads in parts; AWS, MinIO and versitygw do.
 """
 
+import asyncio
+import logging
 from pathlib import Path
 
-from snapshot_storage.objects.storage import ObjectBucketSnapshotStorage
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotStorageError,
+    SnapshotUnavailableError,
+    SnapshotUnreadableError,
+    StorageAccessError,
+    StorageUnavailableError,
+)
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.folder_id import config_of_folder
 from snapshot_storage.s3.prefix import S3Snapshots
+from snapshot_storage.storage import BucketSnapshotInfo
+from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
+
+logger = logging.getLogger(__name__)
 
 
-class S3BucketSnapshotStorage(ObjectBucketSnapshotStorage):
+class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
     """Keeps snapshots as objects under a prefix of a bucket, which any number of processes may use at a time.
 
     Beyond what every storage promises: two writers never share an id, also on different machines. A call that fails
@@ -52,3 +65,51 @@ class S3BucketSnapshotStorage(ObjectBucketSnapshotStorage):
         if self._folder is not None:
             config = config_of_folder(config, self._folder, is_read_only=self._is_read_only)
         return S3Snapshots(config, is_read_only=self._is_read_only)
+
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        """List snapshots without those that cannot be read, which are logged; `find_damage` names them.
+
+        That is a call for each thousand, and one more for each that this process has not read before.
+        """
+        infos, left_out = await self._infos(topic_name, cursor_name)
+        for error in left_out:
+            logger.warning("left out of a list of snapshots: %s", error)
+        return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
+
+    async def find_damage(self) -> list[SnapshotStorageError]:
+        """Find objects with a damaged or unreadable beginning; the list remembers the heads that were read."""
+        _, left_out = await self._infos(None, None)
+        return list(left_out)
+
+    async def _infos(
+        self, topic_name: str | None, cursor_name: str | None
+    ) -> tuple[list[BucketSnapshotInfo], list[SnapshotUnreadableError]]:
+        """Read the heads of the objects of a topic and cursor, and of some others that share their folder of keys.
+
+        An object that is damaged, that the store does not answer for, or that it refuses, as an archived one, is left
+        out. Where it answers for none, that is an outage, and is raised.
+
+        Returns:
+            The facts in the heads, and the faults of the objects that were left out.
+        """
+        ids = await self._run("list snapshots", lambda snapshots: snapshots.ids(topic_name, cursor_name))
+        found = await asyncio.gather(*map(self._info, ids), return_exceptions=True)
+        infos = [one for one in found if isinstance(one, BucketSnapshotInfo)]
+        left_out: list[SnapshotUnreadableError] = []
+        for bucket_id, one in zip(ids, found, strict=True):
+            if isinstance(one, SnapshotUnreadableError):
+                left_out.append(one)
+            elif isinstance(one, StorageUnavailableError | StorageAccessError) and infos:
+                left_out.append(SnapshotUnavailableError(str(one), bucket_id=bucket_id))
+            elif isinstance(one, BaseException):
+                raise one
+        return infos, left_out
+
+    async def _info(self, bucket_id: int) -> BucketSnapshotInfo | None:
+        try:
+            return await self._run("list snapshots", lambda snapshots: snapshots.known_info(bucket_id))
+        except BucketNotFoundError:
+            # The snapshot was deleted since it was listed.
+            return None

@@ -48,10 +48,10 @@ _MISSING = "Missing"
 
 
 def _snapshots(command: str) -> tuple[Case, ...]:
-    """Cases that every command with --topic, --cursor and --data refuses."""
+    """Cases that every command with --topic, --subscription and --data refuses."""
     return (
         _refused(f"{command} --topic order --data {{data}}", _NO_TOPIC),
-        _refused(f"{command} --cursor biling --data {{data}}", _NO_CURSOR),
+        _refused(f"{command} --subscription biling --data {{data}}", _NO_CURSOR),
         _refused(f"{command} --data {{none}}", _NO_FOLDER),
         _refused(f"{command} --data {{empty}}", _NO_LOG),
         _refused(f"{command} --set nonsense", "must be key=value"),
@@ -89,7 +89,7 @@ def _selecting(command: str, rest: str = "") -> tuple[Case, ...]:
     return (
         *_job(command, rest.strip()),
         _refused(f"{command} {{data}}{rest} --topic order", _NO_TOPIC),
-        _refused(f"{command} {{data}}{rest} --cursor biling", _NO_CURSOR),
+        _refused(f"{command} {{data}}{rest} --subscription biling", _NO_CURSOR),
         _refused(f"{command} {{data}}{rest} --topic reminders --subscription billing", "; there are s2 ü, sub"),
     )
 
@@ -127,7 +127,7 @@ CASES: dict[str, Cases] = {
             _refused("keys", _MISSING),
             _refused("keys orders billing key --url http://127.0.0.1:1", "no service answers"),
             _refused("keys orders billing key --url nowhere", "is no address"),
-            _refused("keys a/b billing key", "Invalid topic name"),
+            _refused("keys a/b billing key", "is no topic"),
         ),
         shown_by="test_a_key_says_who_holds_it_up",
     ),
@@ -227,11 +227,16 @@ CASES: dict[str, Cases] = {
         (Case("token validate --secret-key " + _SECRET + " " + _TOKEN, 1, ""),),
     ),
     "snapshots list": Cases(
-        _snapshots("snapshots list"),
+        (
+            *_snapshots("snapshots list"),
+            _refused(
+                "snapshots list --set bucketSnapshotStorage=memory --data {data}", "in the service's memory alone"
+            ),
+        ),
         (
             _done("snapshots list --data {data}", "orders"),
             _done("snapshots list --topic public/default/orders --subscription billing --data {data}", "billing"),
-            _done("snapshots list --cursor 's2 ü' --data {data}", "s2 ü"),
+            _done("snapshots list --subscription 's2 ü' --data {data}", "s2 ü"),
         ),
     ),
     "snapshots show": Cases(
@@ -279,21 +284,21 @@ CASES: dict[str, Cases] = {
             _refused("snapshots copy --to '' --data {data}", "--to: the place of an index must be"),
             _refused("snapshots copy --to {data} --data {data}", "where the snapshots are now"),
             _refused("snapshots copy --to {tmp}/c --delete-source --data {data}", "needs --update-cursors"),
+            _refused("snapshots copy --to {tmp}/c --update-cursors --topic orders --data {data}", "moves everything"),
+            _refused("snapshots copy --to s3://bucket/ä --data {data}", "prefix must be words of letters"),
             _refused("snapshots copy --to ftp://u:hush@x/p --data {data}", "--to: the place of an index must be"),
-            _refused("snapshots copy --to file://u:hush@x/p --data {data}", "--to: the place of an index must be"),
-            _refused("snapshots copy --to file://{data}/ledgers/x --data {data}", "which is the service's own"),
+            _refused("snapshots copy --to {data}/ledgers/x --data {data}", "which is the service's own"),
             _refused("snapshots copy --to python://no_such:thing --data {data}", "cannot be found"),
             _refused("snapshots copy --index {none} --to {tmp}/c --data {data}", "there are no snapshots in"),
-            _refused("snapshots copy --index file://{none} --to {tmp}/c --data {data}", "there is no such folder"),
             _refused(
                 "snapshots copy --index '' --to {tmp}/c --data {data}",
                 "--index: the place of an index must be",
             ),
-            _refused("snapshots copy --index file://{tmp}/c --to file://{tmp}/c --data {data}", "are now"),
+            _refused("snapshots copy --index {tmp}/c --to {tmp}/c --data {data}", "are now"),
         ),
         (
             _done("snapshots copy --to {tmp}/copied --data {data}", ""),
-            _done("snapshots copy --to file://{tmp}/moved --update-cursors --delete-source --data {data}", ""),
+            _done("snapshots copy --to {tmp}/moved --update-cursors --delete-source --data {data}", ""),
         ),
     ),
     "snapshots checkpoint": Cases(
@@ -301,6 +306,11 @@ CASES: dict[str, Cases] = {
             _refused("snapshots checkpoint", _MISSING),
             _refused("snapshots checkpoint {tmp}/backup --data {none}", _NO_FOLDER),
             _refused("snapshots checkpoint {data}/snapshots/inside --data {data}", "the service's own"),
+            _refused("snapshots checkpoint {data} --data {data}", "it exists already"),
+            _refused(
+                "snapshots checkpoint x --set bucketSnapshotStorage=s3 --set bucketSnapshotS3Bucket=bbb --data {data}",
+                "only a RocksDB folder has checkpoints",
+            ),
         ),
         (_done("snapshots checkpoint {tmp}/backup --data {data}", "backup"),),
     ),
@@ -344,7 +354,7 @@ CASES: dict[str, Cases] = {
         ),
         (
             _done("pipeline rebuild {data} --now 2026-01-01T00:00:00Z", ""),
-            _done("pipeline rebuild {data} --now-ms 0 --topic reminders --cursor 's2 ü'", ""),
+            _done("pipeline rebuild {data} --now 0 --topic reminders --subscription 's2 ü'", ""),
         ),
         needs_spark=True,
     ),
@@ -352,37 +362,40 @@ CASES: dict[str, Cases] = {
         (
             *_job("pipeline forecast"),
             _refused("pipeline forecast --of index {none}", "there are no snapshots in"),
-            _refused("pipeline forecast --of index file://{none}", "there is no such folder"),
             _refused("pipeline forecast {data} --topic order", _NO_TOPIC),
             _refused("pipeline forecast {data} --topic orders --topic order", _NO_TOPIC),
             _refused("pipeline forecast --of index {data} --topic order", _NO_TOPIC),
             _refused("pipeline forecast {data} --now 99999999999999999999", "Invalid value"),
         ),
         (
-            _done("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead", "ahead"),
-            _done("pipeline forecast {data} --topic orders --topic reminders --now-ms 0 --out {tmp}/both", "both"),
-            _done("pipeline forecast --of index {data} --now-ms 9223372036854775807 --out {tmp}/ahead", "ahead"),
+            _done("pipeline forecast {data} --topic orders --now 0 --out {tmp}/ahead", "ahead"),
+            _done("pipeline forecast {data} --topic orders --topic reminders --now 0 --out {tmp}/both", "both"),
+            _done("pipeline forecast --of index {data} --now 9223372036854775807 --out {tmp}/ahead", "ahead"),
         ),
         needs_spark=True,
     ),
     "pipeline cancel": Cases(
         (
             *_job("pipeline cancel", "--subscription billing --topic orders"),
-            _refused("pipeline cancel {data} --cursor biling --key k", _NO_CURSOR),
+            _refused("pipeline cancel {data} --subscription biling --key k", _NO_CURSOR),
             _refused("pipeline cancel {data} --subscription billing --topic order", _NO_TOPIC),
             _refused("pipeline cancel {data} --subscription billing", "say what to cancel"),
             _refused("pipeline cancel {data} --subscription billing --property x", "must be NAME=VALUE"),
             _refused("pipeline cancel {data} --subscription billing --positions {none}.csv", "there is no file"),
             *(
-                _refused(f"pipeline cancel {{data}} --subscription billing --deliver-from {time}", "Invalid value")
+                _refused(f"pipeline cancel {{data}} --subscription billing --from {time}", "Invalid value")
                 for time in _TIMES
             ),
         ),
         (
             _done("pipeline cancel {data} --subscription billing --positions {positions}", ""),
             Case("pipeline cancel {data} --subscription billing --positions {unknown_positions}", WRONG, ""),
-            Case("pipeline cancel {data} --cursor billing --property campaign=nosuch", WRONG, "0 positions asked for"),
-            _done("pipeline cancel {data} --cursor 's2 ü' --topic reminders --from 0 --dry-run", ""),
+            Case(
+                "pipeline cancel {data} --subscription billing --property campaign=nosuch",
+                WRONG,
+                "0 positions asked for",
+            ),
+            _done("pipeline cancel {data} --subscription 's2 ü' --topic reminders --from 0 --dry-run", ""),
         ),
         needs_spark=True,
     ),
@@ -390,7 +403,7 @@ CASES: dict[str, Cases] = {
         (
             *_job("pipeline ingest", "{tmp} --subscription billing --checkpoint {tmp}/c"),
             _refused("pipeline ingest {data} {none} --subscription billing --checkpoint {tmp}/c", _NO_FOLDER),
-            _refused("pipeline ingest {data} {tmp} --cursor biling --checkpoint {tmp}/c", _NO_CURSOR),
+            _refused("pipeline ingest {data} {tmp} --subscription biling --checkpoint {tmp}/c", _NO_CURSOR),
             _refused("pipeline ingest {data} {tmp} --subscription billing", _MISSING),
             _refused(
                 "pipeline ingest {data} {tmp} --subscription billing --checkpoint c --files-per-batch 99999999999",
@@ -399,7 +412,7 @@ CASES: dict[str, Cases] = {
         ),
         (
             _done("pipeline ingest {data} {stream} --format csv --subscription billing --checkpoint {tmp}/c", ""),
-            _done("pipeline ingest {data} {empty} --cursor 's2 ü' --checkpoint {tmp}/c2", ""),
+            _done("pipeline ingest {data} {empty} --subscription 's2 ü' --checkpoint {tmp}/c2", ""),
         ),
         needs_spark=True,
     ),

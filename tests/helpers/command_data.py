@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.index.cursor_log import CursorLog
+from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes

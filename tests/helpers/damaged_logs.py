@@ -14,7 +14,7 @@ from managed_ledger.entries.headers import header_in
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.index.entry_format import PulsarEntries
 from tests.helpers.fakes.life_loop import LifeLoop, LoopExecutor
 from tests.helpers.fakes.virtual_time import SimulationLoop
@@ -154,6 +154,17 @@ def flip_type(file: Path, record: int = -1) -> None:
         at = (at // 2**15 + 1) * 2**15 if is_rest_of_block else at + 7 + length
     content[headers[record] + 6] ^= 4
     file.write_bytes(content)
+
+
+def harm_an_entry(folder: Path) -> Path:
+    """Change one byte in a payload in a table, so that this entry is lost; return the table."""
+    # Bytes that do not compress stand in a table as they are.
+    payload = next(entry for number in range(ENTRIES // 2) if 900 < len(entry := make_entry(0, number)) < 1_000)[-900:]
+    table = next(file for file in folder.glob("*.sst") if payload[:40] in file.read_bytes())
+    content = table.read_bytes()
+    at = content.index(payload[:40])
+    table.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    return table
 
 
 def flip(file: Path, source: random.Random) -> None:

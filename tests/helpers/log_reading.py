@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.reading.selection import Skip
 

@@ -7,9 +7,9 @@ import numpy as np
 from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.index.acknowledged import Acknowledged
 from postdate.index.ledger_ranges import HeaderRange, LedgerExtent
-from postdate.index.staging import StagingFolder, StagingWriter
 from postdate.pipeline.planning.log_plan import plan_counts, plan_tasks
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.staging import StagingFolder, StagingWriter
 from postdate.pipeline.tasks.log_tasks import build_task, count_rows
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.live_index import NOW_MS, StoredEntries

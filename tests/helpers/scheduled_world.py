@@ -13,11 +13,11 @@ import google_crc32c
 import pytest
 
 from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.entries.message_metadata import metadata_bytes, parse_metadata
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.protocol.commands import frame
-from postdate.broker.protocol.entries import metadata_of
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from postdate.broker.scheduled.operations import Operations, Progress, Selector
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
@@ -161,7 +161,7 @@ def _messages(data: bytes) -> list[tuple[str, int]]:
         entry = data[8 + command_size : 4 + size]
         if command.type == BaseCommand.MESSAGE:
             metadata_size = int.from_bytes(entry[6:10], "big")
-            found.append((entry[10 + metadata_size :].decode(), metadata_of(entry).deliver_at_time))
+            found.append((entry[10 + metadata_size :].decode(), parse_metadata(metadata_bytes(entry)).deliver_at_time))
         data = data[4 + size :]
     return found
 

@@ -36,7 +36,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "managed_ledger": ("rocksdb",),
     "managed_ledger.entries.message_metadata": (),
     "managed_ledger.pb": (),
-    "managed_ledger.position": (),
+    "managed_ledger.positions.position": (),
     "managed_ledger.repair": ("service", "spark"),
     "postdate": (),
     "postdate.broker": ("service",),

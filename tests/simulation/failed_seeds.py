@@ -1,4 +1,4 @@
-"""Seeds that failed once, each with what it showed; they are run with every test.
+"""Seeds that a fault of the product made fail once, each with what it showed; they are run with every test.
 
 A seed means the same run as long as the events and the choices of `whole_service` are as they were. After a
 change of those the faults are looked for again: `known_mutants.py` has them, `mutants.py --group items found` puts each
@@ -34,51 +34,24 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(3143, "a smooth resume stopped: another event came in the millisecond of a grant"),
     FailedSeed(3401, "the same"),
     FailedSeed(5006, "4,781 due rows of sealed buckets stayed in memory, of 30 that may be loaded"),
-    FailedSeed(41, "the simulation itself did not know a copy for a subscription that was gone"),
-    FailedSeed(2137877790, "the simulation itself counted a cancellation that a closed subscription had refused"),
     FailedSeed(
         440856744,
         "messages of several ledgers that were moved by their ids were copied ledger by ledger, not in order of time",
     ),
-    FailedSeed(3780758999, "the simulation itself judged by a new rate what was sent before the rate was in force"),
     FailedSeed(2808193559, "a small poll merged 16,384 due rows, more than may be loaded"),
     FailedSeed(3975524176, "9,800 rows of one time were loaded, and all were acknowledged: they made room for none"),
-    FailedSeed(3975523916, "the simulation itself let a newcomer wait for messages that were trimmed"),
-    FailedSeed(3975524356, "the simulation itself judged a batch by the order in which messages came to consumers"),
     FailedSeed(2655332223, "a dispatcher of a log that was closed meanwhile failed when it stopped"),
-    FailedSeed(2655332235, "the simulation itself wanted order of times that the clock had taken back"),
     FailedSeed(3975524882, "segments that were due before the clock was put back were never loaded: 62 due entries"),
     FailedSeed(1292482514, "the same, of three kinds of subscriptions"),
-    FailedSeed(2655332354, "the simulation itself took a held batch for one that came after the end of a rate"),
-    FailedSeed(3975525035, "the simulation itself wanted a pause to hold before its answer"),
-    FailedSeed(1292482059, "the simulation itself did not know rows of buckets that were merged since"),
-    FailedSeed(1298691690, "a message cancelled out of a batch before the dispatcher had begun to read was sent"),
-    FailedSeed(1045875228, "the simulation itself wanted order of a message whose time the clock had taken back"),
-    FailedSeed(2434607164, "the simulation itself did not know what was trimmed while a seek went there"),
-    FailedSeed(2434607236, "the simulation itself forgot parts of batches where the rules of Key_Shared changed"),
-    FailedSeed(2068448442, "the simulation itself failed where a move met a subscription that is being made"),
-    FailedSeed(259354742, "the simulation itself did not know entries moved while their subscription is deleted"),
-    FailedSeed(3846847777, "the simulation itself gave too few permits for a million messages at rest"),
-    FailedSeed(
-        1467248109, "the simulation itself took delays for switched off where a crash had cut the request short"
-    ),
     FailedSeed(1467248192, "a message that was read while delays were switched off was forgotten and never sent"),
-    FailedSeed(2209033330, "the simulation itself forgot a cancellation that was under way when the type changed"),
-    FailedSeed(1467248242, "the simulation itself asked a subscription that is being made what it has acknowledged"),
-    FailedSeed(2014724469, "the simulation itself judged a move of the mark-delete position of a deleted subscription"),
-    FailedSeed(2014724702, "the simulation itself took a copy for hidden from a subscription that is being made"),
-    FailedSeed(2846499301, "of two cancellations at the same time out of batches the first was forgotten"),
     FailedSeed(2846499362, "a newcomer's bound was behind entries of ledgers that were being written"),
     FailedSeed(1023243930, "what the index gave too early let others go before what the tracker still had"),
-    FailedSeed(190877992, "the simulation itself mixed up two copies of one message that were shifted together"),
     FailedSeed(722476499, "the index had forgotten what it tracked when the scan came: it was sent twice"),
     FailedSeed(711543929, "a tracker whose dispatcher had nothing to read read the same positions again and again"),
     FailedSeed(
         2081585848, "messages were lost to the index that a snapshot lost twice while a ledger waited for its scan"
     ),
-    FailedSeed(2057566553, "the simulation itself counted a cancellation that waited for the one before it"),
     FailedSeed(2846500176, "another entry's header was read where cached blocks overlap: a message expired early"),
-    FailedSeed(541731961, "the simulation itself could not end a life that was killed in the turn in which it ended"),
     FailedSeed(2150442060, "newcomers waited for a cancelled entry of a ledger that was deleted"),
     FailedSeed(
         2056946279, "of a bucket without messages, what came with its metadata was counted after it was cut off"
@@ -86,12 +59,4 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(4, "a subscription of a shared index that read again what was too many in memory was sent it early"),
     FailedSeed(1351370623, "a merge kept a row that had been handed out, and not the one that was still to come"),
     FailedSeed(3215921987, "what a view of a shared index had given was sent again to the consumer that held it"),
-    FailedSeed(4002001513, "the simulation itself took rows that wait for their snapshots for rows of segments"),
-    FailedSeed(
-        1769081537, "the simulation itself expected an empty look before a consumer of a type without delays had come"
-    ),
-    FailedSeed(
-        3187017382,
-        "the simulation itself wanted copies cancelled that were made, and looked for, while delays were off",
-    ),
 ]

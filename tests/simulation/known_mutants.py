@@ -81,8 +81,8 @@ DISPATCHER: Final = [
     Mutant(
         "returning-without-timer",
         "dispatcher/core/multiple_consumers.py",
-        "if self.assignor.to_serve or self.replay_queue.returning or self.expired:",
-        "if self.assignor.to_serve or self.expired:",
+        "if self.assignor.to_serve or self.replay_queue.returning:",
+        "if self.assignor.to_serve:",
         "a missing wake-up for the second portion of what a consumer gave back",
     ),
     Mutant(
@@ -91,20 +91,6 @@ DISPATCHER: Final = [
         "        self.assignor.offer_all(self.replay_queue.discard_through(through))",
         "        self.replay_queue.discard_through(through)",
         "the head behind an expired one is not offered",
-    ),
-    Mutant(
-        "expired-portion-off-by-one",
-        "dispatcher/core/multiple_consumers.py",
-        "            if len(portion) < self.config.expired_entries_max:",
-        "            if len(portion) <= self.config.expired_entries_max:",
-        "off by one: only the first portion of what expired is forgotten",
-    ),
-    Mutant(
-        "expired-is-sent",
-        "dispatcher/core/multiple_consumers.py",
-        "        return [is_one and at > through for is_one, at in zip(are_pending, positions, strict=True)]\n",
-        "        return are_pending\n",
-        "what has expired is sent while consumers forget it in portions",
     ),
     Mutant(
         "refund-forgotten",
@@ -523,34 +509,16 @@ ITEMS: Final = [
     Mutant(
         "item-5",
         "dispatcher/core/fences/recently_joined.py",
-        "        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])\n"
-        "        return self._drop_acknowledged()\n",
-        "        return super()._first_awaited(consumers)\n",
+        "    def _first_awaited(self) -> Key:\n        # Once",
+        "    def _nothing_awaited(self) -> Key:\n        # Once",
         "a newcomer of the classic mode waits for everything before its bound, delayed messages too",
-        (
-            Edit(
-                "dispatcher/core/fences/recently_joined.py",
-                "        del position\n"
-                "        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)\n",
-                "        return super().note_unacknowledged_from(position, waiting)\n",
-            ),
-        ),
     ),
     Mutant(
         "item-5-room",
         "dispatcher/core/fences/recently_joined.py",
-        "        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])\n"
-        "        return self._drop_acknowledged()\n",
-        "        return super()._first_awaited(consumers)\n",
+        "    def _first_awaited(self) -> Key:\n        # Once",
+        "    def _nothing_awaited(self) -> Key:\n        # Once",
         "the same, where what waits for a newcomer leaves no room for the older due message that would let it go",
-        (
-            Edit(
-                "dispatcher/core/fences/recently_joined.py",
-                "        del position\n"
-                "        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)\n",
-                "        return super().note_unacknowledged_from(position, waiting)\n",
-            ),
-        ),
         says="there is no room for",
     ),
     Mutant(
@@ -562,8 +530,8 @@ ITEMS: Final = [
         (
             Edit(
                 "dispatcher/core/intake.py",
-                "        return _ordered_by_time(self._deliverable.among(held))\n",
-                "        return _ordered_by_time(held)\n",
+                "        return self._make_ready(self._deliverable.among(held))\n",
+                "        return self._make_ready(held)\n",
             ),
         ),
     ),

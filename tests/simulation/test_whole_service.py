@@ -22,17 +22,8 @@ SECONDS_MAX = float(os.environ.get("SIMULATION_SECONDS", "60" if os.environ.get(
 
 @pytest.mark.parametrize(
     ("seed", "variant"),
-    [
-        # `make test` leaves out those in which the simulation judged wrongly.
-        # Those of a mutant are run by `test_simulation_discriminates`.
-        pytest.param(
-            failed.seed,
-            failed.variant,
-            marks=pytest.mark.exhaustive if failed.showed.startswith("the simulation itself") else (),
-        )
-        for failed in FAILED_SEEDS
-        if failed.mutant is None
-    ],
+    # Those of a mutant are run by `test_simulation_discriminates`.
+    [(failed.seed, failed.variant) for failed in FAILED_SEEDS if failed.mutant is None],
 )
 def test_a_seed_that_failed_once_fails_no_more(seed: int, variant: str | None) -> None:
     """`failed_seeds.py` says what each showed."""

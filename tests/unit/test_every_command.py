@@ -251,7 +251,7 @@ def heed_interrupts() -> None:
     "module",
     [
         "click",
-        "postdate.index.publishing",
+        "postdate.pipeline.publishing.publication",
         "numpy",
         "postdate.pipeline.cli.main",
         "postdate.pipeline.jobs.log_rebuild",

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pyroaring import AbstractBitMap
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX
 from tracker.columns.row_order import LATEST_MS, NEVER
 

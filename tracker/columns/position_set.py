@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from tracker.columns.positions import ENTRY_ID_MAX, bitmap_of, is_in_bitmap, ledger_bitmaps, ledger_groups
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 
 ENTRY_ID_MAX: Final = 2**32 - 1
 """Roaring bitmaps in the portable 32-bit format hold no larger value."""

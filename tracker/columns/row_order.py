@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple, Protocol
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 
 NEVER: Final = 2**63 - 1
 """Later than every delivery time."""

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from snapshot_storage.encoding.metadata_columns import MetadataColumns
 from snapshot_storage.encoding.segmenter import ROWS_UNLIMITED
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tracker.delayed_delivery_tracker import TrackedCursor
 
 

@@ -24,7 +24,7 @@ from typing import Final
 from numpy.typing import ArrayLike
 from pyroaring import BitMap
 
-from managed_ledger.value_types import Mask
+from managed_ledger.positions.value_types import Mask
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.columns.offers import check_acknowledged, check_offer, columns_of

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
 from tracker.core import actions
 from tracker.core.actions import Answer, Call, CallFailed

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock
 from tracker.columns.offers import check_integers, check_offer
 from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig

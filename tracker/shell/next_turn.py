@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from tracker.errors import TrackerError
 
 WATCH_INTERVAL_S: Final = 5.0

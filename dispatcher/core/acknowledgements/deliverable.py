@@ -14,8 +14,8 @@ from pyroaring import BitMap
 
 from dispatcher.core.items import Key
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 from tracker.columns.positions import is_in
 
 _NOTHING: Final[Key] = (-1, -1)

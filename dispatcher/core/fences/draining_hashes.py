@@ -27,7 +27,7 @@ from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.fence import Consumers, DrainingHashEntry, OrderFence
 from dispatcher.core.items import SLOT, Item
 from dispatcher.core.selectors.assignment import Assignment
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 _SLOTS_ONE_BY_ONE_MAX: Final = 8
 """Up to so many slots are looked up one by one; going through whole columns pays for more."""
@@ -39,8 +39,6 @@ _NO_COLUMNS: Final = {name: array(code) for name, code in _COLUMN_TYPES.items()}
 
 class DrainingHashesTracker(OrderFence):
     """The draining slots; empty, and free of cost, unless a membership change left something behind."""
-
-    reason = "another consumer has not acknowledged earlier messages of the hash"
 
     def __init__(self) -> None:
         self.slots = BitMap()

@@ -17,7 +17,7 @@ from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Item, Key
 from dispatcher.core.selectors.assignment import Assignment
 from dispatcher.stats import NewcomerStats
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 Consumers = Mapping[int, ConsumerState]
 """The registered consumers by index."""
@@ -45,9 +45,6 @@ class OrderFence(ABC):
     @abstractmethod
     def is_active(self) -> bool:
         """Whether anything can be held back now."""
-
-    watches_mark_delete: ClassVar[bool] = False
-    """Whether `note_unacknowledged_from` is of interest."""
 
     is_by_position: ClassVar[bool] = False
     """Whether waiting entries of a slot go by position alone, and not by delivery time."""
@@ -77,8 +74,12 @@ class OrderFence(ABC):
     def note_taken_back(self, positions: Collection[Key]) -> None:
         """Note that entries which were given wait again."""
 
-    def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
-        """Note that everything before a position is acknowledged; return the slots that may go on, as `leaves`."""
+    def can_release(self) -> bool:
+        """Whether `release` would let a consumer go on: the cursor has moved."""
+        return False
+
+    def release(self, waiting: Collection[int]) -> list[int]:
+        """Let consumers go on for which enough is acknowledged; return the slots that may go on, as `leaves`."""
         return []
 
     # Questions of operators.

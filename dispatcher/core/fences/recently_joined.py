@@ -18,66 +18,46 @@ altogether, and a slot that moves between two consumers that are no newcomers is
 """
 
 from abc import abstractmethod
-from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from typing import Final, TypeAlias
 
 import numpy as np
 from pyroaring import BitMap
 
+from dispatcher.core.acknowledgements.deliverable import Acknowledgements
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.fence import Consumers, OrderFence
 from dispatcher.core.items import ENTRY, LEDGER, Item, Key
 from dispatcher.stats import NewcomerStats
-from managed_ledger.position import Position
+from managed_ledger.ledgers import LedgerInfo
+from managed_ledger.positions.position import Position
 from tracker.columns.position_set import PositionSet
 
+Ledgers: TypeAlias = Callable[[], list[LedgerInfo]]
+
 _NONE_AWAITED: Final[Key] = (2**63 - 1, 0)
-
-
-@dataclass(slots=True)
-class LedgerEnd:
-    """Where a ledger ends."""
-
-    ledger_id: int
-    last_entry_id: int
-    """The last durable one."""
-    has_ended: bool
-    """Whether no entry behind it can become durable. A ledger that was closed may still have commits under way."""
-
-
-class SubscriptionView(Protocol):
-    """The part of the log and of the cursor that a fence needs."""
-
-    @property
-    def next_unacknowledged_position(self) -> Position:
-        """The first position beyond mark-delete."""
-
-    def acknowledged_in(self, ledger_id: int) -> BitMap:
-        """The acknowledged entries of a ledger."""
-
-    def ledgers(self) -> list[LedgerEnd]:
-        """All ledgers, in order."""
 
 
 class RecentlyJoinedFence(OrderFence):
     """The newcomers with their bounds.
 
     Args:
-        view: The log and the cursor.
+        cursor: The acknowledgements.
+        ledgers: The ledgers of the log, in order.
     """
 
     reason = "its consumer joined lately, and what came before that is not all acknowledged"
-    watches_mark_delete = True
     # A bound is a position. By time, an entry beyond it could stand before one that must be acknowledged to lift it.
     is_by_position = True
 
-    def __init__(self, view: SubscriptionView) -> None:
+    def __init__(self, cursor: Acknowledgements, ledgers: Ledgers) -> None:
         self.bounds: dict[int, Position] = {}
         """By consumer, in the order in which they joined, which is that of the bounds."""
         self.bounds_when_joining: dict[int, Position] = {}
         """The bound that each consumer had when it joined, also after it was lifted, for the stats."""
-        self._view = view
+        self._cursor = cursor
+        self._ledgers = ledgers
 
     @property
     def is_active(self) -> bool:
@@ -104,13 +84,13 @@ class RecentlyJoinedFence(OrderFence):
             return
         bound = self._bound(consumers, read_position)
         self.bounds_when_joining[consumer.index] = bound
-        if len(consumers) > 1 and bound > self._first_awaited(consumers):
+        if len(consumers) > 1 and bound > self._first_awaited():
             # A bound never lies before an earlier one: entries that were sent or read stay so.
             self.bounds[consumer.index] = max(bound, *self.bounds.values()) if self.bounds else bound
 
-    def _first_awaited(self, consumers: Consumers) -> Key:
-        """Return the first position that a consumer would wait for that joins now."""
-        return self._view.next_unacknowledged_position
+    def _first_awaited(self) -> Key:
+        """Return the first position that newcomers wait for."""
+        return self._cursor.next_unacknowledged_position
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
         """Forget a consumer's bound; the last consumer has no other one to be fenced from."""
@@ -121,11 +101,13 @@ class RecentlyJoinedFence(OrderFence):
             self.bounds.clear()
         return list(waiting) if len(self.bounds) != before else []
 
-    def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
-        released = [index for index, bound in self.bounds.items() if bound <= position]
-        for index in released:
-            del self.bounds[index]
-        return list(waiting) if released else []
+    def can_release(self) -> bool:
+        return bool(self.bounds) and next(iter(self.bounds.values())) <= self._first_awaited()
+
+    def release(self, waiting: Collection[int]) -> list[int]:
+        first_awaited = self._first_awaited()
+        self.bounds = {index: bound for index, bound in self.bounds.items() if bound > first_awaited}
+        return list(waiting)
 
     def newcomers(self, consumers: Consumers, indices: Collection[int]) -> NewcomerStats:
         return NewcomerStats(
@@ -152,35 +134,27 @@ class ReadPositionFence(RecentlyJoinedFence):
     It goes on when the entries that consumers held at its join are acknowledged.
     """
 
-    def __init__(self, view: SubscriptionView) -> None:
-        super().__init__(view)
+    def __init__(self, cursor: Acknowledgements, ledgers: Ledgers) -> None:
+        super().__init__(cursor, ledgers)
         self._awaited = PositionSet()
         """Entries that consumers held at another's join; acknowledged ones leave from the front."""
 
-    def _first_awaited(self, consumers: Consumers) -> Key:
-        """Let newcomers wait for all that consumers hold now, and return the first of it."""
-        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])
-        return self._drop_acknowledged()
-
-    def _drop_acknowledged(self) -> Key:
-        """Return the first position that is awaited still."""
+    def _first_awaited(self) -> Key:
         # Once a ledger is deleted, the cursor does not tell that its entries are acknowledged.
-        self._awaited.remove_below(self._view.next_unacknowledged_position.ledger_id)
+        self._awaited.remove_below(self._cursor.next_unacknowledged_position.ledger_id)
         for ledger_id in sorted(self._awaited.bitmaps):
-            self._awaited.subtract(ledger_id, self._view.acknowledged_in(ledger_id))
+            self._awaited.subtract(ledger_id, self._cursor.acknowledged_in(ledger_id))
             if ledger_id in self._awaited.bitmaps:
                 return (ledger_id, self._awaited.bitmaps[ledger_id].min())
         return _NONE_AWAITED
-
-    def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
-        del position
-        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)
 
     def clear(self) -> None:
         super().clear()
         self._awaited = PositionSet()
 
     def _bound(self, consumers: Consumers, read_position: Position) -> Position:
+        """Return the read position; a newcomer waits for all that consumers hold now."""
+        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])
         return read_position
 
     def position_when_joining(self, consumer_index: int) -> Position | None:
@@ -191,22 +165,19 @@ class ReadPositionFence(RecentlyJoinedFence):
 class LastSentPositionFence(RecentlyJoinedFence):
     """PIP-282: a newcomer's bound is the first position that was never sent."""
 
-    def __init__(self, view: SubscriptionView) -> None:
-        super().__init__(view)
+    def __init__(self, cursor: Acknowledgements, ledgers: Ledgers) -> None:
+        super().__init__(cursor, ledgers)
         self._waits_again = PositionSet()
 
     def note_taken_back(self, positions: Collection[Key]) -> None:
         """Remember entries that wait again, which count as sent."""
+        self._waits_again.remove_below(self._cursor.next_unacknowledged_position.ledger_id)
         _add(self._waits_again, positions)
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
         if not consumers:
             self._waits_again = PositionSet()
         return super().leaves(consumer, consumers, waiting)
-
-    def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
-        self._waits_again.remove_below(position.ledger_id)
-        return super().note_unacknowledged_from(position, waiting)
 
     def clear(self) -> None:
         super().clear()
@@ -217,20 +188,15 @@ class LastSentPositionFence(RecentlyJoinedFence):
 
     def first_unsent(self, consumers: Consumers) -> Position:
         """Return the first position that was never sent; it need not exist yet."""
-        first = self._view.next_unacknowledged_position
-        sent_in = self._sent(consumers)
-        after = first
-        for extent in self._view.ledgers():
-            if extent.ledger_id < first.ledger_id:
-                continue
-            begin = first.entry_id if extent.ledger_id == first.ledger_id else 0
-            sent = sent_in.get(extent.ledger_id, BitMap()) | self._view.acknowledged_in(extent.ledger_id)
-            unsent = BitMap(range(max(begin, 0), extent.last_entry_id + 1)) - sent
+        after = first = self._cursor.next_unacknowledged_position
+        for ledger, sent in self._sent_from(first, consumers):
+            begin = first.entry_id if ledger.ledger_id == first.ledger_id else 0
+            unsent = BitMap(range(max(begin, 0), ledger.entries)) - sent
             if unsent:
-                return Position(extent.ledger_id, unsent.min())
-            if extent.last_entry_id >= 0:
+                return Position(ledger.ledger_id, unsent.min())
+            if ledger.entries:
                 # A ledger without confirmed entries tells nothing: one before it may have some that are being written.
-                after = max(after, Position(extent.ledger_id, extent.last_entry_id + 1))
+                after = max(after, Position(ledger.ledger_id, ledger.entries))
         return after
 
     def position_when_joining(self, consumer_index: int) -> Position | None:
@@ -258,31 +224,25 @@ class LastSentPositionFence(RecentlyJoinedFence):
         """Return the position before another one; entry -1 of the first ledger when there is none."""
         if position.entry_id > 0:
             return Position(position.ledger_id, position.entry_id - 1)
-        ledgers = [one for one in self._view.ledgers() if one.ledger_id < position.ledger_id and one.last_entry_id >= 0]
-        return (
-            Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id) if ledgers else Position(position.ledger_id, -1)
-        )
+        ledgers = [one for one in self._ledgers() if one.ledger_id < position.ledger_id and one.entries]
+        return Position(ledgers[-1].ledger_id, ledgers[-1].entries - 1) if ledgers else Position(position.ledger_id, -1)
 
     def individually_sent(self, consumers: Consumers) -> dict[int, BitMap]:
         """Return the entries sent at or beyond the first unsent position, by ledger."""
         first = self.first_unsent(consumers)
-        sent_in = self._sent(consumers)
-        found: dict[int, BitMap] = {}
-        for extent in self._view.ledgers():
-            if extent.ledger_id < first.ledger_id:
-                continue
-            sent = sent_in.get(extent.ledger_id, BitMap()) | self._view.acknowledged_in(extent.ledger_id)
-            if extent.ledger_id == first.ledger_id:
-                sent -= BitMap(range(first.entry_id))
-            if sent:
-                found[extent.ledger_id] = sent
-        return found
+        found = {ledger.ledger_id: sent for ledger, sent in self._sent_from(first, consumers)}
+        if first.ledger_id in found:
+            found[first.ledger_id] -= BitMap(range(first.entry_id))
+        return {ledger_id: sent for ledger_id, sent in found.items() if sent}
 
-    def _sent(self, consumers: Consumers) -> dict[int, BitMap]:
-        """Return the entries that were sent and are not acknowledged, by ledger."""
-        sent = PositionSet.of(self._waits_again.bitmaps.items())
-        _add(sent, [position for consumer in consumers.values() for position in consumer.pending.items])
-        return sent.bitmaps
+    def _sent_from(self, first: Position, consumers: Consumers) -> Iterator[tuple[LedgerInfo, BitMap]]:
+        """Give each ledger from that of `first` on, with the entries that were sent or are acknowledged."""
+        pending = PositionSet.of(self._waits_again.bitmaps.items())
+        _add(pending, [position for consumer in consumers.values() for position in consumer.pending.items])
+        for ledger in self._ledgers():
+            if ledger.ledger_id >= first.ledger_id:
+                sent = pending.bitmaps.get(ledger.ledger_id, BitMap())
+                yield ledger, sent | self._cursor.acknowledged_in(ledger.ledger_id)
 
 
 def _add(entries: PositionSet, positions: Collection[Key]) -> None:

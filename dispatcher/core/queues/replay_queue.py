@@ -4,6 +4,9 @@
                 ▲
     returning ──┘ in portions, from a consumer that gave back many; nothing of the slot is given meanwhile
 
+A consumer that leaves or asks for everything again can give back 50,000 entries and more. Queueing them takes a
+microsecond each, so they are out of its hands at once and go to their queues a portion at a time.
+
 Scheduled messages enter it when their time comes, and entries that a consumer gives back. It is arranged so that the
 next entry of a slot is found without a walk over entries of slots that may not send.
 
@@ -18,12 +21,13 @@ the top, so the head of a heap is always alive.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Final
 
 from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, ItemRows, Key, push_all
+from dispatcher.core.items_by_slot import ItemsBySlot
 from dispatcher.core.queues.parked import ParkedEntries, item_rows
-from dispatcher.core.queues.returning import ReturningEntries
 
 _PORTION_MIN: Final = 16
 
@@ -52,7 +56,8 @@ class ReplayQueue:
         self.heaps: dict[int, list[Item]] = {}
         """Never holds an empty heap. Read by the dispatch loop; changed here only."""
         self.parked = ParkedEntries()
-        self.returning = ReturningEntries()
+        self.returning = ItemsBySlot()
+        """What consumers gave back; no entry of its slots is given before all of the slot is in the queue again."""
         self.slot_entries_max = slot_entries_max
         self.entries_max = UNLIMITED
         self._slots: dict[Key, int] = {}
@@ -107,9 +112,15 @@ class ReplayQueue:
 
     def return_portion(self) -> list[int]:
         """Queue some of what returns; return the slots that are whole again and must be offered."""
-        items, whole = self.returning.take(self.return_entries_max)
+        is_rest = len(self.returning) <= self.return_entries_max
+        portion = list(islice(self.returning.items, self.return_entries_max))
+        items, slot_counts = self.returning.take_all() if is_rest else self.returning.take(portion)
         self._add_all(items)
-        return whole
+        return self._whole(slot_counts)
+
+    def _whole(self, slots: Iterable[int]) -> list[int]:
+        """Return those of the slots of which nothing is on its way back."""
+        return [slot for slot in slots if slot not in self.returning.slot_counts]
 
     def _add_all(self, items: Mapping[Key, Item]) -> None:
         assert self._slots.keys().isdisjoint(items), "an entry waits already"
@@ -168,7 +179,7 @@ class ReplayQueue:
         slot = self._slots.pop(position, None)
         if slot is None:
             self.parked.discard(position)
-            return self.returning.discard(position)
+            return next(iter(self._whole(self.returning.take([position])[1])), None)
         self._dead += 1
         heap = self.heaps[slot]
         head = heap[0]
@@ -179,7 +190,7 @@ class ReplayQueue:
     def discard_through(self, last: Key) -> list[int]:
         """Forget every entry up to and including a position; return the slots that have a new head."""
         self.parked.discard_through(last)
-        changed = self.returning.discard_through(last)
+        changed = self._whole(self.returning.take_through(last)[1])
         slots = {self._slots.pop(position) for position in [at for at in self._slots if at <= last]}
         for slot in slots:
             heap = self.heaps[slot]
@@ -197,7 +208,7 @@ class ReplayQueue:
         """Forget everything."""
         self.heaps.clear()
         self.parked.clear()
-        self.returning.clear()
+        self.returning.take_all()
         self._slots.clear()
         self._dead = 0
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.refusal import RefusalError, is_own
 from postdate.broker.admin.scheduled_requests import IDS_ADVICE, Pause, SelectionRequest
 from postdate.broker.topics.topic_name import TopicName
@@ -226,24 +226,12 @@ def _query(request: web.Request) -> Json:
 
 def _json_object(data: bytes) -> Json:
     try:
-        body = _DECODER.decode(data.decode(json.detect_encoding(data), "surrogatepass"))
-    except (ValueError, RecursionError) as error:
+        body = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RefusalError(400, f"The body is no JSON: {error}", advice="Send a JSON object") from error
     if not isinstance(body, dict):
         raise RefusalError(400, "The body is no JSON object", advice='Send {"name": value, ...}')
     return body
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> Json:
-    found: Json = {}
-    for name, value in pairs:
-        if name in found:
-            raise RefusalError(400, f"{name!r} is given twice", field=name, advice="Give it once")
-        found[name] = value
-    return found
-
-
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once_each)
 
 
 def _of_fields(type_: Any, given: Mapping[str, Any], *, is_text: bool, refuses_unknown: bool) -> Any:
@@ -261,12 +249,9 @@ def _of_fields(type_: Any, given: Mapping[str, Any], *, is_text: bool, refuses_u
 
 def _converted(name: str, value: Any, type_: Any, *, is_text: bool) -> Any:
     try:
-        converted = msgspec.convert(value, type_, strict=not is_text)
-        # JSON can hold one half of a surrogate pair, which is no text.
-        msgspec.json.encode(converted)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        return msgspec.convert(value, type_, strict=not is_text)
+    except msgspec.ValidationError as error:
         raise RefusalError(400, f"{name}: {error}", field=name, advice=_advice(type_)) from error
-    return converted
 
 
 def _advice(type_: Any) -> str:

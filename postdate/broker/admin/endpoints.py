@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.broker.admin import port_handlers as port
 from postdate.broker.admin import pulsar_handlers as pulsar
 from postdate.broker.admin import scheduled_handlers as scheduled

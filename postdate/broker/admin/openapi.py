@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.endpoint import Endpoint, Text
 from postdate.broker.admin.refusal import is_own
 from postdate.broker.scheduled.answers import Answer

@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from msgspec import UNSET, Struct, UnsetType
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.endpoint import Call
 from postdate.broker.page.routes import page_response
 from postdate.broker.scheduled.answers import Count

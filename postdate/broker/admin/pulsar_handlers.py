@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.broker.admin import topic_stats as answers
 from postdate.broker.admin.endpoint import Call
 from postdate.broker.admin.refusal import RefusalError

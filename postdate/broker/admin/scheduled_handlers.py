@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import numpy as np
 from msgspec import UNSET
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.admin import scheduled_requests as requests
 from postdate.broker.admin.endpoint import Call
 from postdate.broker.admin.refusal import RefusalError

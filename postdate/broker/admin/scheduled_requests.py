@@ -15,8 +15,8 @@ from typing import Annotated, Final
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 from postdate.broker.admin.refusal import RefusalError
 from postdate.broker.scheduled.operations import Selector
 from postdate.broker.scheduled.page_token import PageToken

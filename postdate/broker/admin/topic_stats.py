@@ -18,8 +18,8 @@ from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.stats import ConsumerStats, NewcomerStats, SubscriptionStats
 from managed_ledger.cursors.cursor import Cursor
-from managed_ledger.position import Position
-from managed_ledger.value_types import Json
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.refusal import RefusalError
 from postdate.broker.scheduled.answers import Count
 from postdate.broker.slices import in_slices

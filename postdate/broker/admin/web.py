@@ -10,8 +10,7 @@ Everything that is no endpoint is a 404 (or 405) in JSON. A request that a brows
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import LineTooLong
@@ -21,7 +20,7 @@ from postdate.broker.admin.endpoint import routes_of
 from postdate.broker.admin.endpoints import PORT_ENDPOINTS
 from postdate.broker.admin.port_handlers import PortState
 from postdate.broker.admin.refusal import RefusalError, refusals_as_json
-from postdate.broker.network.listener import Accepted, Admission, Listener, Port, TlsContexts, listen
+from postdate.broker.network.listener import Listener, Port, TlsContexts, listen
 from postdate.broker.network.listening import WebAudience
 
 logger = logging.getLogger(__name__)
@@ -67,13 +66,14 @@ class WebServer:
         await self._runner.cleanup()
 
 
-@dataclass(frozen=True, slots=True)
-class WebPort:
-    """A port of the web server; see `postdate.broker.network.listener.Port`."""
+class Admission(Protocol):
+    """Decides which connections are accepted."""
 
-    number: int
-    tls: TlsContexts | None = None
-    advice: str = ""
+    def admit(self, address: str) -> str | None:
+        """Count a connection from an IP address, or return why it exceeds a limit."""
+
+    def release(self, address: str) -> None:
+        """Uncount a connection."""
 
 
 async def _no_problems() -> list[str]:
@@ -82,7 +82,10 @@ async def _no_problems() -> list[str]:
 
 async def start_web(
     host: str,
-    *ports: int | WebPort,
+    port: int | None,
+    port_tls: int | None = None,
+    tls: TlsContexts | None = None,
+    *,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     metrics: Callable[[], AsyncGenerator[bytes, None]],
     health: Callable[[], dict[str, Any]],
@@ -96,7 +99,9 @@ async def start_web(
 
     Args:
         host: The address to listen on.
-        ports: The ports, a number for one without TLS; 0 takes a free one, which `WebServer.port` tells.
+        port: The port without TLS, None for none; 0 takes a free one, which `WebServer.port` tells.
+        port_tls: The port with TLS, None for none.
+        tls: Its certificates.
         connect_timeout_s: How long a caller may stay silent, from its connection to its first byte.
         metrics: Gives the Prometheus text, piece by piece.
         health: Gives what `/health` says besides the status and the version.
@@ -122,25 +127,21 @@ async def start_web(
     handlers = runner.server
     assert handlers is not None
 
-    # The signature wants a logger, and the class takes None, as `AppRunner` gives it.
-    no_access_log: Any = None
-
-    def protocol_of(accepted: Accepted) -> asyncio.Protocol:
-        return _Connection(accepted, handlers, loop=asyncio.get_running_loop(), access_log=no_access_log)
+    def new_connection() -> asyncio.Protocol:
+        return _Connection(handlers, admission, connect_timeout_s)
 
     server = WebServer(runner, listeners := [])
     try:
-        for one in (WebPort(port) if isinstance(port, int) else port for port in ports):
-            port = Port(
-                host=host,
-                number=one.number,
-                factory=protocol_of,
-                connect_timeout_s=connect_timeout_s,
-                tls=one.tls,
-                advice=one.advice,
-                admission=admission,
-            )
-            listeners.append(await listen(port))
+        for number, contexts in ((port, None), (port_tls, tls)):
+            if number is not None:
+                one = Port(
+                    host=host,
+                    number=number,
+                    factory=new_connection,
+                    handshake_timeout_s=connect_timeout_s,
+                    tls=contexts,
+                )
+                listeners.append(await listen(one))
     except OSError:
         await server.close()
         raise
@@ -148,20 +149,30 @@ async def start_web(
 
 
 class _Connection(web.RequestHandler):
-    """A connection; one too many is refused with its first bytes."""
+    """A connection; one too many is refused with its first bytes, and one that stays silent ends."""
 
-    __slots__ = ("_accepted",)
+    __slots__ = ("_address", "_admission", "_connect_timeout_s", "_refusal", "_timer")
 
-    def __init__(self, accepted: Accepted, manager: web.Server, **options: Any) -> None:
-        super().__init__(manager, **options)
-        self._accepted = accepted
+    def __init__(self, manager: web.Server, admission: Admission | None, connect_timeout_s: float) -> None:
+        # The signature wants a logger, and the class takes None, as `AppRunner` gives it.
+        no_access_log: Any = None
+        super().__init__(manager, loop=asyncio.get_running_loop(), access_log=no_access_log)
+        self._admission = admission
+        self._connect_timeout_s = connect_timeout_s
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._address: str = transport.get_extra_info("peername")[0]
+        self._refusal = None if self._admission is None else self._admission.admit(self._address)
+        self._timer = asyncio.get_running_loop().call_later(self._connect_timeout_s, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        if self._accepted.refusal is None:
+        self._timer.cancel()
+        if self._refusal is None:
             super().data_received(data)
         elif self.transport is not None:
             # Not before: bytes that have come and were not read would make the end a reset, which drops the answer.
-            body = f"{self._accepted.refusal}\n".encode()
+            body = f"{self._refusal}\n".encode()
             head = (
                 "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\n"
                 f"Retry-After: {RETRY_AFTER_S}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -170,7 +181,9 @@ class _Connection(web.RequestHandler):
             self.transport.close()
 
     def connection_lost(self, error: BaseException | None) -> None:
-        self._accepted.leave()
+        self._timer.cancel()
+        if self._admission is not None and self._refusal is None:
+            self._admission.release(self._address)
         super().connection_lost(error)
 
     def handle_error(

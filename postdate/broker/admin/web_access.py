@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.admin.endpoint import CALLER, Caller, Needs, topic_name_in
 from postdate.broker.admin.endpoints import PORT_ENDPOINTS, SERVICE_ENDPOINTS
 from postdate.broker.admin.refusal import RefusalError

@@ -5,7 +5,6 @@ Parts shared by the commands of every room are in `command_line`.
 
 import errno
 import logging
-import re
 import socket
 import sys
 from datetime import UTC, datetime
@@ -15,12 +14,10 @@ import click
 
 from managed_ledger.errors import LedgerError
 from postdate.broker.configuration.config import ConfigError
-from postdate.broker.errors import AdminRequestError, BrokerError, ServiceStartError
+from postdate.broker.errors import BrokerError, ServiceStartError
 from postdate.command_line.endings import refusing_of
 from postdate.command_line.options import in_order
 from snapshot_storage.errors import SnapshotStorageError
-
-_TOKEN = re.compile(r"[A-Za-z0-9_.=-]+")
 
 
 class OneLineFormatter(logging.Formatter):
@@ -73,7 +70,6 @@ def _explain(error: BaseException) -> str | None:
 
 refusing = refusing_of(
     ConfigError,
-    AdminRequestError,
     BrokerError,
     ServiceStartError,
     LedgerError,
@@ -99,39 +95,3 @@ config_options = in_order(
         help="Set one key; repeatable. Wins over the environment, which wins over the file.",
     ),
 )
-
-
-def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Read a token in Pulsar's notation; the errors do not repeat it."""
-    del parameter
-    if value is None:
-        return None
-    kind, separator, rest = value.partition(":")
-    if not separator or kind not in ("token", "file"):
-        raise click.BadParameter("must be token:TOKEN or file:///PATH")
-    try:
-        token = rest if kind == "token" else Path(rest.removeprefix("//")).read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no token"
-        raise click.BadParameter(f"{value} cannot be read: {reason}") from None
-    if not _TOKEN.fullmatch(token.strip()):
-        raise click.BadParameter("it is no token")
-    return token.strip()
-
-
-service_options = in_order(
-    click.option(
-        "--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the running service."
-    ),
-    click.option(
-        "--auth-params",
-        "token",
-        metavar="PARAMS",
-        callback=_token_of_params,
-        help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
-    ),
-    click.option("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),
-    click.option("--client-cert", metavar="FILE", help="The caller's certificate, if the service asks for one."),
-    click.option("--client-key", metavar="FILE", help="The private key of the certificate, without a password."),
-)
-"""The connection to a running service: `url`, `token`, `trust_certs`, `client_cert` and `client_key`."""

@@ -6,11 +6,10 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import click
 
-from postdate.broker.cli.common import config_options, configure_logging, refusing, service_options
+from postdate.broker.cli.common import config_options, configure_logging, refusing
 from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.broker.configuration.table import (
     commented_config,
@@ -227,29 +226,3 @@ def config(
         click.echo(config_table(commented_config()), nl=False)
     else:
         click.echo(config_lines(effective, changed_only=changed), nl=False)
-
-
-@click.command(
-    epilog=help_end(
-        "postdate keys orders billing customer-17",
-        "postdate keys shop/eu/orders billing customer-17 --url http://127.0.0.1:8081",
-        "postdate keys orders billing AAECAw== --base64",
-    )
-)
-@click.argument("topic")
-@click.argument("subscription")
-@click.argument("key")
-@click.option("--base64", "is_base64", is_flag=True, help="KEY is bytes, written as base64.")
-@service_options
-@json_option("the answer of the service's keyStatus")
-@refusing
-def keys(topic: str, subscription: str, key: str, is_base64: bool, is_json: bool, **connection: Any) -> None:
-    """Show the hash and the owner of KEY in a Key_Shared subscription, and the messages that block it."""
-    # Imported late: the other commands need no HTTP client.
-    from postdate.broker.cli.key_report import key_lines, key_status
-
-    status = key_status(topic, subscription, key, is_base64=is_base64, **connection)
-    if is_json:
-        print_json(status)
-    else:
-        click.echo(key_lines(status), nl=False)

@@ -9,7 +9,7 @@ import logging
 from typing import Final
 
 from dispatcher.errors import CumulativeAckRefusedError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.protocol.commands import signed
 from postdate.broker.protocol.pb.pulsar_api_pb2 import CommandAck
 from postdate.broker.topics.consumer import Consumer

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.authentication.credentials import Credentials, NextStep
 from postdate.broker.authentication.provider import AuthenticationError
 from postdate.broker.authorization.grants import Action
@@ -26,7 +26,6 @@ from postdate.broker.clients.acknowledging import acknowledge
 from postdate.broker.clients.publishing import Publisher
 from postdate.broker.clients.request_queues import RequestQueues
 from postdate.broker.clients.writability import READ_BYTES_MAX, Writability
-from postdate.broker.network.listener import Accepted
 from postdate.broker.protocol import commands
 from postdate.broker.protocol.errors import ProtocolError
 from postdate.broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send, UnparsedFrame, parse_frame
@@ -55,6 +54,9 @@ UNSENT_BYTES_MAX: Final = 64 * 1024
 REQUESTS_MAX: Final = 1_000
 """Requests that wait for an answer; reading pauses above it."""
 
+_TLS_HANDSHAKE: Final = b"\x16"
+"""The first byte of every TLS connection. As the beginning of a frame it would stand for over 350 MB."""
+
 _FRAMES_WAIT: Final = "received frames wait"
 
 CLOSE_GRACE_S: Final = 1.0
@@ -70,7 +72,6 @@ class Connection(asyncio.BufferedProtocol):
     Args:
         service: The state that all connections share.
         handlers: Answers requests, by type of command.
-        accepted: Its admission, with the deadline for CONNECT; None for a connection without a deadline.
         publish_pending_bytes_max: Reading pauses while more bytes wait for the disk.
         clock_s: A clock that never goes back, in seconds; None for that of the event loop.
     """
@@ -79,7 +80,6 @@ class Connection(asyncio.BufferedProtocol):
         self,
         service: Service,
         handlers: Mapping[int, CommandHandler],
-        accepted: Accepted | None = None,
         *,
         publish_pending_bytes_max: int = PUBLISH_PENDING_BYTES_MAX,
         clock_s: Callable[[], float] | None = None,
@@ -115,7 +115,6 @@ class Connection(asyncio.BufferedProtocol):
             consumer_topic=lambda consumer_id: _topic_of(self.consumers.get(consumer_id)),
             spawn=service.spawn,
         )
-        self._accepted = accepted
         self._connect_timer: asyncio.TimerHandle | None = None
         self._is_connected = False
         self._has_received = False
@@ -135,19 +134,19 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.peer = "{}:{}".format(*transport.get_extra_info("peername", ("?", "?"))[:2])
+        self._address, port = transport.get_extra_info("peername")[:2]
+        self.peer = f"{self._address}:{port}"
+        self._refusal = self.service.connection_controller.admit(self._address)
         self.credentials = Credentials(
             self.service.authenticator,
             transport.get_extra_info("peercert") or None,
             challenge_before_ms=self.service.config.access.refresh_check_s * 1000,
         )
         self.service.connections.add(self)
-        if self._accepted is not None:
-            self._connect_timer = asyncio.get_running_loop().call_at(
-                self._accepted.deadline_s,
-                self.close,
-                f"no CONNECT within {self.service.config.limits.connect_timeout_s} s",
-            )
+        timeout_s = self.service.config.limits.connect_timeout_s
+        self._connect_timer = asyncio.get_running_loop().call_later(
+            timeout_s, self.close, f"no CONNECT within {timeout_s} s"
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
@@ -155,8 +154,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         self.service.connections.discard(self)
         self.service.ended_total += 1
-        if self._accepted is not None:
-            self._accepted.leave()
+        if self._refusal is None:
+            self.service.connection_controller.release(self._address)
         self._begin_to_leave()
 
     def pause_writing(self) -> None:
@@ -188,8 +187,11 @@ class Connection(asyncio.BufferedProtocol):
             # The end of TLS may bring bytes of before.
             return
         self._has_received = True
+        received = bytes(self.service.receive_buffer[:nbytes])
         try:
-            frames = self._splitter.feed(bytes(self.service.receive_buffer[:nbytes]))
+            if not self._is_connected and received.startswith(_TLS_HANDSHAKE):
+                raise ProtocolError("it speaks TLS, and this port does not: pulsar+ssl:// needs brokerServicePortTls")
+            frames = self._splitter.feed(received)
         except ProtocolError as error:
             self._end_for(error)
             return
@@ -435,8 +437,8 @@ class Connection(asyncio.BufferedProtocol):
     def _connect(self, frame: Frame) -> None:
         if not isinstance(frame, BaseCommand) or frame.type != BaseCommand.CONNECT:
             raise ProtocolError("a command before CONNECT")
-        if self._accepted is not None and self._accepted.refusal is not None:
-            self._refuse_client("NotAllowedError", self._accepted.refusal)
+        if self._refusal is not None:
+            self._refuse_client("NotAllowedError", self._refusal)
         connect = frame.connect
         try:
             self.credentials.connect(

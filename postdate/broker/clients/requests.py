@@ -15,7 +15,7 @@ from dispatcher.config import SubscriptionType
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.errors import DispatcherError
 from managed_ledger.errors import LedgerWriteError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.authorization.grants import Action
 from postdate.broker.clients.connection import CommandHandler, Connection
 from postdate.broker.errors import (

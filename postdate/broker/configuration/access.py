@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from managed_ledger.value_types import InvalidValueError
+from managed_ledger.positions.value_types import InvalidValueError
 
 _PULSAR_PACKAGE: Final = "org.apache.pulsar.broker.authentication"
 TOKEN_PROVIDER: Final = f"{_PULSAR_PACKAGE}.AuthenticationProviderToken"

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.value_types import InvalidValueError
+from managed_ledger.positions.value_types import InvalidValueError
 from postdate.broker.configuration.access import AccessConfig
 from postdate.broker.configuration.sources import collect
 from postdate.broker.configuration.text import ConfigError, Given, may_hold_password

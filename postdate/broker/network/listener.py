@@ -1,10 +1,8 @@
-"""The ports: accept connections, count them, end silent ones, and hand the others over to their protocol.
+"""The ports: accept connections, shake hands where there is TLS, and hand them over to their protocol.
 
-    accept ─► counted ─► TLS handshake, on a TLS port ─► first byte ─┬─► Connection or web handler
-                                                                     └─ TLS on a plain port ─► a line in the log
+    accept ─► TLS handshake, on a port for TLS ─► Connection or web handler
 
-Until its first byte arrives, a connection is a transport and a timer, so many silent ones cost little. From accept on a
-connection counts for the limits, and its time to CONNECT runs. Protocols are left out; certificates are in
+What a client may do, and for how long it may be silent, is for the protocols; certificates are in
 `postdate.broker.network.tls`.
 """
 
@@ -24,55 +22,12 @@ BACKLOG: Final = 128
 TLS_CLOSE_S: Final = 1.0
 """How long a client may take to confirm the end of TLS."""
 
-_TLS_HANDSHAKE: Final = b"\x16"
-"""The first byte of every TLS connection. As the beginning of a frame it would stand for over 350 MB."""
-
 
 class TlsContexts(Protocol):
     """The source of certificates."""
 
     def current(self) -> ssl.SSLContext:
         """The context of a handshake that begins now."""
-
-
-class Admission(Protocol):
-    """Decides which connections are accepted."""
-
-    def admit(self, address: str) -> str | None:
-        """Count a connection from an IP address, or return why it exceeds a limit."""
-
-    def release(self, address: str) -> None:
-        """Uncount a connection."""
-
-
-class Accepted:
-    """An accepted connection, passed to the factory of its protocol.
-
-    Args:
-        admission: The counter of connections, None without one.
-        peer: The client's address and port.
-        deadline_s: The loop's time at which it must have become a client.
-    """
-
-    __slots__ = ("_admission", "_is_counted", "address", "deadline_s", "peer", "refusal")
-
-    def __init__(self, admission: Admission | None, peer: tuple[str, int], deadline_s: float) -> None:
-        self._admission = admission
-        self.address = peer[0]
-        self.peer = f"{peer[0]}:{peer[1]}"
-        self.deadline_s = deadline_s
-        self.refusal = None if admission is None else admission.admit(self.address)
-        """Why it exceeds a limit, sent to the client before the end; None if it may stay."""
-        self._is_counted = self.refusal is None
-
-    def leave(self) -> None:
-        """Uncount it after its end; a second call changes nothing."""
-        if self._is_counted and self._admission is not None:
-            self._is_counted = False
-            self._admission.release(self.address)
-
-
-ProtocolFactory = Callable[[Accepted], asyncio.BaseProtocol]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +37,16 @@ class Port:
     Attributes:
         host: The address to listen on; a name may stand for several.
         number: The port; 0 takes a free one.
-        factory: Makes the protocol that speaks on a connection, and calls `Accepted.leave` when it is lost.
-        connect_timeout_s: From accept to the end of the TLS handshake and the first byte.
+        factory: Makes the protocol that speaks on a connection.
+        handshake_timeout_s: How long a TLS handshake may take.
         tls: The certificates, None for a plain port.
-        advice: Advice for a client that speaks TLS on a plain port, or the other way round; for the log.
-        admission: Decides which connections are accepted, None for all.
     """
 
     host: str
     number: int
-    factory: ProtocolFactory
-    connect_timeout_s: float
+    factory: Callable[[], asyncio.BaseProtocol]
+    handshake_timeout_s: float
     tls: TlsContexts | None = None
-    advice: str = ""
-    admission: Admission | None = None
 
 
 def allow_open_files() -> int:
@@ -118,141 +69,85 @@ async def listen(port: Port) -> "Listener":
     Raises:
         OSError: It cannot be listened on.
     """
-    listener = Listener(port)
-    await listener.open()
-    return listener
+    handshakes: set[asyncio.Task[None]] = set()
+    server = await asyncio.get_running_loop().create_server(
+        port.factory if port.tls is None else lambda: _Handshake(port, handshakes),
+        port.host,
+        port.number,
+        backlog=BACKLOG,
+    )
+    return Listener(server, handshakes)
 
 
 class Listener:
     """One port that is listened on; made by `listen`."""
 
-    def __init__(self, port: Port) -> None:
-        self.port = port
-        self.number = port.number
-        """The port's number; a free one once it listens, where 0 was asked for."""
-        self.arrivals: set[_Arrival] = set()
-        """Connections that have no protocol yet."""
-
-    async def open(self) -> None:
-        """Begin to accept.
-
-        Raises:
-            OSError: The port cannot be listened on.
-        """
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Arrival(self), self.port.host, self.port.number, backlog=BACKLOG
-        )
-        self.number = self._server.sockets[0].getsockname()[1]
+    def __init__(self, server: asyncio.Server, handshakes: set[asyncio.Task[None]]) -> None:
+        self._server = server
+        self._handshakes = handshakes
+        self.number: int = server.sockets[0].getsockname()[1]
+        """The port's number; a free one where 0 was asked for."""
 
     async def close(self) -> None:
-        """Stop accepting, and end connections that no protocol has taken over yet; a second call changes nothing."""
+        """Stop accepting, and end connections whose handshake is under way; a second call changes nothing."""
         self._server.close()
-        await asyncio.gather(*(one.end() for one in list(self.arrivals)))
+        for one in list(self._handshakes):
+            one.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
 
-class _Arrival(asyncio.Protocol):
-    """A connection from accept to its first byte, in the clear or of TLS; then its own protocol takes over.
+class _Handshake(asyncio.Protocol):
+    """A connection to a port with TLS until it is secured; then its own protocol takes over.
 
-    Args:
-        listener: The port that it came to.
+    asyncio's server does the same, but names no failure, and keeps the certificate that it began with.
     """
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._port = listener.port
+    def __init__(self, port: Port, under_way: set[asyncio.Task[None]]) -> None:
+        self._port = port
+        self._under_way = under_way
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        loop = asyncio.get_running_loop()
-        self._abort = transport.abort
-        self._timer = loop.call_later(self._port.connect_timeout_s, transport.abort)
-        peer = transport.get_extra_info("peername")[:2]
-        self._accepted = Accepted(self._port.admission, peer, self._timer.when())
-        self._transport: asyncio.Transport | None = transport
-        self._handshake: asyncio.Task[None] | None = None
-        self._listener.arrivals.add(self)
-        if self._port.tls is not None:
-            self._transport = None
-            transport.pause_reading()
-            self._handshake = loop.create_task(self._start_tls(transport, self._port.tls.current()))
+        transport.pause_reading()
+        task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
-    async def _start_tls(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+    async def _shake_hands(self, transport: asyncio.Transport) -> None:
+        assert self._port.tls is not None
+        peer = "{}:{}".format(*transport.get_extra_info("peername")[:2])
         try:
-            self._transport = await asyncio.get_running_loop().start_tls(
+            secured = await asyncio.get_running_loop().start_tls(
                 transport,
                 self,
-                context,
+                self._port.tls.current(),
                 server_side=True,
-                ssl_handshake_timeout=self._port.connect_timeout_s,
+                ssl_handshake_timeout=self._port.handshake_timeout_s,
                 ssl_shutdown_timeout=TLS_CLOSE_S,
             )
         except OSError as error:
             # An end without a text has no reason either; some clients do not report that they distrust the certificate.
             reason = str(error) or "the client ended it, as one may that does not trust the certificate"
-            advice = f"; {self._port.advice}" if isinstance(error, ssl.SSLError) and _is_plain(error) else ""
-            logger.warning("TLS handshake with %s failed: %s%s", self._accepted.peer, reason, advice)
-            self._leave()
+            logger.warning("TLS handshake with %s failed: %s", peer, reason)
             return
-        if self._transport is None:
-            # asyncio gives no transport where the connection was aborted.
-            self._leave()
-        elif self._received:
-            # They came with the last message of the handshake.
-            self._hand_over(self._received)
+        # asyncio gives no transport where the connection was lost.
+        if secured is not None:
+            protocol = self._port.factory()
+            secured.set_protocol(protocol)
+            protocol.connection_made(secured)
+            _feed(protocol, self._received)
 
     def data_received(self, data: bytes) -> None:
-        if self._port.tls is None and data.startswith(_TLS_HANDSHAKE):
-            logger.warning(
-                "closing connection %s: it speaks TLS, and port %d does not; %s",
-                self._accepted.peer,
-                self._listener.number,
-                self._port.advice,
-            )
-            self._abort()
-        elif self._transport is None:
-            self._received += data
-        else:
-            self._hand_over(data)
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._leave()
-
-    async def end(self) -> None:
-        """End the connection; the end of a handshake is waited for."""
-        self._abort()
-        if self._handshake is not None:
-            await asyncio.wait([self._handshake])
-
-    def _hand_over(self, data: bytes) -> None:
-        assert self._transport is not None
-        self._forget()
-        protocol = self._port.factory(self._accepted)
-        self._transport.set_protocol(protocol)
-        protocol.connection_made(self._transport)
-        _feed(protocol, data)
-
-    def _leave(self) -> None:
-        self._forget()
-        self._accepted.leave()
-
-    def _forget(self) -> None:
-        self._timer.cancel()
-        self._listener.arrivals.discard(self)
-
-
-def _is_plain(error: ssl.SSLError) -> bool:
-    """Whether a handshake failed because the client speaks no TLS."""
-    return error.reason in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER")
+        # It came with the last message of the handshake.
+        self._received += data
 
 
 def _feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
     """Give a protocol bytes that came before it."""
-    if not isinstance(protocol, asyncio.BufferedProtocol):
-        assert isinstance(protocol, asyncio.Protocol)
+    if isinstance(protocol, asyncio.Protocol) and data:
         protocol.data_received(data)
-        return
-    while data:
+    while isinstance(protocol, asyncio.BufferedProtocol) and data:
         # The stub says Buffer, of which no length is known.
         buffer = memoryview(protocol.get_buffer(len(data)))
         size = min(len(buffer), len(data))

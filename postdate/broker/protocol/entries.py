@@ -1,4 +1,4 @@
-"""Read the metadata of an entry of the log, and copy the entry with another delivery time.
+"""Copy an entry of the log with another delivery time.
 
     entry:  0x0e01 | crc32c u32 | metadata size u32 | metadata | payload
 
@@ -12,33 +12,9 @@ from typing import Final
 
 import google_crc32c
 
-from managed_ledger.entries.message_metadata import (
-    MAGIC,
-    MessageMetadataError,
-    metadata_bytes,
-    metadata_end,
-    parse_metadata,
-)
-from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from postdate.broker.protocol.errors import ProtocolError
+from managed_ledger.entries.message_metadata import MAGIC, metadata_bytes, metadata_end, parse_metadata
 
 _U32: Final = Struct(">I")
-
-
-def metadata_of(entry: bytes) -> MessageMetadata:
-    """Parse the metadata of an entry.
-
-    Raises:
-        ProtocolError: The entry has no metadata that can be parsed.
-    """
-    return _parsed(entry)[0]
-
-
-def _parsed(entry: bytes) -> tuple[MessageMetadata, int]:
-    try:
-        return parse_metadata(metadata_bytes(entry)), metadata_end(entry)
-    except MessageMetadataError as error:
-        raise ProtocolError(str(error)) from error
 
 
 SHIFTED_BY: Final = "postdate.shiftedBy"
@@ -66,9 +42,9 @@ def with_delivery_time(
         The entry, None if the operation has made this one.
 
     Raises:
-        ProtocolError: It has no metadata that makes sense.
+        MessageMetadataError: It has no metadata that makes sense.
     """
-    metadata, end = _parsed(entry)
+    metadata = parse_metadata(metadata_bytes(entry))
     if shifted_by is not None:
         others = [one for one in metadata.properties if one.key != SHIFTED_BY]
         if any(one.key == SHIFTED_BY and one.value == shifted_by for one in metadata.properties):
@@ -83,5 +59,5 @@ def with_delivery_time(
         if name not in present:
             metadata.properties.add(key=name, value=value)
     data = metadata.SerializeToString()
-    covered = b"".join((_U32.pack(len(data)), data, entry[end:]))
+    covered = b"".join((_U32.pack(len(data)), data, entry[metadata_end(entry) :]))
     return b"".join((MAGIC, _U32.pack(google_crc32c.value(covered)), covered))

@@ -13,7 +13,7 @@ from pyroaring import BitMap
 
 from managed_ledger.errors import EntriesDamagedError
 from managed_ledger.ledgers import LedgerInfo
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.reading.selection import RowsRead
 from postdate.broker.scheduled.ledger_schedule import LedgerSchedule, extended

@@ -5,50 +5,34 @@ are. Those of several producers can stand between each other. A consumer drops a
 a change of one chunk must be a change of all.
 """
 
-from typing import Final
-
-from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.entries.message_metadata import (
-    Chunk,
-    ChunkedMessage,
-    MessageMetadataError,
-    chunk_in,
-    metadata_bytes,
-)
-from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from managed_ledger.entries.headers import CHUNK, EntryHeaders
+from managed_ledger.entries.message_metadata import Chunk, ChunkedMessage, chunk_in, metadata_bytes, parse_metadata
+from managed_ledger.positions.value_types import Mask
 from managed_ledger.reading.readable_log import ReadableLog
-from postdate.broker.protocol.entries import metadata_of
-from postdate.broker.protocol.errors import ProtocolError
 from postdate.broker.scheduled.messages import PAGE_BYTES_MAX, fitting
 
-_COUNT_TAG: Final = MessageMetadata(num_chunks_from_msg=1).SerializePartialToString()[:-1]
-"""The bytes in front of the number of chunks; nearly no other metadata has them, and a search is cheap."""
+
+def is_chunk(headers: EntryHeaders) -> Mask:
+    """Return which entries are chunks, by their flags."""
+    found: Mask = headers.flags & CHUNK != 0
+    return found
 
 
 def chunk_of(entry: bytes | None) -> Chunk | None:
-    """Return of which message an entry is a chunk; None for a whole message, and for an entry without metadata."""
-    if entry is None:
-        return None
-    try:
-        if _COUNT_TAG not in metadata_bytes(entry):
-            return None
-        metadata = metadata_of(entry)
-    except (MessageMetadataError, ProtocolError):
-        return None
-    return chunk_in(metadata)
+    """Return of which message an entry that is a chunk is one; None for a damaged or trimmed one."""
+    return None if entry is None else chunk_in(parse_metadata(metadata_bytes(entry)))
 
 
-async def chunked_messages(log: ReadableLog, headers: EntryHeaders) -> list[ChunkedMessage | None]:
-    """Return the message that each entry is a chunk of, None for whole messages and for damaged ones.
+async def chunked_messages(log: ReadableLog, chunks: EntryHeaders) -> list[ChunkedMessage | None]:
+    """Return the message that each chunk is one of, None for damaged ones.
 
     Raises:
         LedgerError: The log cannot be read.
     """
     found: list[ChunkedMessage | None] = []
-    while len(found) < len(headers):
-        rest = headers.take(slice(len(found), len(headers)))
+    while len(found) < len(chunks):
+        rest = chunks.take(slice(len(found), len(chunks)))
         part = rest.take(slice(0, fitting(rest, PAGE_BYTES_MAX)))
         entries, _ = await log.read_intact_payloads(part.ledger_ids, part.entry_ids)
-        chunks = map(chunk_of, entries)
-        found += [None if chunk is None else chunk.message for chunk in chunks]
+        found += [None if chunk is None else chunk.message for chunk in map(chunk_of, entries)]
     return found

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from managed_ledger.errors import LedgerError
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.topic_schedule import schedules_of_each, totals_of_each
 from postdate.broker.slices import Turns

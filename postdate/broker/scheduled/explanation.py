@@ -26,7 +26,7 @@ from pyroaring import BitMap
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.errors import DAMAGE_REMEDY
-from managed_ledger.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
 from postdate.broker.scheduled.answers import ExplainedMessage, Explanation, State, both
 from postdate.broker.scheduled.messages import READ_ENTRIES, described, described_without_entry
 from postdate.broker.scheduled.operations import Selector

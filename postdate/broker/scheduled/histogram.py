@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from postdate.broker.scheduled.selection import TIME_MS_LAST, bucket_edges, counts_between, open_span
 
 TIMES_OF_A_LEDGER: Final = 32

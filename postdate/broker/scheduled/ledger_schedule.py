@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
-from managed_ledger.value_types import Int64Array, Mask
+from managed_ledger.positions.value_types import Int64Array, Mask
 
 ROW_BYTES = 16
 _OVERHEAD_BYTES = 800

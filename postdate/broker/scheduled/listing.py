@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.scheduled import answers
 from postdate.broker.scheduled.answers import both
 from postdate.broker.scheduled.catalog import ScheduleCatalog

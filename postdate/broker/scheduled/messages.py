@@ -15,9 +15,9 @@ from pyroaring import BitMap
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.entries.message_metadata import MessageMetadataError
 from managed_ledger.entries.messages import MessageFilter, StoredMessage, message_of
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Mask
 from managed_ledger.reading.readable_log import ReadableLog
-from managed_ledger.value_types import Mask
 from postdate.broker.scheduled.answers import MessageAnswer, both
 from postdate.broker.scheduled.selection import Rows
 from postdate.broker.slices import Turns

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.replacing import Entries
 from postdate.broker.topics.delayed_range import delays_through
 from postdate.broker.topics.subscription import Subscription

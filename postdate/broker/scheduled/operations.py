@@ -20,14 +20,13 @@ from pyroaring import BitMap
 from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed
 from managed_ledger.cursors.cursor import Cursor
-from managed_ledger.entries.headers import NO_CHUNK
 from managed_ledger.entries.messages import MessageFilter
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock, Int64Array
 from managed_ledger.reading.unread_entries import united
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
-from managed_ledger.value_types import Clock, Int64Array
 from postdate.broker.protocol.entries import with_delivery_time
-from postdate.broker.scheduled.matched import Matched, match_ids
+from postdate.broker.scheduled.matched import match_ids
 from postdate.broker.scheduled.portions import Portion, portions
 from postdate.broker.scheduled.selection import Rows, Wanted
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
@@ -180,6 +179,7 @@ class Operations:
         self._early_ms = early_ms
         self._progress = progress
         self._damaged: dict[int, BitMap] = {}
+        self._unknown = 0
         self._logged_s = asyncio.get_running_loop().time()
 
     async def look_at_cancel(self, selector: Selector) -> ChangeOutcome:
@@ -191,7 +191,7 @@ class Operations:
         """
         schedule, matched = await self._found(selector)
         in_hand = self._not_cancellable(schedule, matched)
-        due = matched.where(matched.deliver_at_ms <= self._now_ms())
+        due = matched.take(matched.deliver_at_ms <= self._now_ms())
         already_due = len(due) - self._not_cancellable(schedule, due)
         return self._outcome(matched, already_due=already_due, in_hand=in_hand)
 
@@ -204,7 +204,7 @@ class Operations:
         """
         schedule, matched = await self._found(selector)
         movable, outcome = await self._movable(schedule, matched)
-        check(movable.rows)
+        check(movable)
         outcome.in_hand += self._in_hand_of(schedule, movable)
         return outcome
 
@@ -230,11 +230,9 @@ class Operations:
         async with self._topic.changes.turn(ScheduledChange(CANCEL, selector.ids, self._progress.sentence)):
             _, matched = await self._found(selector)
             outcome = self._outcome(matched)
-            turns, portion, times_ms = Turns(), self._cancel_portion, matched.deliver_at_ms
+            turns, portion = Turns(), self._cancel_portion
             for begin in range(0, len(matched), portion):
-                self._cancel_entries(
-                    matched.positions(begin, begin + portion), times_ms[begin : begin + portion], outcome
-                )
+                self._cancel_entries(matched.take(slice(begin, begin + portion)), outcome)
                 await turns.give_way()
             if len(self._subscriptions) == 1:
                 await self._subscriptions[0].cursor.flush()
@@ -242,10 +240,9 @@ class Operations:
                 await self._flush()
         return outcome
 
-    def _cancel_entries(
-        self, positions: Sequence[tuple[int, int]], times_ms: Int64Array, outcome: ChangeOutcome
-    ) -> None:
+    def _cancel_entries(self, rows: Rows, outcome: ChangeOutcome) -> None:
         """Acknowledge messages in memory, but for subscriptions that have them in hand."""
+        positions = rows.positions()
         in_hand: set[tuple[int, int]] = set()
         cancelled: set[tuple[int, int]] = set()
         for subscription in self._subscriptions:
@@ -264,61 +261,59 @@ class Operations:
         outcome.gone += len(positions) - len(cancelled) - len(in_hand)
         outcome.already_due += sum(
             deliver_at_ms <= now_ms and at in cancelled
-            for at, deliver_at_ms in zip(positions, times_ms.tolist(), strict=True)
+            for at, deliver_at_ms in zip(positions, rows.deliver_at_ms.tolist(), strict=True)
         )
         self._note(len(positions))
 
-    async def _found(self, selector: Selector) -> tuple[TopicSchedule, Matched]:
+    async def _found(self, selector: Selector) -> tuple[TopicSchedule, Rows]:
         """Find the selected messages, those in a hand as well."""
         schedule = self._new_schedule()
         self._subscriptions = schedule.subscriptions
         if selector.message_ids is not None:
-            matched = await match_ids(schedule, selector.message_ids, self._leave_out)
+            matched, self._unknown = await match_ids(schedule, selector.message_ids, self._leave_out)
         else:
             takes = None if selector.filter.is_trivial else selector.filter
-            rows = await schedule.rows(selector.wanted, takes, self._progress.note_search, self._leave_out)
-            matched = Matched(rows)
+            matched = await schedule.rows(selector.wanted, takes, self._progress.note_search, self._leave_out)
         self._progress.matched, self._progress.searching = len(matched), False
         return schedule, matched
 
-    def _outcome(self, matched: Matched, *, already_due: int = 0, in_hand: int = 0) -> ChangeOutcome:
+    def _outcome(self, matched: Rows, *, already_due: int = 0, in_hand: int = 0) -> ChangeOutcome:
         return ChangeOutcome(
-            len(matched), already_due=already_due, in_hand=in_hand, unknown=matched.unknown, damaged=self._damaged
+            len(matched), already_due=already_due, in_hand=in_hand, unknown=self._unknown, damaged=self._damaged
         )
 
     def _leave_out(self, damaged: Mapping[int, BitMap]) -> None:
         self._damaged |= united(self._damaged, damaged)
 
-    def _in_hand_of(self, schedule: TopicSchedule, matched: Matched) -> int:
+    def _in_hand_of(self, schedule: TopicSchedule, matched: Rows) -> int:
         """Return how many of some messages are in the hand of a consumer of a subscription concerned."""
-        if isinstance(matched.entries, Rows):
-            return matched.count_in(schedule.moment.in_any_hand())
-        return len({at for one in self._subscriptions for at in one.in_hand(matched.entries.keys())})
+        # The moment is for changes of many messages.
+        return matched.count_in(schedule.moment.in_any_hand()) if len(matched) else 0
 
     def _without_delays(self) -> list[Subscription]:
         """Return the subscriptions that get what is cancelled for the others, as they do not delay."""
         return [one for one in self._topic.subscriptions.values() if not one.has_delays] if self._is_for_all else []
 
-    def _not_cancellable(self, schedule: TopicSchedule, matched: Matched) -> int:
+    def _not_cancellable(self, schedule: TopicSchedule, matched: Rows) -> int:
         """Return how many of some messages a consumer has in hand, or is about to be sent."""
         without_delays = self._without_delays()
         if not without_delays:
             return self._in_hand_of(schedule, matched)
-        entries, rows = schedule.moment.in_any_hand(), matched.rows
-        for ledger_id, group in ledger_groups(rows.ledger_ids):
-            meant = bitmap_of(rows.entry_ids[group])
+        entries = schedule.moment.in_any_hand()
+        for ledger_id, group in ledger_groups(matched.ledger_ids):
+            meant = bitmap_of(matched.entry_ids[group])
             for one in without_delays:
                 entries[ledger_id] = entries.get(ledger_id, BitMap()) | (meant - one.cursor.acknowledged_in(ledger_id))
         return matched.count_in(entries)
 
-    async def _movable(self, schedule: TopicSchedule, matched: Matched) -> tuple[Matched, ChangeOutcome]:
+    async def _movable(self, schedule: TopicSchedule, matched: Rows) -> tuple[Rows, ChangeOutcome]:
         """Leave out messages that a consumer may have had: those that are due and were not held before their time."""
         got_through_ms = min((self._got_through_ms(one) for one in self._subscriptions), default=0)
         is_movable = matched.deliver_at_ms > got_through_ms
-        due = await asyncio.to_thread(matched.where, ~is_movable)
+        due = await asyncio.to_thread(matched.take, ~is_movable)
         in_hand = self._in_hand_of(schedule, due)
         outcome = self._outcome(matched, already_due=len(due) - in_hand, in_hand=in_hand)
-        return await asyncio.to_thread(matched.where, is_movable), outcome
+        return await asyncio.to_thread(matched.take, is_movable), outcome
 
     async def _flush(self) -> None:
         await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
@@ -351,19 +346,19 @@ class Operations:
         async with self._topic.changes.turn(ScheduledChange(kind, selector.ids, self._progress.sentence)):
             schedule, matched = await self._found(selector)
             movable, outcome = await self._movable(schedule, matched)
-            check(movable.rows)
+            check(movable)
             self._note(len(matched) - len(movable))
             await self._move(movable, new_time, shifted_by, outcome)
         return outcome
 
     async def _move(
         self,
-        movable: Matched,
+        movable: Rows,
         new_time: Callable[[Int64Array], Int64Array],
         shifted_by: str | None,
         outcome: ChangeOutcome,
     ) -> None:
-        rows = await asyncio.to_thread(_in_order_of_appending, movable.rows, new_time(movable.rows.deliver_at_ms))
+        rows = await asyncio.to_thread(_in_order_of_appending, movable, new_time(movable.deliver_at_ms))
         under_way: deque[asyncio.Task[ChangeOutcome]] = deque()
         seen, damaged_before = 0, outcome.damaged_count
 
@@ -553,5 +548,5 @@ def _copy(
         deliver_at_ms,
         int(headers.sticky_hashes[row]),
         int(headers.message_counts[row]),
-        int(headers.flags[row]) | (0 if portion.may_have_chunks else NO_CHUNK),
+        int(headers.flags[row]),
     )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.entries.message_metadata import Chunk, ChunkedMessage
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
-from postdate.broker.scheduled.chunks import chunk_of
+from postdate.broker.scheduled.chunks import chunk_of, is_chunk
 from postdate.broker.scheduled.messages import OnDamaged, columns_of, fitting
 from postdate.broker.scheduled.selection import Rows
 
@@ -26,7 +26,6 @@ class Portion:
     headers: EntryHeaders
     entries: Sequence[bytes | None]
     """By row; None for an entry that was trimmed meanwhile, or is damaged."""
-    may_have_chunks: bool
 
 
 @dataclass(slots=True)
@@ -62,10 +61,11 @@ async def portions(
             entries, damaged = await log.read_intact_payloads(read.ledger_ids, read.entry_ids)
             if damaged:
                 on_damaged(damaged)
-            chunks = list(map(chunk_of, entries))
-            if not any(chunks):
-                yield Portion(read, entries, may_have_chunks=False)
+            are_chunks = is_chunk(read)
+            if not are_chunks.any():
+                yield Portion(read, entries)
                 continue
+            chunks = [chunk_of(entry) if one else None for entry, one in zip(entries, are_chunks, strict=True)]
             # Chunks of earlier portions are not kept in memory, so all are read again.
             del entries
             for units in _packed(_units(read, chunks, waiting), entries_max, bytes_max):
@@ -112,4 +112,4 @@ async def _read(log: ReadableLog, units: Sequence[_Unit]) -> Portion:
     headers = await log.read_headers_at(*columns_of([at for unit in units for at in unit.positions]))
     # The first read of them has told of damage.
     entries, _ = await log.read_intact_payloads(headers.ledger_ids, headers.entry_ids)
-    return Portion(headers, entries, may_have_chunks=True)
+    return Portion(headers, entries)

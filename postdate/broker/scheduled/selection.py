@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array, Mask
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array, Mask
+from managed_ledger.replacing import Entries
 from postdate.broker.scheduled.ledger_schedule import LedgerSchedule
+from tracker.columns.positions import is_in
 from tracker.columns.row_order import RowKey
 
 
@@ -49,6 +51,14 @@ class Rows:
     def by_position(self) -> NDArray[np.intp]:
         """Return the rows in the order of the log."""
         return np.lexsort((self.entry_ids, self.ledger_ids))
+
+    def positions(self) -> list[tuple[int, int]]:
+        """Return ledger ids and entry ids."""
+        return list(zip(self.ledger_ids.tolist(), self.entry_ids.tolist(), strict=True))
+
+    def count_in(self, entries: Entries) -> int:
+        """Return how many of the rows are among some entries."""
+        return int(np.count_nonzero(is_in(entries.get, self.ledger_ids, self.entry_ids)))
 
     def take(self, rows: NDArray[np.intp] | Mask | slice) -> "Rows":
         """Return some of the rows, in this order."""

@@ -14,8 +14,8 @@ from pyroaring import BitMap
 
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.entries.messages import MessageFilter
-from managed_ledger.position import AFTER_EVERYTHING, Position
-from managed_ledger.value_types import Clock, Int64Array, Mask
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.value_types import Clock, Int64Array, Mask
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.histogram import Histogram, HistogramCounter, ScheduleTotals, TotalsCounter
 from postdate.broker.scheduled.ledger_schedule import LedgerSchedule

@@ -1,13 +1,12 @@
-"""The ports of a configuration, with advice for a client that uses the wrong one.
+"""The ports of a configuration.
 
 There are up to four: Pulsar's protocol and HTTP, each with TLS and without. Listening is in
 `postdate.broker.network.listener`.
 """
 
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from postdate.broker.admin.web import WebPort
 from postdate.broker.clients.connection import Connection
 from postdate.broker.clients.requests import HANDLERS
 from postdate.broker.configuration.config import BrokerConfig, settings
@@ -16,8 +15,6 @@ from postdate.broker.service.service import Service
 
 if TYPE_CHECKING:
     from postdate.broker.network.tls import ServerTls
-
-_SCHEMES: Final = {"brokerServicePort": ("pulsar", "pulsar+ssl"), "webServicePort": ("http", "https")}
 
 
 def open_tls(config: BrokerConfig) -> "ServerTls | None":
@@ -52,31 +49,10 @@ async def listen_for_clients(service: Service, tls: "ServerTls | None") -> Async
             port = Port(
                 host=config.bind_address,
                 number=number,
-                factory=lambda accepted: Connection(service, HANDLERS, accepted),
-                connect_timeout_s=config.limits.connect_timeout_s,
+                factory=lambda: Connection(service, HANDLERS),
+                handshake_timeout_s=config.limits.connect_timeout_s,
                 tls=contexts,
-                advice=_advice("brokerServicePort", config.service_port, config.service_port_tls, tls=bool(contexts)),
-                admission=service.connection_controller,
             )
             listener: Listener = await listen(port)
             opened.push_async_callback(listener.close)
         return opened.pop_all()
-
-
-def web_ports(config: BrokerConfig, tls: "ServerTls | None") -> list[WebPort]:
-    """List the ports for HTTP."""
-    return [
-        WebPort(number, contexts, _advice("webServicePort", config.web_port, config.web_port_tls, tls=bool(contexts)))
-        for number, contexts in ((config.web_port, None), (config.web_port_tls, tls))
-        if number is not None
-    ]
-
-
-def _advice(key: str, plain: int | None, with_tls: int | None, *, tls: bool) -> str:
-    """Return advice for a client that uses TLS on a plain port, or the other way round."""
-    plain_scheme, tls_scheme = _SCHEMES[key]
-    if tls:
-        other = "" if plain is None else f", or {plain_scheme}:// with port {plain}"
-        return f"use {tls_scheme}:// here{other}"
-    other = f"{key}Tls is not set" if with_tls is None else f"{tls_scheme}:// is on port {with_tls}"
-    return f"use {plain_scheme}:// here; {other}"

@@ -30,7 +30,7 @@ from postdate.broker.admin.web_access import access_middleware
 from postdate.broker.admin.web_service import Served
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.network.listening import WebAudience
-from postdate.broker.server.ports import listen_for_clients, open_tls, web_ports
+from postdate.broker.server.ports import listen_for_clients, open_tls
 from postdate.broker.server.service_manager import ServiceManager
 from postdate.broker.service.clock_steps import steady_ms
 from postdate.broker.service.scheduler import Housekeeping, Job
@@ -93,7 +93,9 @@ async def serve(
         try:
             web_server = await start_web(
                 config.bind_address,
-                *web_ports(config, tls),
+                config.web_port,
+                config.web_port_tls,
+                tls,
                 connect_timeout_s=config.limits.connect_timeout_s,
                 metrics=service.metrics,
                 health=lambda: {"pid": os.getpid(), "uptime_ms": steady_ms() - started_ms},

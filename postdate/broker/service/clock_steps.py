@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 
 logger = logging.getLogger(__name__)
 

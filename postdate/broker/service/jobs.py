@@ -15,7 +15,7 @@ from typing import Final
 
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.errors import BrokerError, SnapshotsLeftError
 from postdate.broker.scheduled.catalog import ScheduleCatalog

@@ -23,7 +23,7 @@ from typing import Any, Final
 from managed_ledger.completion import completed
 from managed_ledger.errors import LedgerError, LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.admin.figures import StoreSnapshot
 from postdate.broker.admin.metrics import stream_metrics
 from postdate.broker.authentication.authenticator import Authenticator
@@ -257,7 +257,6 @@ class Service:
 
     async def problems(self) -> list[str]:
         """Return the present failures of the service, for `/health`; empty when all is well."""
-        await self._store.look_again()
         problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
         if self._store.damage is not None:
             problems.append(f"nothing of the log is compacted until it is repaired: {self._store.damage}")

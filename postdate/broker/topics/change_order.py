@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 WAIT_S: Final = 10.0
 """How long a change waits for those before it; then it is refused, with the one that is under way."""

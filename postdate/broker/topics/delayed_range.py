@@ -19,7 +19,7 @@ from typing import Final
 
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from managed_ledger.positions.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.broker.topics.topic_index import subscription_cursors
 

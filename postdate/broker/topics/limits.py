@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from managed_ledger.value_types import InvalidValueError
+from managed_ledger.positions.value_types import InvalidValueError
 
 _COUNT: Final = (0, 2**31 - 1)
 _SECONDS: Final = (1, 2**31 - 1)

@@ -24,7 +24,7 @@ from enum import Enum
 from typing import Final
 
 from managed_ledger.errors import LedgerError
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.errors import NotAllowedError, ProducerBusyError, ProducerFencedError, TopicClosedError
 from postdate.broker.topics.limits import is_full
 from postdate.broker.topics.link import ClientLink

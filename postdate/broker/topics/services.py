@@ -7,7 +7,7 @@ from dispatcher.dispatcher import Dispatcher
 from dispatcher.factory import make_dispatcher
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.topics.delayed_range import delays_through
 from postdate.broker.topics.limits import LimitsConfig
 from postdate.broker.topics.policies import PolicyBook

@@ -28,10 +28,10 @@ from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import DAMAGE_REMEDY, LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock
 from managed_ledger.reading.unread_entries import named
 from managed_ledger.replacing import Entries
-from managed_ledger.value_types import Clock
 from postdate.broker.errors import MetadataError
 from postdate.broker.topics.consumer import Consumer
 from postdate.broker.topics.delayed_range import delays_through

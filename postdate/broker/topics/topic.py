@@ -17,7 +17,7 @@ from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerError, LedgerWriteError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.replacing import Entries
 from postdate.broker.errors import (
     NotAllowedError,

@@ -1,14 +1,12 @@
 """The command `postdate pipeline cancel`; `jobs.cancel` does the work."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from postdate.command_line.endings import EXIT_CODE_WRONG, help_end
-from postdate.command_line.options import Command
 from postdate.command_line.output import counted, print_json
 from postdate.command_line.progress import Steps
 from postdate.command_line.times import TIME
@@ -18,10 +16,6 @@ if TYPE_CHECKING:
     from postdate.pipeline.jobs.cancel import CancelReport
 
 BAD_ROWS_SHOWN = 10
-
-
-def _time_option(parameter: str, *names: str, what: str) -> Callable[[Command], Command]:
-    return click.option(*names, f"--{parameter.replace('_', '-')}", parameter, type=TIME, help=what)
 
 
 @click.command(
@@ -40,10 +34,10 @@ def _time_option(parameter: str, *names: str, what: str) -> Callable[[Command], 
 @click.option(
     "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with all of these; repeatable."
 )
-@_time_option("deliver_from_ms", "--from", "--deliver-from", what="Only messages due at this time or later.")
-@_time_option("deliver_before_ms", "--until", "--deliver-before", what="Only messages due before this time.")
-@_time_option("publish_from_ms", "--publish-from", what="Only messages published at this time or later.")
-@_time_option("publish_before_ms", "--publish-before", what="Only messages published before this time.")
+@click.option("--from", "deliver_from_ms", type=TIME, help="Only messages due at this time or later.")
+@click.option("--until", "deliver_before_ms", type=TIME, help="Only messages due before this time.")
+@click.option("--publish-from", "publish_from_ms", type=TIME, help="Only messages published at this time or later.")
+@click.option("--publish-before", "publish_before_ms", type=TIME, help="Only messages published before this time.")
 @click.option("--acknowledge-only", is_flag=True, help="Leave the index alone, as when it is not in DATA.")
 @job_options(needs_cursors=True, has_dry_run=True)
 def cancel(

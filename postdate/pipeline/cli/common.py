@@ -124,7 +124,7 @@ def job_options(
         now: The meaning of the time that `--now` gives, for the help text; None where there is no such option.
         json: The content of the JSON, for the help text.
     """
-    index = "Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA."
+    index = "Snapshots are here: a folder or s3://BUCKET/PREFIX. Default: in DATA."
     cursors = "Subscription; repeatable." if needs_cursors else "Only subscriptions of this name; repeatable."
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,12 +132,13 @@ def job_options(
         if has_dry_run:
             command = dry_run_option("count")(command)
         if now is not None:
-            command = click.option(
-                "--now", "--now-ms", "now_ms", type=TIME, default=wall_clock_ms, help=f"{now} Default: now."
-            )(command)
+            command = click.option("--now", "now_ms", type=TIME, default=wall_clock_ms, help=f"{now} Default: now.")(
+                command
+            )
         if has_cursors:
-            names = ("--subscription", "--cursor", "cursors")
-            command = click.option(*names, multiple=True, required=needs_cursors, metavar="NAME", help=cursors)(command)
+            command = click.option(
+                "--subscription", "cursors", multiple=True, required=needs_cursors, metavar="NAME", help=cursors
+            )(command)
         if has_topics:
             command = topics_option(command)
         if has_index:

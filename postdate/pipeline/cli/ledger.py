@@ -32,7 +32,7 @@ def repair(data: str, is_sure: bool, is_json: bool) -> None:
     """Keep the whole entries of a damaged log, so that the service starts.
 
     DATA is a service's data directory; the service must be stopped. Whole entries go to a new folder, which takes the
-    damaged one's place in one step. The damaged one stays beside it, with a report of the losses. Acknowledgements
+    damaged one's place. The damaged one stays beside it, with a report of the losses. Acknowledgements
     that are lost mean that messages come again.
     """
     from managed_ledger.repair.repairing import Repaired
@@ -81,12 +81,12 @@ def log_in(data: str) -> Path:
 
 def tell_damage(verdict: "LogVerdict") -> None:
     """Print what is damaged, the files first."""
-    from managed_ledger.repair.repairing import spans
+    from managed_ledger.reading.unread_entries import runs
 
     lines = [f"{one.file}: {one.what}" for one in verdict.problems]
     for one in verdict.findings.ledgers:
         if one.lost:
-            shown = [f"{first}-{last}" if first < last else f"{first}" for first, last in spans(one.lost)]
+            shown = [f"{first}-{last}" if first < last else f"{first}" for first, last in runs(one.lost)]
             rest = f" and {len(shown) - SPANS_SHOWN} more runs" if len(shown) > SPANS_SHOWN else ""
             lines.append(
                 f"{one.topic}: ledger {one.ledger.ledger_id}: entries {', '.join(shown[:SPANS_SHOWN])}{rest} are lost, "

@@ -26,13 +26,14 @@ from pyspark.sql import DataFrame
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.names import match_topic
-from managed_ledger.value_types import OnStage, OnStep
-from postdate.index.cursor_log import CursorLog, is_index_cursor
+from managed_ledger.positions.value_types import OnStage, OnStep
+from postdate.index.acknowledged import is_index_cursor
 from postdate.index.cursor_snapshots import own_metadata
 from postdate.index.location import Location
-from postdate.index.publishing import each_of, publish
-from postdate.index.selection import select
-from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter
+from postdate.pipeline.publishing.cursor_log import CursorLog
+from postdate.pipeline.publishing.publication import each_of, publish
+from postdate.pipeline.publishing.selection import select
+from postdate.pipeline.publishing.staging import StagedSnapshot, StagingFolder, StagingWriter
 from postdate.pipeline.sources.number_columns import check_types, whole
 from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place, with_index
 from postdate.pipeline.spark.tasks import SparkTasks, attempt_name

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
-from managed_ledger.value_types import Int64Array, OnStage, OnStep
+from managed_ledger.positions.value_types import Int64Array, OnStage, OnStep
 from postdate.pipeline.logs.parquet_log import file_system
 from postdate.pipeline.sources.number_columns import check_types
 from postdate.pipeline.spark.tasks import count_tasks

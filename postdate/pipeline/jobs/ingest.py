@@ -26,12 +26,12 @@ from uuid import uuid4
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
-from managed_ledger.value_types import Clock
-from postdate.index.cursor_log import CursorLog
-from postdate.index.selection import select
+from managed_ledger.positions.value_types import Clock
 from postdate.pipeline.jobs.rebuild import HEADER_COLUMNS, check_headers, rebuild, with_reason
 from postdate.pipeline.logs.open_logs import topics_of_log
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.cursor_log import CursorLog
+from postdate.pipeline.publishing.selection import select
 from postdate.pipeline.sources.index_writer import write_index
 from postdate.pipeline.sources.number_columns import whole
 from postdate.pipeline.spark.open_index import cursor_folder

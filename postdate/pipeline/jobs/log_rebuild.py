@@ -21,14 +21,14 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.value_types import OnStage, OnStep
+from managed_ledger.positions.value_types import OnStage, OnStep
 from postdate.index.acknowledged import Acknowledged
-from postdate.index.cursor_log import CursorLog
-from postdate.index.publishing import Published, publish
-from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from postdate.pipeline.logs.open_logs import open_log, with_log
 from postdate.pipeline.planning.log_plan import BucketTask, CountTask, plan_counts, plan_tasks
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.cursor_log import CursorLog
+from postdate.pipeline.publishing.publication import Published, publish
+from postdate.pipeline.publishing.staging import StagedSnapshot, StagingFolder, StagingWriter
 from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place
 from postdate.pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
 from postdate.pipeline.tasks.log_tasks import Counted, build_task, count_rows

@@ -21,13 +21,13 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.value_types import OnStage, OnStep
-from postdate.index.cursor_log import CursorLog
+from managed_ledger.positions.value_types import OnStage, OnStep
 from postdate.index.location import Location
-from postdate.index.publishing import Published, publish
-from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from postdate.pipeline.planning.merge_groups import groups_down_to
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.cursor_log import CursorLog
+from postdate.pipeline.publishing.publication import Published, publish
+from postdate.pipeline.publishing.staging import StagedSnapshot, StagingFolder, StagingWriter
 from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place, with_index
 from postdate.pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
 from postdate.pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task

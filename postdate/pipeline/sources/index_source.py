@@ -10,7 +10,7 @@
     ledger_id, entry_id, deliver_at_ms
 
     option           meaning
-    path             where the index is, on RocksDB, on S3, as plain files or elsewhere: see `postdate.index.location`
+    path             where the index is, on RocksDB, on S3 or elsewhere: see `postdate.index.location`
     <column>, <column>_min, <column>_max    read: only these rows, for any column
     log              write: the log whose cursors own the index (default: the one beside it)
     query_id, batch_id   write: of a stream's batch; one that a cursor's index has already is not written again

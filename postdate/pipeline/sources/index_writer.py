@@ -25,11 +25,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.index.batch_mark import BatchMark
-from postdate.index.cursor_log import CursorLog
-from postdate.index.publishing import Published, each_of, publish
-from postdate.index.staging import StagedSnapshot, StagingWriter, new_staging, remove_staging
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.batch_mark import BatchMark
+from postdate.pipeline.publishing.cursor_log import CursorLog
+from postdate.pipeline.publishing.publication import Published, each_of, publish
+from postdate.pipeline.publishing.staging import StagedSnapshot, StagingWriter, new_staging, remove_staging
 from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place
 from postdate.pipeline.spark.tasks import attempt_name
 from postdate.pipeline.tasks.bucket_rows import build_bucket

@@ -10,8 +10,8 @@ from managed_ledger.cursors.cursor_properties import CursorPropertiesFolder
 from managed_ledger.errors import StoreUnavailableError
 from postdate.index.location import Location, RocksDBLocation, is_uri, location_at
 from postdate.index.log_folder import log_folder_of
-from postdate.index.selection import select
-from postdate.index.staging import staging_root
+from postdate.pipeline.publishing.selection import select
+from postdate.pipeline.publishing.staging import staging_root
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 

@@ -8,10 +8,10 @@ functions.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from postdate.index.staging import StagedSnapshot, StagingWriter
 from postdate.pipeline.logs.header_log import HeaderLog
 from postdate.pipeline.planning.log_plan import BucketTask, CountTask, RangeCount
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.staging import StagedSnapshot, StagingWriter
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from postdate.pipeline.tasks.row_checks import BadRow, rows_to_index, split_rows
 from snapshot_storage.encoding.columns import DelayedIndexes

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.index.cursor_snapshots import own_metadata
-from postdate.index.staging import StagedSnapshot, StagingWriter
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.staging import StagedSnapshot, StagingWriter
 from snapshot_storage.encoding.codec import decode_metadata, decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot

@@ -10,7 +10,6 @@ from tests.helpers.storages.s3_servers import REAL_SERVERS, MotoServer, RealServ
 from tests.helpers.storages.snapshot_backends import (
     Backend,
     MemoryBackend,
-    ObjectFolderBackend,
     RocksDBBackend,
     S3Backend,
 )
@@ -47,7 +46,6 @@ def s3_server(request: pytest.FixtureRequest, s3_servers: _Servers) -> S3Server:
     params=[
         pytest.param(MemoryBackend, id="MemoryBackend"),
         pytest.param(RocksDBBackend, id="RocksDBBackend"),
-        pytest.param(ObjectFolderBackend, id="ObjectFolderBackend"),
         pytest.param(FaultyBackend, id="FaultyBackend-seed-1"),
         pytest.param(OtherFaultyBackend, id="FaultyBackend-seed-2"),
         # Not moto: its reads beside a delete end in an error of its own. `make test` has S3 in `test_s3_snapshots.py`.

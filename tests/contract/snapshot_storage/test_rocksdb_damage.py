@@ -9,11 +9,7 @@ import fcntl
 import logging
 import os
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,8 +28,6 @@ from snapshot_storage.rocksdb.folder import RocksDBFolder
 from snapshot_storage.rocksdb.lock import WriterLock
 from snapshot_storage.rocksdb.put_aside import put_aside, put_aside_folders, remove_put_aside
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from tests.helpers.damaged_logs import flip_type
-from tests.helpers.small_disk import fill_up, small_disk
 from tests.helpers.spark.bulk_data import write_log
 from tests.helpers.storages.rocksdict_edge import replace_rocksdict
 
@@ -105,33 +99,19 @@ def _flip(file: Path, at: float = 0.5) -> None:
     file.write_bytes(data)
 
 
-def _flip_the_end(file: Path) -> None:
-    _flip(file, 0.995)
-
-
 def _cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def _make_folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-def _make_pipe(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
-
-
 NOTHING, SOME, FOLDER = "nothing", "the buckets that are in it", "the folder"
-HARMS = _flip, _flip_the_end, _cut, Path.unlink, _make_folder, _make_pipe
+HARMS = _flip, _cut, Path.unlink
 COSTS = {
-    "*.sst": (SOME, FOLDER, FOLDER, FOLDER, FOLDER, FOLDER),
+    "*.sst": (SOME, FOLDER, FOLDER),
     # RocksDB replays its newest log up to the first record that is cut off, and calls a wrong checksum in it damage.
-    "*.log": (FOLDER, FOLDER, SOME, SOME, FOLDER, FOLDER),
-    "CURRENT": (FOLDER,) * 6,
-    "MANIFEST-*": (FOLDER,) * 6,
-    "OPTIONS-*": (NOTHING, NOTHING, NOTHING, NOTHING, FOLDER, FOLDER),
+    "*.log": (FOLDER, SOME, SOME),
+    "CURRENT": (FOLDER,) * 3,
+    "MANIFEST-*": (FOLDER,) * 3,
+    "OPTIONS-*": (NOTHING,) * 3,
 }
 """The cost of each harm, for every kind of file that says what is in a folder."""
 
@@ -199,51 +179,6 @@ def test_a_damaged_file_costs_time_and_is_never_data(
     assert not _read_all(again, new)
     again.close()
     assert _aside(path) == aside
-
-
-_OPEN = """
-import logging, sys
-from pathlib import Path
-from snapshot_storage.errors import StorageCorruptedError
-from snapshot_storage.rocksdb.config import RocksDBMemory
-from snapshot_storage.rocksdb.folder import RocksDBFolder
-
-logging.basicConfig(level=logging.ERROR, format="%(message)s")
-for is_read_only in (True, False):
-    try:
-        RocksDBFolder.open(
-            Path(sys.argv[1]), memory=RocksDBMemory(), is_read_only=is_read_only, pause=lambda _: None
-        ).close()
-    except StorageCorruptedError as error:
-        print(is_read_only, error)
-"""
-
-
-@pytest.mark.parametrize("record", [0, -1])
-@pytest.mark.parametrize("pattern", ["*.log", "MANIFEST-*"])
-def test_a_flipped_type_of_a_record_is_damage_and_no_hang(
-    tmp_path: Path, crashed: tuple[Path, Entries], pattern: str, record: int
-) -> None:
-    """RocksDB itself would read it for ever, or leave out the log without an error.
-
-    It keeps the interpreter's lock meanwhile, so that nothing but another process can give up.
-    """
-    path = tmp_path / "snapshots"
-    shutil.copytree(crashed[0], path)
-    file = max(path.glob(pattern), key=lambda file: file.stat().st_size)
-    flip_type(file, record)
-
-    run = subprocess.run(
-        [sys.executable, "-c", _OPEN, str(path)], capture_output=True, text=True, check=True, timeout=60
-    )
-
-    (aside,) = _aside(path)
-    assert run.stdout.startswith("True ")
-    assert f"put aside as {aside}" in run.stderr
-    for text in (run.stdout, run.stderr):
-        assert len(text.splitlines()) == 1
-        assert f"{file.name} has at byte" in text
-        assert "only a recycled log has" in text
 
 
 def test_a_value_under_the_key_of_another_costs_its_bucket_alone(tmp_path: Path) -> None:
@@ -373,19 +308,8 @@ def test_behind_a_link_the_folder_is_renamed_with_its_other_files_and_the_link_s
     _check_whole(path, written)
 
 
-def _remove_its_files(path: Path) -> None:
-    for file in path.iterdir():
-        file.unlink()
-
-
-def _replace(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.mkdir()
-
-
-@pytest.mark.parametrize("harm", [shutil.rmtree, _remove_its_files, _replace])
 def test_a_folder_that_is_removed_under_its_writer_is_opened_again_at_the_next_write(
-    tmp_path: Path, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One error names it. RocksDB itself would go on to write to files that no start finds."""
     path = tmp_path / "snapshots"
@@ -396,7 +320,7 @@ def test_a_folder_that_is_removed_under_its_writer_is_opened_again_at_the_next_w
     async def scenario() -> int:
         async with RocksDBBucketSnapshotStorage(path) as storage:
             old = await create(storage)
-            harm(path)
+            shutil.rmtree(path)
             outcomes = await asyncio.gather(*(create(storage) for _ in range(5)), return_exceptions=True)
             assert any(isinstance(one, StorageUnavailableError) for one in outcomes)
             assert not [one for one in outcomes if not isinstance(one, int | StorageUnavailableError)]
@@ -426,29 +350,6 @@ def test_a_folder_in_use_is_not_put_aside(tmp_path: Path) -> None:
     assert not _aside(path)
 
 
-def test_of_many_writers_that_find_damage_at_once_one_puts_the_folder_aside(tmp_path: Path) -> None:
-    """The others find it in use, or open the new one: none takes that one for the damaged one."""
-    for number in range(10):
-        path = tmp_path / str(number)
-        _filled(path, 1)
-        (path / "CURRENT").write_bytes(b"nonsense")
-        together = threading.Barrier(4)
-
-        def open_it(path: Path = path, together: threading.Barrier = together) -> int:
-            together.wait()
-            try:
-                _opened(path).close()
-            except StorageLockedError:
-                return 0
-            return 1
-
-        with ThreadPoolExecutor(4) as threads:
-            opened = sum(one.result() for one in [threads.submit(open_it) for _ in range(4)])
-
-        assert opened >= 1
-        assert len(_aside(path)) == 1
-
-
 def test_the_lock_of_a_folder_that_is_put_aside_meanwhile_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,29 +366,14 @@ def test_the_lock_of_a_folder_that_is_put_aside_meanwhile_is_not_taken(
         WriterLock.take(tmp_path / "snapshots")
 
 
-def _make_database(path: Path) -> None:
-    database = Rdict(str(path))
-    database["a"] = "of the other program"
-    database.close()
-
-
-def _make_damaged_database(path: Path) -> None:
-    _make_database(path)
-    (path / "CURRENT").unlink()
-
-
-def _link_to_a_log(path: Path) -> None:
-    write_log(path.parent / "other", {"a": [1, 2]})
-    path.symlink_to(path.parent / "other" / "ledgers")
-
-
-@pytest.mark.parametrize("make", [_make_database, _make_damaged_database, _link_to_a_log])
-def test_the_database_of_another_program_is_refused_and_not_touched(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
-    """It is not derived: it may be a log of messages that a wrong link leads to."""
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_database_of_another_program_is_refused_and_not_touched(tmp_path: Path, is_damaged: bool) -> None:
+    """It is not derived: it may be a log of messages, damaged or not, that a wrong link leads to."""
     path = tmp_path / "snapshots"
-    make(path)
+    write_log(tmp_path / "other", {"a": [1, 2]})
+    path.symlink_to(tmp_path / "other" / "ledgers")
+    if is_damaged:
+        (path / "CURRENT").unlink()
     before = _state(path)
 
     with pytest.raises(StorageAccessError, match="not known as Postdate's snapshots"):
@@ -497,48 +383,16 @@ def test_the_database_of_another_program_is_refused_and_not_touched(
     assert not _aside(path)
 
 
-def test_a_checkpoint_is_known_to_be_ours_and_a_copy_without_its_empty_file_by_the_advice(tmp_path: Path) -> None:
-    folder = _opened(tmp_path / "snapshots")
-    written = _fill(folder, 3)
-    folder.checkpoint(tmp_path / "backup")
-    folder.close()
-
-    async def list_backup() -> list[int]:
-        async with RocksDBBucketSnapshotStorage(tmp_path / "backup") as storage:
-            return [info.bucket_id for info in await storage.list_bucket_snapshots()]
-
-    assert asyncio.run(list_backup()) == list(written)
-    (tmp_path / "snapshots" / "WRITER").unlink()
-    with pytest.raises(StorageAccessError, match="left out the empty file WRITER, make it again"):
-        asyncio.run(RocksDBBucketSnapshotStorage(tmp_path / "snapshots").start())
-    (tmp_path / "snapshots" / "WRITER").touch()
-    _check_whole(tmp_path / "snapshots", written)
-
-
-def _make_dangling_link(place: Path) -> None:
-    place.symlink_to(place.with_name("nowhere") / "there")
-
-
-@pytest.mark.parametrize("make", [_make_dangling_link, Path.touch, os.mkfifo])
-def test_what_is_no_folder_in_the_place_of_the_folder_is_refused_and_kept(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
-    """The target of a link may be a disk that is not mounted yet, with snapshots that are whole."""
+def test_a_link_to_a_disk_that_is_not_mounted_yet_is_refused_and_kept(tmp_path: Path) -> None:
+    """There may be snapshots on it that are whole."""
     path = tmp_path / "snapshots"
-    make(path)
-    before = path.lstat()
+    path.symlink_to(tmp_path / "nowhere")
 
-    with pytest.raises(StorageAccessError) as refused:
+    with pytest.raises(StorageAccessError, match=f"{path} is no folder: mount the disk that it is on, or move away"):
         _opened(path)
 
-    text = f"{path} is no folder: mount the disk that it is on, or move away what is there"
-    assert str(refused.value) == text
-    assert [one.name for one in tmp_path.iterdir()] == ["snapshots"]
-    assert os.path.samestat(path.lstat(), before)
-    if make is _make_dangling_link:
-        path.readlink().mkdir(parents=True)
-        _filled(path)
-        assert (path.readlink() / "CURRENT").is_file()
+    path.readlink().mkdir()
+    _check_whole(path, _filled(path))
 
 
 def test_rights_that_are_missing_put_nothing_aside(tmp_path: Path) -> None:
@@ -557,50 +411,3 @@ def test_rights_that_are_missing_put_nothing_aside(tmp_path: Path) -> None:
             os.seteuid(0)
         path.chmod(0o755)
     _check_whole(path, written)
-
-
-@pytest.mark.parametrize("kind", ["full", "read-only"])
-def test_a_disk_that_refuses_puts_nothing_aside(tmp_path: Path, kind: str) -> None:
-    """A full one is an outage, one without rights a refusal; when it is mended all snapshots are there."""
-    with small_disk(tmp_path / "disk", mib=4) as disk:
-        path = disk / "snapshots"
-        written = _filled(path)
-        ballast = fill_up(disk) if kind == "full" else None
-        if ballast is None:
-            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-            reader = _opened(path, is_read_only=True)
-            assert not _read_all(reader, written)
-            reader.close()
-        with pytest.raises(StorageAccessError if ballast is None else StorageUnavailableError, match=str(path)):
-            _opened(path)
-        assert not _aside(path)
-        if ballast is None:
-            subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-        else:
-            ballast.unlink()
-        _check_whole(path, written)
-
-
-def test_a_mount_point_that_is_damaged_is_an_error_with_advice_and_works_when_it_is_emptied(tmp_path: Path) -> None:
-    """The system does not rename it."""
-    with small_disk(tmp_path / "disk", mib=8) as disk:
-        _filled(disk)
-        (disk / "CURRENT").write_bytes(b"nonsense\n")
-        names = {file.name for file in disk.iterdir()}
-        for _ in range(2):
-            with pytest.raises(StorageUnavailableError) as refused:
-                _opened(disk)
-            assert f"the snapshots in {disk} cannot be used (Corruption: CURRENT" in str(refused.value)
-            assert "stop the service and delete the files in it" in str(refused.value)
-            assert {file.name for file in disk.iterdir()} >= names
-
-        _remove_its_files(disk)
-        _check_whole(disk, _filled(disk))
-
-
-def test_a_view_that_has_no_room_is_an_error_with_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader needs a temporary folder."""
-    _filled(tmp_path / "folder")
-    monkeypatch.setattr("tempfile.tempdir", os.devnull)
-    with pytest.raises(SnapshotStorageError, match=f"cannot make a view .* in {tmp_path / 'folder'}"):
-        _opened(tmp_path / "folder", is_read_only=True)

@@ -9,7 +9,7 @@ import pytest
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tests.helpers.storages.s3_servers import REAL_SERVERS
-from tests.helpers.storages.snapshot_backends import Backend, ObjectFolderBackend, RocksDBBackend
+from tests.helpers.storages.snapshot_backends import Backend, RocksDBBackend
 
 Scenario = Callable[[BucketSnapshotStorage], Coroutine[Any, Any, None]]
 
@@ -172,7 +172,7 @@ def test_a_head_says_what_single_reads_say(backend: Backend, metadata: bytes, se
     _run(backend, scenario)
 
 
-@pytest.mark.parametrize("backend", [RocksDBBackend, ObjectFolderBackend, *REAL_SERVERS], indirect=True)
+@pytest.mark.parametrize("backend", [RocksDBBackend, *REAL_SERVERS], indirect=True)
 @pytest.mark.parametrize("damaged", [{0}, {1}, {2, 4}, {0, 5}])
 def test_a_damaged_entry_costs_that_entry_alone(backend: Backend, damaged: set[int]) -> None:
     entries = [b"metadata", *(b"%d" % number * 100 for number in range(1, 6))]

@@ -16,7 +16,7 @@ from pathlib import Path
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tests.helpers.log_reading import read_entries
 
 KILLS = 6

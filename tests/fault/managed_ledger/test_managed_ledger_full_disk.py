@@ -16,7 +16,7 @@ from managed_ledger.disk.keys import Family, ledger_range
 from managed_ledger.errors import AppendRefusedError, LedgerError, LedgerWriteError, StoreFullError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tests.helpers.deleted_ledgers import write_deleted_ledger
 from tests.helpers.log_reading import read_entries
 from tests.helpers.small_disk import fill_up, free_bytes, small_disk

@@ -14,9 +14,9 @@ from uuid import uuid4
 import pytest
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.index.cursor_log import CursorLog
-from postdate.index.publishing import each_of, publish
-from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from postdate.pipeline.publishing.cursor_log import CursorLog
+from postdate.pipeline.publishing.publication import each_of, publish
+from postdate.pipeline.publishing.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation

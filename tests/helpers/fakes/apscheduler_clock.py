@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from apscheduler.triggers.interval import IntervalTrigger
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 
 
 class ListedTurns:

@@ -10,15 +10,14 @@ from dispatcher.core.read_plan import ReadRequest
 from dispatcher.factory import key_shared_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 
 class CoreFeed:
     """A core that reads what it is told to; returns one entry at a time."""
 
     def __init__(self, portion: int = 1, **config: int) -> None:
-        portions = {"return_entries_max": portion, "expired_entries_max": portion}
-        self.core = key_shared_core(DispatcherConfig(**portions, **config), has_delays=True)
+        self.core = key_shared_core(DispatcherConfig(return_entries_max=portion, **config), has_delays=True)
         self.core.start(Position(1, 0), Position(1, -1))
         self.entries = 0
         self.joined = 0

@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from dispatcher import Delivery, KeySharedPolicy
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.selection import HeadersRead
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.fakes.virtual_time import now_ms

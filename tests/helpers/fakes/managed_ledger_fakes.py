@@ -15,9 +15,9 @@ from managed_ledger.disk import meta_copies
 from managed_ledger.disk.database import RocksDatabase, WritableDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.errors import StoreUnavailableError
-from managed_ledger.ledger_store import COMPACT_AGAIN_SECONDS, LedgerStore
+from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.rocksdb_store.disk_room import Room
 
 START_MS = 1_700_000_000_000
@@ -215,7 +215,6 @@ async def open_store(
     database: WritableDatabase,
     *,
     clock: LedgerClock | None = None,
-    compact_again_s: float = COMPACT_AGAIN_SECONDS,
     **limits: int,
 ) -> LedgerStore:
     """A store over a database that the test holds."""
@@ -224,7 +223,6 @@ async def open_store(
         ManagedLedgerConfig(**limits),
         now_ms=clock or LedgerClock(),
         open_database=lambda _path, _config: database,
-        compact_again_s=compact_again_s,
     )
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.clients.connection import Connection
 from postdate.broker.clients.requests import HANDLERS
 from postdate.broker.configuration.config import BrokerConfig
-from postdate.broker.network.listener import Accepted
 from postdate.broker.protocol.commands import frame
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from postdate.broker.service.service import Service
@@ -72,14 +71,13 @@ class Peer:
         service: Service,
         *,
         has_to_connect: bool = True,
-        accepted: Accepted | None = None,
         clock_s: Callable[[], float] = lambda: 0.0,
         port: int = 1,
         **limits: int,
     ) -> None:
         self.transport = FakeTransport(port)
         # Without a clock that goes on, all that is received at once is handled at once.
-        self.connection = Connection(service, HANDLERS, accepted, clock_s=clock_s, **limits)
+        self.connection = Connection(service, HANDLERS, clock_s=clock_s, **limits)
         self.transport.connection = self.connection
         self.connection.connection_made(self.transport)
         self._requests = 0

@@ -8,7 +8,6 @@ from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.factory import key_shared_core, shared_core
-from dispatcher.ports import LogAndCursor
 from dispatcher.slots import sticky_hash
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor, FakeTracker
 from tests.helpers.fakes.virtual_time import now_ms
@@ -40,7 +39,7 @@ class ShellWorld:
         has_delays = kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED)
         cores: dict[SubscriptionType, Callable[[], SubscriptionCore]] = {
             SubscriptionType.KEY_SHARED: lambda: key_shared_core(
-                self.config, has_delays=True, cursor=self.cursor, view=LogAndCursor(self.log, self.cursor)
+                self.config, has_delays=True, cursor=self.cursor, ledgers=self.log.ledgers
             ),
             SubscriptionType.SHARED: lambda: shared_core(self.config, has_delays=True, cursor=self.cursor),
             SubscriptionType.FAILOVER: lambda: SingleActiveCore(

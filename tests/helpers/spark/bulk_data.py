@@ -9,8 +9,8 @@ from typing import NamedTuple
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
-from postdate.index.cursor_log import CursorLog
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.cursor_log import CursorLog
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS, StoredEntries, live_index
 from tracker.bucket_properties import read_properties

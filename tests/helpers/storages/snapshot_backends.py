@@ -16,7 +16,6 @@ import google_crc32c
 from rocksdict import AccessType, Options, Rdict
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -118,30 +117,6 @@ class RocksDBBackend(Backend):
             return [(key, value) for key, value in database.items() if key not in (b"format", b"next")]
         finally:
             database.close()
-
-
-class ObjectFolderBackend(Backend):
-    """The place is a folder of files, which are taken apart by hand."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path / "objects"
-
-    def storage(self) -> BucketSnapshotStorage:
-        return ObjectFolderBucketSnapshotStorage(self._path)
-
-    def entries(self, bucket_id: int) -> list[bytes] | None:
-        path = self._files().get(bucket_id)
-        return None if path is None else _object_entries(path.read_bytes())
-
-    def ids(self) -> set[int]:
-        return set(self._files()) | set(range(-len(list(self._path.glob("uploads/*"))), 0))
-
-    def flip(self, bucket_id: int, entries: Iterable[int]) -> None:
-        file = self._files()[bucket_id]
-        file.write_bytes(_flipped(file.read_bytes(), entries))
-
-    def _files(self) -> dict[int, Path]:
-        return {int("".join(path.parts[-3:]), 16): path for path in self._path.glob("*/*/*")}
 
 
 def _object_entries(data: bytes) -> list[bytes]:

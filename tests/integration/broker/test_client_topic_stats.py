@@ -234,7 +234,7 @@ def test_a_key_says_who_holds_it_up(
         (["{topic}", "sub", "=", "--base64"], "keyBase64 is not base64"),
         (["{topic}", "sub", "k", "--url", "nowhere"], "write http://host:port"),
         (["{topic}", "sub", "k", "--url", "http://127.0.0.1:1"], "no service answers at http://127.0.0.1:1"),
-        (["non-persistent://a/b/c", "sub", "k"], "persistent:// topics only"),
+        (["non-persistent://a/b/c", "sub", "k"], "is no topic"),
         (["{topic}", "plain", "k"], "has no Key_Shared consumers"),
     ],
 )

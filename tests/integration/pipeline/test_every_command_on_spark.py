@@ -78,8 +78,8 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
     cancelled = figures("pipeline cancel {data} --subscription billing --positions {positions}")
     unknown = figures("pipeline cancel {data} --subscription billing --positions {unknown_positions}")
     ingested = figures("pipeline ingest {data} {stream} --format csv --subscription billing --checkpoint {tmp}/c")
-    ahead = figures("pipeline forecast {data} --topic orders --topic reminders --now-ms 0 --out {tmp}/both")
-    ahead_of_one = figures("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead")
+    ahead = figures("pipeline forecast {data} --topic orders --topic reminders --now 0 --out {tmp}/both")
+    ahead_of_one = figures("pipeline forecast {data} --topic orders --now 0 --out {tmp}/ahead")
 
     assert cancelled["cancelled"] == [
         {"topic": "persistent://public/default/orders", "cursor": "billing", "messages": 9}
@@ -92,7 +92,7 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
 
 
 def _started(data: Path) -> "subprocess.Popen[str]":
-    words = ["pipeline", "rebuild", str(data), "--now-ms", "0"]
+    words = ["pipeline", "rebuild", str(data), "--now", "0"]
     return subprocess.Popen(
         [sys.executable, "-m", "postdate", *words],
         cwd=ROOT,

@@ -191,7 +191,7 @@ def test_a_damaged_bucket_keeps_nobody_from_cancelling(spark: SparkSession, tmp_
 
 def _damage(data: Path, name: CursorName) -> None:
     """Let the first bucket of a subscription be one that was never stored."""
-    from postdate.index.cursor_log import CursorLog
+    from postdate.pipeline.publishing.cursor_log import CursorLog
 
     with CursorLog(data / "ledgers") as cursors:
         properties = dict(cursors.properties(name))

@@ -23,7 +23,6 @@ from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME
 from postdate.index import publishing
 from postdate.index.comparing import HARMLESS
-from postdate.index.cursor_log import CursorLog
 from postdate.index.location import location_at
 from postdate.pipeline.cli.common import cause_of
 from postdate.pipeline.jobs.cancel import cancel
@@ -33,6 +32,7 @@ from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from postdate.pipeline.jobs.merge import merge
 from postdate.pipeline.jobs.rebuild import rebuild
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.sources.index_writer import write_index
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, parse_bucket_key
 from snapshot_storage.encoding.codec import decode_segments
@@ -436,8 +436,8 @@ def play(world: SparkWorld) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_bulk_jobs_do_what_the_oracle_says(spark: SparkSession, tmp_path: Path, seed: int) -> None:
-    """Between a RocksDB folder and plain files."""
-    play(SparkWorld(spark, tmp_path, Random(seed), f"file://{tmp_path / 'away'}"))
+    """Between the service's folder and another."""
+    play(SparkWorld(spark, tmp_path, Random(seed), str(tmp_path / "away")))
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.index.comparing import IndexFinding
-from postdate.index.cursor_log import CursorLog
 from postdate.pipeline.jobs.forecast import MINUTE_MS, forecast, write_forecast
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
+from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes

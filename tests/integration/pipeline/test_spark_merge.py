@@ -1,9 +1,5 @@
 """The bulk merge on a real Spark: no row is lost, killed at any moment, and a second run changes nothing."""
 
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +9,9 @@ from pyspark.sql import SparkSession
 from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from postdate.pipeline.jobs.merge import merge
-from postdate.pipeline.spark.tasks import attempt_name
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.spark.bulk_data import RULES, bucket_ids, some_times, stored, write_log
-from tests.helpers.spark.wrapped_tasks import Work, wrap_tasks
 
 pytestmark = [
     pytest.mark.java,
@@ -27,28 +21,6 @@ pytestmark = [
 SUB, OTHER = CursorName("a", "sub"), CursorName("b", "sub")
 SMALL = replace(RULES, rows_per_bucket_min=50)
 Row = tuple[int, int, int]
-
-# Merges, and kills itself with SIGKILL when the first new bucket is stored.
-_DRIVER = """
-import os, signal, sys
-from postdate.pipeline.jobs.merge import merge
-from postdate.pipeline.sources.session import any_session
-from tests.integration.pipeline.test_spark_merge import SMALL
-
-stage = []
-def die(steps):
-    if steps and stage[-1] == "merge":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-merge(
-    any_session("local[1,1]"),
-    sys.argv[1],
-    bucket_count_max=3,
-    rules=SMALL,
-    on_stage=lambda name, steps: stage.append(name),
-    on_step=die,
-)
-"""
 
 
 def _rows(data: Path, cursor: CursorName, *, orphans_max: int = 0) -> list[Row]:
@@ -92,25 +64,6 @@ def test_many_topics_are_merged_down_to_a_limit(spark: SparkSession, tmp_path: P
     assert list(tmp_path.glob("*.staging")) == []
 
 
-def test_a_killed_driver_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """While new buckets are stored the old ones are the index; the next run ends what was begun."""
-    write_log(tmp_path, {"a": some_times(1, 500)})
-    rebuild_log(spark, str(tmp_path), rules=SMALL)
-    before, old = _rows(tmp_path, SUB), bucket_ids(tmp_path, SUB)
-    root = Path(__file__).parents[3]
-
-    run = subprocess.run([sys.executable, "-c", _DRIVER, str(tmp_path)], cwd=root, capture_output=True, check=False)
-
-    assert run.returncode == -signal.SIGKILL, run.stderr.decode()
-    assert list(tmp_path.glob("*.staging/*")) != []
-    assert bucket_ids(tmp_path, SUB) == old
-    assert _rows(tmp_path, SUB, orphans_max=100) == before
-    merge(spark, str(tmp_path), bucket_count_max=3, rules=SMALL)
-    assert _rows(tmp_path, SUB, orphans_max=100) == before
-    assert len(bucket_ids(tmp_path, SUB)) <= 3
-    assert list(tmp_path.glob("*.staging")) == []
-
-
 def test_what_ends_before_the_old_buckets_are_deleted_has_merged(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,29 +82,3 @@ def test_what_ends_before_the_old_buckets_are_deleted_has_merged(
 
     assert len(bucket_ids(tmp_path, SUB)) <= 3
     assert _rows(tmp_path, SUB, orphans_max=5) == before
-
-
-def test_a_task_that_dies_is_tried_again(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After it staged its bucket: files of the first attempt are not taken."""
-    write_log(tmp_path / "data", {"a": some_times(1, 500)})
-    rebuild_log(spark, str(tmp_path / "data"), rules=SMALL)
-    before = _rows(tmp_path / "data", SUB)
-    attempts = tmp_path / "attempts"
-    attempts.mkdir()
-
-    def die_first(work: Work) -> Work:
-        def merge_one(task: object) -> object:
-            staged = work(task)
-            (attempts / attempt_name()).touch()
-            if len(list(attempts.glob(f"{attempt_name().partition('-')[0]}-*"))) == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return staged
-
-        return merge_one
-
-    wrap_tasks(monkeypatch, die_first)
-    report = merge(spark, str(tmp_path / "data"), bucket_count_max=3, rules=SMALL)
-
-    assert len(list(attempts.iterdir())) >= 2 * report.published.created_count > 0
-    assert _rows(tmp_path / "data", SUB) == before
-    assert len(bucket_ids(tmp_path / "data", SUB)) <= 3

@@ -2,8 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +12,14 @@ from click.testing import CliRunner
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.command_line.program import postdate as main
 from postdate.index.comparing import IndexFinding
-from postdate.index.cursor_log import CursorLog
-from postdate.index.index_copy import Copied
 from postdate.index.location import S3FolderLocation, location_at
 from postdate.pipeline.jobs.cancel import cancel
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from postdate.pipeline.jobs.merge import merge
+from postdate.pipeline.publishing.cursor_log import CursorLog
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
 from snapshot_storage.objects.keys import object_key
@@ -30,7 +27,7 @@ from snapshot_storage.s3.location import s3_location
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.helpers.index_tools import checked, move, total
 from tests.helpers.live_index import NOW_MS, StoredEntries
-from tests.helpers.spark.bulk_data import RULES, Header, live, some_times, stored, write_log
+from tests.helpers.spark.bulk_data import RULES, Header, live, some_times, write_log
 from tests.helpers.spark.spark_session import S3_CREDENTIALS
 from tests.helpers.storages.s3_servers import BUCKET, MinioServer, RealServer, VersityServer
 from tracker.bucket_properties import read_properties
@@ -97,76 +94,6 @@ def _rows_of(spark: SparkSession, location: str, topic: str) -> list[tuple[int, 
     return sorted(tuple(row) for row in rows.select("ledger_id", "entry_id", "deliver_at_ms").collect())
 
 
-def test_an_index_moves_to_s3_and_back(
-    spark: SparkSession, tmp_path: Path, location: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every byte; a run that ends before the cursors are changed is gone on with, and one after it does nothing."""
-    data = str(tmp_path)
-    headers = write_log(tmp_path, {"a": some_times(1, 700), "b": some_times(2, 300)})
-    rebuild_log(spark, data, rules=SMALL)
-    before = {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)}
-    count = sum(map(len, before.values()))
-
-    monkeypatch.setattr(CursorPropertiesFolder, "put", _no_space)
-    with pytest.raises(OSError, match="the disk is full"):
-        move(data, data, location)
-    monkeypatch.undo()
-    _set_credentials(monkeypatch)
-    interrupted = {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)}
-    there = move(data, data, location)
-    again = move(data, data, location)
-
-    assert interrupted == before
-    assert (len(there.infos), there.written, there.cursors_updated) == (count, 0, 2)
-    assert again == Copied(moved_before=count, unnamed=count)
-    assert {cursor: _stored_at(tmp_path, location, cursor) for cursor in (SUB, OTHER)} == before
-    assert _rows_of(spark, location, "a") == _waiting(headers["a"])
-
-    back = move(data, location, data, deletes_source=True)
-
-    # Snapshots that were left in the folder are found again.
-    assert (len(back.infos), back.written, back.deleted) == (count, 0, count)
-    assert {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)} == before
-    assert _rows_of(spark, location, "a") == []
-
-
-def _no_space(*_arguments: object) -> None:
-    raise OSError("the disk is full")
-
-
-@pytest.mark.parametrize("server", [VersityServer], indirect=True)
-def test_an_index_is_made_and_merged_on_s3(spark: SparkSession, tmp_path: Path, location: str) -> None:
-    """By the same jobs; moved to a folder that has nothing of it, it is stored there."""
-    data = str(tmp_path)
-    headers = write_log(tmp_path, {"a": some_times(1, 700)})["a"]
-
-    rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
-    rebuilt = _stored_at(tmp_path, location, SUB)
-    again = rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
-    verdict = checked(tmp_path, location)
-    cancelled = cancel(
-        spark.createDataFrame([("a", headers[0].ledger_id, entry) for entry in range(9)], POSITIONS),
-        location,
-        cursors=["sub"],
-        cursor_log=data,
-    )
-    merged = merge(spark, data, location, bucket_count_max=3, rules=SMALL)
-    rows = _rows_of(spark, location, "a")
-    on_s3 = _stored_at(tmp_path, location, SUB)
-    moved = move(data, location, data, deletes_source=True)
-
-    assert rebuilt == live(headers, SMALL)
-    assert again.published.created_count == 0
-    assert merged.buckets_after < merged.buckets_before
-    assert verdict.is_whole
-    assert verdict.rows == len(_waiting(headers))
-    assert cancelled.index_rows == len(_waiting(headers[:9])) > 0
-    assert rows == _waiting(headers[9:])
-    assert (len(moved.infos), moved.written) == (len(on_s3), len(on_s3))
-    assert stored(tmp_path, SUB) == on_s3
-    assert list(tmp_path.glob("*.staging")) == []
-
-
 @pytest.mark.parametrize("server", [VersityServer], indirect=True)
 def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
     spark: SparkSession, tmp_path: Path, location: str, server: RealServer
@@ -194,33 +121,6 @@ def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
     assert [problem.bucket_id for problem in again.problems] == [named + 1]
     assert again.torn == set()
     assert _stored_at(tmp_path, location, SUB) == live(headers, SMALL)
-
-
-@pytest.mark.parametrize("server", [MinioServer], indirect=True)
-def test_an_object_that_the_server_does_not_answer_for_is_named_and_is_no_damage(
-    tmp_path: Path, location: str, server: MinioServer, spark: SparkSession
-) -> None:
-    """Whether this is an outage, or damage that the server hides, is the operator's to say."""
-    data = str(tmp_path)
-    write_log(tmp_path, {"a": some_times(1, 430), "b": some_times(2, 430)})
-    rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
-    with CursorLog(tmp_path / "ledgers") as cursors:
-        first, *_, last = (bucket.bucket_id for bucket in read_properties(cursors.properties(SUB)).buckets)
-    prefix = _own_prefix(tmp_path, location)
-    theirs = _stored_at(tmp_path, location, OTHER)
-    before = _objects(server, prefix)
-    for bucket_id in (first, last):
-        server.rot(object_key(prefix, bucket_id))
-
-    verdict = checked(tmp_path, location)
-
-    assert {one.bucket_id for one in verdict.problems} == {first, last}
-    assert {(one.kind, one.topic_name, one.cursor_name) for one in verdict.problems} == {
-        (ProblemKind.UNAVAILABLE, *SUB)
-    }
-    assert (verdict.torn, SUB in verdict.counts, OTHER in verdict.counts) == (set(), False, True)
-    assert _objects(server, prefix) == before
-    assert _stored_at(tmp_path, location, OTHER) == theirs
 
 
 @pytest.mark.parametrize("server", [VersityServer], indirect=True)
@@ -275,51 +175,6 @@ def _start_service_storage(data: Path, location: str) -> None:
             assert await storage.list_bucket_snapshots()
 
     asyncio.run(start())
-
-
-@pytest.mark.parametrize("server", [VersityServer], indirect=True)
-def test_the_copy_of_a_service_moves_an_index_there_and_back(
-    spark: SparkSession, tmp_path: Path, location: str, server: RealServer
-) -> None:
-    """`postdate snapshots copy` finds the places in the configuration."""
-    headers = write_log(tmp_path, {"a": some_times(1, 430)})["a"]
-    rebuild_log(spark, str(tmp_path), rules=SMALL)
-    before = stored(tmp_path, SUB)
-    prefix = s3_location(location).prefix
-    settings = {
-        "bucketSnapshotS3Endpoint": server.endpoint,
-        "bucketSnapshotS3PathStyle": "true",
-        "bucketSnapshotS3Region": "us-east-1",
-        "bucketSnapshotS3Bucket": BUCKET,
-        "bucketSnapshotS3Prefix": prefix,
-    }
-
-    def copy(*words: str) -> None:
-        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        command = ["copy", "--data", str(tmp_path), "--update-cursors", "--delete-source"]
-        whole = [sys.executable, "-m", "postdate", "snapshots", *command, *words, *sets]
-        result = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=120)
-        assert result.returncode == 0, result.stderr
-
-    copy("--to", f"s3://{BUCKET}/{prefix}")
-    assert _stored_at(tmp_path, location, SUB) == live(headers, SMALL)
-    copy("--to", str(tmp_path), "--set", "bucketSnapshotStorage=s3")
-    assert stored(tmp_path, SUB) == before
-
-
-@pytest.mark.parametrize("server", [VersityServer], indirect=True)
-def test_rows_become_an_index_on_s3(spark: SparkSession, tmp_path: Path, location: str) -> None:
-    """By Spark's own write protocol."""
-    write_log(tmp_path, {"a": [1]})
-    rows = spark.createDataFrame(
-        [("a", "sub", entry % 3, 1 + entry % 3, entry, NOW_MS + entry) for entry in range(60)],
-        "topic string, cursor string, bucket_id bigint, ledger_id bigint, entry_id bigint, deliver_at_ms bigint",
-    )
-
-    rows.write.format("postdate_index").mode("overwrite").option("log", str(tmp_path)).save(location)
-
-    assert len(_stored_at(tmp_path, location, SUB)) == 3
-    assert _rows_of(spark, location, "a") == sorted((1 + entry % 3, entry, NOW_MS + entry) for entry in range(60))
 
 
 def test_closed_ledgers_are_offloaded_to_s3(spark: SparkSession, tmp_path: Path, location: str) -> None:

@@ -12,14 +12,12 @@ from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
-from postdate.index.cursor_log import CursorLog
-from postdate.pipeline.jobs.log_rebuild import rebuild_log
 from postdate.pipeline.jobs.rebuild import rebuild
 from postdate.pipeline.logs.open_logs import HeaderFolder
 from postdate.pipeline.logs.parquet_log import export_ledgers
+from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.sources.index_writer import write_index
 from snapshot_storage.encoding.codec import decode_segments
-from tests.helpers.index_tools import checked, move
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, Headers, bucket_ids, live, some_times, stored, write_log
 
@@ -112,15 +110,6 @@ def test_limits_reach_the_source(
     assert limited.rdd.getNumPartitions() == partitions
 
 
-def test_a_frame_that_is_filtered_twice_keeps_all_rows(spark: SparkSession, data: Path, headers: Headers) -> None:
-    """PySpark would mix up two filters of one frame, if the source took them."""
-    frame = _ledger_frame(spark, data)
-
-    both = frame.where("topic = 'a'").union(frame.where("topic != 'a'"))
-
-    assert _found(both) == _rows(headers)
-
-
 def test_a_source_without_a_log_says_so(spark: SparkSession, tmp_path: Path) -> None:
     """One message that names what is missing."""
     with pytest.raises(PySparkException, match="There is no log in"):
@@ -165,28 +154,6 @@ def test_a_ledger_that_is_several_buckets_is_cut_as_live(spark: SparkSession, tm
     assert stored(tmp_path, CursorName("b", "sub")) == live(headers["b"], rules)
     # `b` has less than a ledger.
     assert len(stored(tmp_path, CursorName("b", "sub"))) == 3
-
-
-def test_plain_files_are_an_index(spark: SparkSession, tmp_path: Path) -> None:
-    """Made there by the rebuild, read, written by Spark, checked, and moved into the service's folder."""
-    data, location = str(tmp_path), f"file://{tmp_path}/plain files"
-    headers = write_log(tmp_path, {"a": some_times(3, 700)})["a"]
-
-    rebuilt = rebuild_log(spark, data, location, rules=RULES, cursor_log=data)
-    ids = bucket_ids(tmp_path, SUB)
-    rows = _index_frame(spark, location).localCheckpoint()
-    write_index(rows, location, mode="overwrite", options={**CUT, "log": data})
-    files = {int("".join(path.parts[-3:]), 16) for path in (tmp_path / "plain files").glob("*/*/*")}
-    verdict = checked(tmp_path, location)
-    moved = move(data, location, data, deletes_source=True)
-
-    assert rows.count() == rebuilt.rows > 0
-    assert files == set(ids)
-    assert verdict.is_whole
-    assert (verdict.rows, len(moved.infos), moved.deleted) == (rebuilt.rows, len(ids), len(ids))
-    assert stored(tmp_path, SUB) == live(headers)
-    assert list((tmp_path / "plain files").glob("*/*/*")) == []
-    assert list(tmp_path.glob("*.staging")) == []
 
 
 def test_an_index_comes_out_the_same_wherever_its_rows_lie(spark: SparkSession, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_rebuild_runs_by_spark_submit(tmp_path: Path) -> None:
     require_java()
     headers = write_log(tmp_path, {"a": some_times(1, 430)})["a"]
     options = {
-        "--now-ms": NOW_MS,
+        "--now": NOW_MS,
         "--segment-seconds": RULES.step_ms // 1_000,
         "--segment-indexes": RULES.rows_max,
         "--bucket-indexes": RULES.rows_per_bucket_min,

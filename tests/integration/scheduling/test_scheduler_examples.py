@@ -16,7 +16,7 @@ from tests.helpers.services.services import RunningService
 
 @pytest.mark.parametrize("name", ["Scheduler", "AsyncScheduler"])
 def test_every_example_is_true(name: str, scheduler: Scheduler, postdate_service: RunningService, topic: str) -> None:
-    """Each public method has one."""
+    """Each public method has one; those of `AsyncScheduler` are in one example."""
     steered = AsyncScheduler(postdate_service.url, postdate_service.web_url, topic)
     known = {
         "scheduler": scheduler,
@@ -35,5 +35,6 @@ def test_every_example_is_true(name: str, scheduler: Scheduler, postdate_service
 
     asyncio.run(steered.close())
     assert failed == []
-    shown = {one.name.partition(".")[2] for one in examples if one.examples}
-    assert shown >= {"schedule", "cancel", "reschedule", "deliver_now", "upcoming", "count"}
+    sources = "".join(example.source for one in examples for example in one.examples)
+    methods = ("schedule", "cancel", "reschedule", "deliver_now", "upcoming", "count")
+    assert [method for method in methods if f"scheduler.{method}(" not in sources] == []

@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from managed_ledger.entries.message_metadata import header_flags
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.replacing import Entries
 from postdate.broker.scheduled.portions import Portion, portions
 from postdate.broker.scheduled.selection import Rows
@@ -27,12 +28,15 @@ class Entry:
     chunk_count: int
     size: int
 
-    def to_bytes(self) -> bytes:
+    def metadata(self) -> MessageMetadata:
         metadata = MessageMetadata(producer_name=f"p-{self.message}", sequence_id=0, publish_time=1)
         if self.message is not None:
             metadata.uuid, metadata.num_chunks_from_msg = f"u-{self.message}", self.chunk_count
             metadata.chunk_id = self.chunk
-        data = metadata.SerializeToString()
+        return metadata
+
+    def to_bytes(self) -> bytes:
+        data = self.metadata().SerializeToString()
         covered = len(data).to_bytes(4, "big") + data + b"x" * self.size
         return b"\x0e\x01" + google_crc32c.value(covered).to_bytes(4, "big") + covered
 
@@ -61,7 +65,10 @@ async def divided(entries: list[Entry], entries_max: int) -> list[list[Entry]]:
     """Return the entries by portion, read from a real log of ledgers of seven entries."""
     store = await open_store(MemoryDatabase(), entries_per_ledger_max=7)
     log = await store.open_managed_ledger("orders")
-    at: list[Position] = [log.append_nowait(one.to_bytes(), publish_time_ms=1, deliver_at_ms=9) for one in entries]
+    at: list[Position] = [
+        log.append_nowait(one.to_bytes(), publish_time_ms=1, deliver_at_ms=9, flags=header_flags(one.metadata()))
+        for one in entries
+    ]
     await log.committed()
     columns = np.array(at, np.int64).reshape(-1, 2)
     rows = Rows(np.full(len(at), 9, np.int64), columns[:, 0], columns[:, 1])

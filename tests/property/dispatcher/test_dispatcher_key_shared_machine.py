@@ -20,7 +20,7 @@ from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver, ForgetDelayed, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
-from dispatcher.core.fences.recently_joined import LedgerEnd, RecentlyJoinedFence
+from dispatcher.core.fences.recently_joined import RecentlyJoinedFence
 from dispatcher.core.items import COUNT, ORDER, SLOT, Item, Key, position_of
 from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
@@ -36,7 +36,8 @@ from managed_ledger.entries.headers import (
     NOT_DELAYED,
     EntryHeaders,
 )
-from managed_ledger.position import Position
+from managed_ledger.ledgers import LedgerInfo
+from managed_ledger.positions.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 
 _ENTRIES_PER_LEDGER = 6
@@ -327,7 +328,7 @@ class _Machine(RuleBasedStateMachine):
         held_before = len(self.core.intake.held_due)
         headers = _headers(popped)
         rows = DelayedIndexes(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
-        actions = self.core.on_due(headers, rows)
+        actions = self.core.intake.on_due(headers, rows)
         taken_in = held_before + len(popped) - len(self.core.intake.held_due)
         assert 0 <= taken_in <= self.core.config.admit_entries_max
         self._run(actions)
@@ -341,7 +342,7 @@ class _Machine(RuleBasedStateMachine):
 
     def _admit_held(self) -> None:
         held_before = len(self.core.intake.held_due)
-        self._run_actions(self.core.admit_held())
+        self._run_actions(self.core.intake.admit_held())
         assert 1 <= held_before - len(self.core.intake.held_due) <= self.core.config.admit_entries_max
 
     def _admit_all_held(self) -> None:
@@ -406,7 +407,7 @@ class _Machine(RuleBasedStateMachine):
             else:
                 self.tracked[key] = due
         self._look_at_tracker()
-        return self.core.on_refused(headers.take(np.array(refused, dtype=np.intp))) if refused else []
+        return self.core.intake.on_refused(headers.take(np.array(refused, dtype=np.intp))) if refused else []
 
     def _note_given(self, client: _Client, item: Item) -> None:
         entry = self._entry(position_of(item))
@@ -461,9 +462,7 @@ class _Machine(RuleBasedStateMachine):
             places[position_of(item)].append("waiting")
         for client in self.clients:
             for position in client.state.pending.items:
-                # Expired entries are taken from consumers in portions.
-                if position not in self.acknowledged or not self.core.expired:
-                    places[position].append("pending")
+                places[position].append("pending")
         assert self.core.plan is not None
         plan = self.core.plan
         for position, found in places.items():
@@ -596,17 +595,13 @@ class _Machine(RuleBasedStateMachine):
         self.core.intake.recovered(self.recovering.__contains__)
 
 
-def _in_portions(entries_max: int) -> dict[str, int]:
-    return {"return_entries_max": entries_max, "expired_entries_max": entries_max}
-
-
 _CONFIG = DispatcherConfig(
     look_ahead_per_consumer=4,
     look_ahead_per_subscription=10,
     read_batch_entries_max=5,
     unacked_per_consumer_max=6,
     unacked_per_subscription_max=14,
-    **_in_portions(2_000),
+    return_entries_max=2_000,
 )
 
 
@@ -648,7 +643,7 @@ class KeySharedMachine(_Machine):
             admit_entries_max=admit_max,
             key_shared_unblocking_interval_ms=interval_ms,
             serve_entries_max=serve_max,
-            **_in_portions(portion),
+            return_entries_max=portion,
         )
         self.core = key_shared_core(config, has_delays=True)
         self.is_prompt = is_prompt
@@ -660,7 +655,7 @@ class AutoSplitMachine(_Machine):
 
     @initialize(published=st.integers(0, 20), portion=st.sampled_from([1, 2_000]))
     def start(self, published: int, portion: int) -> None:
-        config = DispatcherConfig(use_consistent_hashing=False, look_ahead_per_consumer=3, **_in_portions(portion))
+        config = DispatcherConfig(use_consistent_hashing=False, look_ahead_per_consumer=3, return_entries_max=portion)
         self.core = key_shared_core(config, has_delays=True)
         self._start(set(), published)
 
@@ -686,9 +681,9 @@ class OlderModesMachine(_Machine):
             read_batch_entries_max=5,
             unacked_per_consumer_max=6,
             consistent_hashing_replica_points=3,
-            **_in_portions(portion),
+            return_entries_max=portion,
         )
-        self.core = key_shared_core(config, has_delays=True, view=self)
+        self.core = key_shared_core(config, has_delays=True, cursor=self, ledgers=self.ledgers)
         self._start(recovering, published)
 
     # The log and the cursor, as the fence sees them.
@@ -701,13 +696,19 @@ class OlderModesMachine(_Machine):
     def acknowledged_in(self, ledger_id: int) -> BitMap:
         return BitMap(entry_id for ledger, entry_id in self.acknowledged if ledger == ledger_id)
 
-    def ledgers(self) -> list[LedgerEnd]:
+    def is_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
+        return (ledger_id, entry_id) in self.acknowledged
+
+    def ledgers(self) -> list[LedgerInfo]:
         last = self._last_confirmed()
         counts = [(n, _ENTRIES_PER_LEDGER) for n in range(1, last.ledger_id)] + [(last.ledger_id, last.entry_id + 1)]
-        return [LedgerEnd(ledger_id, count - 1, ledger_id != last.ledger_id) for ledger_id, count in counts]
+        return [
+            LedgerInfo(ledger_id, count, 0, 0, ledger_id == last.ledger_id, ledger_id != last.ledger_id)
+            for ledger_id, count in counts
+        ]
 
     def _note_acknowledged(self) -> None:
-        self._run(self.core.unacknowledged_from(self.next_unacknowledged_position))
+        self._run(self.core.on_timer())
 
     @invariant()
     def nobody_gets_what_is_beyond_its_bound(self) -> None:

@@ -10,7 +10,7 @@ from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tests.helpers.fakes.managed_ledger_fakes import LedgerClock, MemoryDatabase, open_store
 
 ENTRIES_PER_LEDGER = 7

@@ -13,7 +13,7 @@ from managed_ledger.disk.keys import Family, block_key
 from managed_ledger.entries.blocks import cut_payloads, encode_payloads, payload_at, payload_count
 from managed_ledger.entries.headers import PACK_ROW
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.log_reader import LogReader, Need
 from managed_ledger.reading.shared_calls import SharedCalls
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, MemoryDatabase, open_store

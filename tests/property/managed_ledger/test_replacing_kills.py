@@ -8,7 +8,7 @@ import pytest
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.replacing import NewEntry, Replacement, by_ledger
 from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, Tables, append_all, open_store
 from tests.helpers.log_reading import read_entries

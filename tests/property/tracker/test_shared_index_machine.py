@@ -18,7 +18,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import FakeCursor, VirtualTimeLoop, run_inline, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.core_checks import positions_without_a_row

@@ -11,7 +11,7 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.bucket_key import LedgerRange, parse_bucket_key
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment

@@ -70,7 +70,6 @@ _INTAKE: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
 _MANY: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
     "bound: the subscription holds too many": lambda core: core.budget.unacked if core.budget.is_blocked else 0,
     "bound: a consumer holds too many": lambda core: sum(one.is_blocked for one in core.consumers.values()),
-    "portion: what expired is forgotten": lambda core: len(core.expired),
     "batches of which a part is acknowledged": lambda core: len(core.ack_sets),
 }
 

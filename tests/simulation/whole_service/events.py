@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherError
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.errors import BrokerError
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from snapshot_storage.faults import NO_FAULTS

@@ -46,4 +46,5 @@ def _time(sim: "Simulation", chance: Random, deliver_at_ms: int, ledger_id: int,
     if chance.random() < 0.3:
         sim.oracle.indexed_late.add(entry.key)
         return entry.deliver_at_ms + chance.randrange(1, _LATE_MS_MAX)
+    sim.oracle.indexed_early.add(entry.key)
     return max(0, entry.deliver_at_ms - chance.randrange(1, _EARLY_MS_MAX))

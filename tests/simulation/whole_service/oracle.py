@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dispatcher.consumer import Delivery
 from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_CHUNK, NOT_DELAYED
-from managed_ledger.value_types import Clock
+from managed_ledger.positions.value_types import Clock
 from postdate.broker.topics.pause import NOT_PAUSED, PauseState
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.variants import (
@@ -320,6 +320,8 @@ class Oracle:
         self.worst_late_ms = 0
         self.indexed_late: set[Key] = set()
         """Entries that some snapshot has at a later time than the log: these are late by it, and no others."""
+        self.indexed_early: set[Key] = set()
+        """Entries that some snapshot has at an earlier time than the log."""
         self._times = times
         self._tick_ms = tick_ms
         self._uses_points = uses_points

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
-from managed_ledger.position import Position
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Int64Array
 from postdate.broker.errors import BrokerError
 from postdate.broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
 from postdate.broker.scheduled.selection import Wanted

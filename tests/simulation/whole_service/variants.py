@@ -213,7 +213,6 @@ def _dispatcher(chance: Random, kinds: tuple[str, ...], *, is_bulky: bool) -> Di
         held_entries_max=chance.choice([1, 10, 1_000_000, 1_000_000, 1_000_000]),
         lookup_entries_max=chance.choice([1, 10, 10_000]),
         return_entries_max=chance.choice([100, 1_000]) if is_bulky else portion,
-        expired_entries_max=1_000 if is_bulky else chance.choice([1, 4, 4_000]),
         serve_entries_max=2_000 if is_bulky else chance.choice([1, 5, 2_000]),
         admit_entries_max=1_000 if is_bulky else portion,
     )

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from postdate.broker.cli.key_report import key_status
-from postdate.broker.errors import AdminRequestError
 from postdate.scheduling.api import ScheduleApi
 from postdate.scheduling.errors import ServiceUnavailableError
+from tests.helpers.storages.canned_s3 import CannedAnswer, canned_s3
 
 ADVICE = r"this may be the broker's port \(brokerServicePort\): give the web port \(webServicePort\)"
 
@@ -35,19 +34,11 @@ def test_a_request_about_schedules_names_the_web_port(port_without_http: str) ->
         ScheduleApi(port_without_http).get("/topics")
 
 
-def test_a_question_about_a_key_names_the_web_port(port_without_http: str) -> None:
-    with pytest.raises(AdminRequestError, match=ADVICE):
-        key_status(
-            "t",
-            "sub",
-            "k",
-            is_base64=False,
-            url=port_without_http,
-            token=None,
-            trust_certs=None,
-            client_cert=None,
-            client_key=None,
-        )
+def test_an_answer_of_another_program_is_told() -> None:
+    with canned_s3(lambda _: CannedAnswer(200, b"<h1>Welcome</h1>")) as other_program:
+        url = f"http://127.0.0.1:{other_program.port}"
+        with pytest.raises(ServiceUnavailableError, match=f"what answers at {url} is no service of Postdate"):
+            ScheduleApi(url).get("/topics")
 
 
 def test_a_refused_connection_has_no_such_advice() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from managed_ledger.value_types import Int64Array
+from managed_ledger.positions.value_types import Int64Array
 from postdate.demo.verdict import NEVER, Deliveries, Outage, PublishedMessages, Verdict, judge
 
 KILLED_MS = 5_000

@@ -12,7 +12,7 @@ from dispatcher import DispatcherConfig, SubscriptionType
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.errors import EntriesDamagedError, EntriesUnreadableError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.selection import HeadersRead
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog
 from tests.helpers.fakes.shell_world import ShellWorld, settle

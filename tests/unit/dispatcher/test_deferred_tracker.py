@@ -9,7 +9,7 @@ import pytest
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import run_inline
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

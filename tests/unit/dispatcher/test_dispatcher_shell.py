@@ -16,7 +16,7 @@ from dispatcher.core.single_active import choose_active
 from dispatcher.errors import ConsumerAssignError, ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.selection import HeadersRead
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog
 from tests.helpers.fakes.shell_world import ShellWorld, settle

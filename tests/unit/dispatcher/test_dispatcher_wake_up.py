@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
-from managed_ledger.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
 from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor

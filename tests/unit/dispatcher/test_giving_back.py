@@ -5,7 +5,7 @@ The core alone, so that every event can fall between two portions.
 
 import pytest
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tests.helpers.fakes.core_feed import CoreFeed
 
 
@@ -85,26 +85,6 @@ def test_what_expires_on_its_way_back_is_not_given_again() -> None:
     feed.core.redeliver(consumer, None, ())
 
     assert feed.given(feed.core.mark_deleted(Position(1, 2))) + feed.timers() == [("c0", 3)]
-
-
-def test_what_expired_in_portions_does_not_wait_again() -> None:
-    """A consumer leaves, or asks again, before all that has expired at it is forgotten."""
-    for end in ("leaves", "asks again"):
-        feed = CoreFeed()
-        consumer = feed.join(100)
-        feed.read("k", "k", "k", "k")
-        feed.core.mark_deleted(Position(1, 2))
-        assert len(consumer.pending) > 1, "otherwise this shows nothing"
-        if end == "leaves":
-            feed.given(feed.core.remove_consumer(consumer))
-            consumer = feed.join(100)
-        else:
-            feed.given(feed.core.redeliver(consumer, None, ()))
-        feed.timers()
-
-        assert list(consumer.pending.items) == [(1, 3)]
-        assert len(feed.core.replay_queue) == 0
-        assert feed.core.budget.unacked == 1
 
 
 def test_what_expires_while_it_is_read_is_not_given() -> None:

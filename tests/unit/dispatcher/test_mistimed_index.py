@@ -10,7 +10,7 @@ from pyroaring import BitMap
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED
-from managed_ledger.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
 from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor, FakeTracker

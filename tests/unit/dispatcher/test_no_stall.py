@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from dispatcher import DispatcherConfig, SubscriptionType
 from dispatcher.slots import sticky_hash
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.fakes.dispatcher_world import FakeLog, FakeTracker
 from tests.helpers.fakes.shell_world import ShellWorld, settle
@@ -179,29 +179,6 @@ def test_a_part_of_a_batch_that_nobody_holds_stays_acknowledged(kind: Subscripti
 
         assert [delivery.ack_set for delivery in consumer.deliveries] == [(0b101,)]
         assert world.dispatcher.stats().unacked_messages == 2
-        await world.dispatcher.close()
-
-    run(scenario())
-
-
-def test_what_has_expired_is_sent_to_nobody_while_consumers_forget_it_in_portions() -> None:
-    async def scenario() -> None:
-        world = ShellWorld(SubscriptionType.SHARED)
-        consumers = [world.join(name, permits=0) for name in "abc"]
-        for consumer in consumers:
-            consumer.is_writable = False
-            world.dispatcher.consumer_flow(consumer, 5_000)
-        world.publish(15_000)
-        await settle(0.5)
-        world.cursor.acknowledge_cumulative(world.log.last_confirmed_position)
-        world.dispatcher.mark_delete_advanced()
-        for consumer in consumers:
-            consumer.is_writable = True
-            world.dispatcher.consumer_writable(consumer)
-        await asyncio.sleep(0)
-        await settle(0.5)
-
-        assert [len(consumer.positions()) for consumer in consumers] == [0, 0, 0]
         await world.dispatcher.close()
 
     run(scenario())

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 
 LAST = Position(3, 20)
 FIRST_LEDGER = Position(1, 0), Position(1, 9)

@@ -9,12 +9,13 @@ from pyroaring import BitMap
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.fences.recently_joined import LastSentPositionFence, LedgerEnd, RecentlyJoinedFence
+from dispatcher.core.fences.recently_joined import LastSentPositionFence, RecentlyJoinedFence
 from dispatcher.core.items import Key, position_of
 from dispatcher.factory import key_shared_core
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.ledgers import LedgerInfo
+from managed_ledger.positions.position import Position
 
 _CONFIGS = {
     "last sent position": DispatcherConfig(ordering_mode=LAST_SENT_POSITION),
@@ -29,7 +30,7 @@ class _Subscription:
         self.entries = dict(ledgers)
         self.first = first
         self.acknowledged: dict[int, BitMap] = {}
-        self.core = key_shared_core(config, has_delays=False, view=self)
+        self.core = key_shared_core(config, has_delays=False, cursor=self, ledgers=self.ledgers)
         self.core.start(first, first)
         self.given: list[tuple[str, Key]] = []
 
@@ -45,9 +46,15 @@ class _Subscription:
     def acknowledged_in(self, ledger_id: int) -> BitMap:
         return self.acknowledged.get(ledger_id, BitMap())
 
-    def ledgers(self) -> list[LedgerEnd]:
+    def ledgers(self) -> list[LedgerInfo]:
         last = max(self.entries)
-        return [LedgerEnd(ledger_id, count - 1, ledger_id != last) for ledger_id, count in self.entries.items()]
+        return [
+            LedgerInfo(ledger_id, count, 0, 0, ledger_id == last, ledger_id != last)
+            for ledger_id, count in self.entries.items()
+        ]
+
+    def is_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
+        return entry_id in self.acknowledged_in(ledger_id)
 
     def _after(self, position: Position) -> Position:
         following = Position(position.ledger_id, position.entry_id + 1)
@@ -91,7 +98,7 @@ class _Subscription:
         for ledger_id, entry_id in acknowledged:
             self.acknowledged.setdefault(ledger_id, BitMap()).add(entry_id)
         self.run(actions)
-        self.run(self.core.unacknowledged_from(self.next_unacknowledged_position))
+        self.run(self.core.on_timer())
 
     def run(self, actions: list[Action]) -> None:
         for action in actions:
@@ -257,7 +264,7 @@ def test_a_newcomer_goes_on_when_the_ledger_of_what_it_waits_for_is_deleted(mode
     subscription.read({(2, 0): key, (2, 1): key})
 
     subscription.first = Position(2, 0)
-    subscription.run(subscription.core.unacknowledged_from(Position(2, 0)))
+    subscription.run(subscription.core.on_timer())
 
     assert subscription.given_to("c3") == [(2, 0), (2, 1)]
 

@@ -7,7 +7,7 @@ import pytest
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType
 from dispatcher.factory import make_dispatcher
 from dispatcher.slots import sticky_hash
-from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from managed_ledger.positions.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor
 from tests.helpers.fakes.virtual_time import now_ms, run
 from tracker.config import TrackerConfig

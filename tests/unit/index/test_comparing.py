@@ -9,7 +9,7 @@ import pytest
 from pyroaring import BitMap
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.index import comparing
 from postdate.index.acknowledged import Acknowledged
 from postdate.index.comparing import (

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
-from postdate.index.cursor_log import CursorLog
 from postdate.index.index_copy import COPIES_IN_FLIGHT_MAX, Copied, copy_index
 from postdate.index.opening import Filter
+from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes

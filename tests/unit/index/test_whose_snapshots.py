@@ -9,13 +9,13 @@ import pytest
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
 from postdate.broker.configuration.config import BrokerConfig
-from postdate.index.cursor_log import CursorLog
 from postdate.index.index_copy import is_named
 from postdate.index.location import location_at
 from postdate.index.opening import Filter
-from postdate.index.publishing import Published, each_of, publish
-from postdate.index.selection import select
-from postdate.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from postdate.pipeline.publishing.cursor_log import CursorLog
+from postdate.pipeline.publishing.publication import Published, each_of, publish
+from postdate.pipeline.publishing.selection import select
+from postdate.pipeline.publishing.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from postdate.pipeline.tasks.merge_rows import NamedBucket, count_buckets
 from postdate.snapshot_tools.copy import copy_snapshots

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from managed_ledger.errors import ManagedLedgerClosedError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tests.helpers.fakes.managed_ledger_fakes import (
     START_MS,
     CountingDatabase,

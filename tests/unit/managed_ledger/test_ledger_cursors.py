@@ -15,7 +15,7 @@ from managed_ledger.errors import (
     StoreUnavailableError,
 )
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.replacing import NewEntry, Replacement
 from tests.helpers.fakes.managed_ledger_fakes import LedgerClock, MemoryBatch, MemoryDatabase, append_all, open_store
 from tests.helpers.fakes.service_fakes import until

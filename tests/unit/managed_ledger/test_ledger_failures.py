@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from managed_ledger.errors import LedgerWriteError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, LedgerClock, MemoryDatabase, append_all, open_store
 from tests.helpers.log_reading import read_entries
 

@@ -18,7 +18,7 @@ from managed_ledger.errors import (
     StoreCorruptedError,
     StoreUnavailableError,
 )
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.selection import HeadersRead
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, MemoryRows, append_all, open_store
 from tests.helpers.log_reading import read_entries

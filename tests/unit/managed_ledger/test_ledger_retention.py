@@ -1,21 +1,16 @@
 """Trimming and expiry: entries that go, entries that stay, and complete removal."""
 
 import asyncio
-import logging
 import threading
-from pathlib import Path
 
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.keys import Family, ledger_range
 from managed_ledger.errors import LedgerWriteError, StoreCorruptedError, StoreFullError
-from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.replacing import Entries
-from tests.helpers.fakes.life_loop import LifeLoop, LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, LedgerClock, MemoryDatabase, append_all, open_store
 
 
@@ -259,82 +254,19 @@ def test_what_one_cursor_cannot_read_does_not_keep_the_others_from_expiring() ->
     asyncio.run(scenario())
 
 
-class _TooFullToCompact(MemoryDatabase):
-    """Has no room for a compaction the first few times."""
+class _NotesRanges(MemoryDatabase):
+    """Notes what was compacted; has no room for it the first few times."""
 
-    def __init__(self, refusals: int) -> None:
+    def __init__(self, refusals: int = 0) -> None:
         super().__init__()
         self.refusals = refusals
-        self.compacted = {family: threading.Event() for family in (Family.HEADERS, Family.PAYLOADS)}
+        self.ranges: list[tuple[bytes, bytes]] = []
+        self.compacted = threading.Event()
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
         if self.refusals:
             self.refusals -= 1
             raise StoreFullError("no room to compact")
-        self.compacted[family].set()
-
-
-def test_space_that_had_no_room_to_be_given_back_is_given_back_later() -> None:
-    """No caller asks again: neither another trim nor the housekeeping of a service."""
-
-    async def scenario() -> None:
-        database = _TooFullToCompact(refusals=3)
-        ledger = await _ledger(database, compact_bytes_min=1, compact_again_s=0.001)
-
-        assert await ledger.trim() == 2
-
-        for compacted in database.compacted.values():
-            assert await asyncio.to_thread(compacted.wait, 20)
-        assert database.refusals == 0
-        await ledger.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_disk_that_stays_full_is_tried_at_a_steady_pace_and_logged_once_a_minute(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The housekeeping of a service asks every 2 seconds, and the log by itself after 5."""
-    caplog.set_level(logging.INFO, logger="managed_ledger.ledger_store")
-    minutes, tries_max = 5, 1_000
-
-    async def scenario(loop: LifeLoop) -> int:
-        database = _TooFullToCompact(refusals=tries_max)
-        store = await LedgerStore.open(
-            Path("unused"),
-            ManagedLedgerConfig(),
-            now_ms=loop.now_ms,
-            open_database=lambda _path, _config: database,
-            new_executor=lambda workers, _name: _executor(loop, workers),
-        )
-        await store.open_managed_ledger("orders")
-        await store.delete_managed_ledger("orders")
-        for _ in range(minutes * 30):
-            store.compact_trimmed()
-            await asyncio.sleep(2)
-        await store.close()
-        return tries_max - database.refusals
-
-    with asyncio.Runner(loop_factory=lambda: LifeLoop(0.0, _executor)) as runner:
-        loop = runner.get_loop()
-        assert isinstance(loop, LifeLoop)
-        assert runner.run(scenario(loop)) == minutes * 30
-    assert len([line for line in caplog.messages if "given back later" in line]) == minutes
-
-
-def _executor(loop: LifeLoop, workers: int) -> LoopExecutor:
-    return LoopExecutor(loop, workers, lambda: 0.001)
-
-
-class _NotesRanges(MemoryDatabase):
-    """Notes what was compacted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ranges: list[tuple[bytes, bytes]] = []
-        self.compacted = threading.Event()
-
-    def compact(self, family: Family, start: bytes, end: bytes) -> None:
         self.ranges.append((start, end))
         if len(self.ranges) == 2:
             self.compacted.set()
@@ -354,6 +286,27 @@ def test_deleted_topics_without_entries_take_no_memory_and_their_range_is_compac
         store.compact_trimmed()
         await asyncio.to_thread(database.compacted.wait, 20)
         assert set(database.ranges) == {(ledger_range(min(ids))[0], ledger_range(max(ids))[1])}
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_space_that_had_no_room_to_be_given_back_is_given_back_by_the_next_call() -> None:
+    """Of another trim, or of the housekeeping of a service, which makes room."""
+
+    async def scenario() -> None:
+        database = _NotesRanges(refusals=3)
+        store = await open_store(database)
+        ledger = await store.open_managed_ledger("orders")
+        (ledger_id,) = _ids(ledger)
+        await store.delete_managed_ledger("orders")
+
+        while not database.compacted.is_set():
+            store.compact_trimmed()
+            await asyncio.sleep(0.001)
+
+        assert set(database.ranges) == {ledger_range(ledger_id)}
+        assert database.refusals == 0
         await store.close()
 
     asyncio.run(scenario())

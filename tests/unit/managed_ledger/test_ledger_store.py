@@ -34,7 +34,7 @@ from managed_ledger.errors import (
     StoreVersionError,
 )
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
 from managed_ledger.rocksdb_store.store import StoreBatch
 from managed_ledger.writing import committer

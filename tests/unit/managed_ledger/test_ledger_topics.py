@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from managed_ledger.errors import StoreClosedError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from managed_ledger.errors import AppendRefusedError, LedgerWriteError, StoreFullError, StoreUnavailableError
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.rocksdb_store.disk_room import Room
 from managed_ledger.writing.write_watch import WriteWatch
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store

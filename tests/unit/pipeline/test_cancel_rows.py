@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.index.acknowledged import Acknowledged
 from postdate.pipeline.tasks.cancel_rows import gather, holds_any, unacknowledged, without
 from snapshot_storage.encoding.codec import decode_metadata, decode_segments, merged_bitmaps

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.index.acknowledged import Acknowledged, acknowledged_by_all
 from postdate.index.ledger_ranges import MISSING, LedgerExtent
-from postdate.index.staging import StagingWriter
 from postdate.pipeline.planning.log_plan import READ_ENTRIES_MAX, RangeCount, plan_counts, plan_tasks
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.staging import StagingWriter
 from postdate.pipeline.tasks.log_tasks import LogChangedError, build_task, count_rows
 from postdate.pipeline.tasks.row_checks import REASONS, BadRow, split_rows
 from snapshot_storage.encoding.columns import DelayedIndexes

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.index.staging import StagingFolder, StagingWriter
 from postdate.pipeline.jobs.merge import plan_merges
 from postdate.pipeline.planning.merge_groups import groups_down_to
 from postdate.pipeline.planning.rules import RebuildRules
+from postdate.pipeline.publishing.staging import StagingFolder, StagingWriter
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from postdate.pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from snapshot_storage.bucket_key import LedgerRange, bucket_key

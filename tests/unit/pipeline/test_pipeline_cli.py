@@ -17,27 +17,6 @@ from postdate.pipeline.tasks.row_checks import REASONS, BadRow
 from tests.helpers.spark.bulk_data import some_times, write_log
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("ledger", "export"),
-        ("pipeline", "rebuild"),
-        ("pipeline", "forecast"),
-        ("pipeline", "cancel"),
-        ("pipeline", "ingest"),
-        ("pipeline", "merge"),
-    ],
-)
-def test_every_command_is_found_and_shows_examples(command: tuple[str, str]) -> None:
-    """Below `postdate`, though the service does not know of them."""
-    overview = CliRunner().invoke(main, ["--help"])
-    result = CliRunner().invoke(main, [*command, "--help"])
-
-    assert command[0] in overview.output
-    assert result.exit_code == 0
-    assert f"postdate {' '.join(command)} data" in result.output
-
-
 @pytest.mark.slow
 def test_help_needs_neither_spark_nor_arrow() -> None:
     """A service without the extra `spark` can still be asked what there is."""
@@ -79,9 +58,9 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
     for arguments in (
         ["ledger", "export", str(tmp_path), str(tmp_path / "out")],
         ["pipeline", "rebuild", str(tmp_path)],
-        ["pipeline", "cancel", str(tmp_path), "--cursor", "sub", "--key", "k"],
+        ["pipeline", "cancel", str(tmp_path), "--subscription", "sub", "--key", "k"],
         ["pipeline", "merge", str(tmp_path), "--buckets", "5"],
-        ["pipeline", "ingest", str(tmp_path), "in", "--cursor", "sub", "--checkpoint", "c"],
+        ["pipeline", "ingest", str(tmp_path), "in", "--subscription", "sub", "--checkpoint", "c"],
     ):
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 2
@@ -94,7 +73,7 @@ def test_a_cancellation_must_say_of_what(tmp_path: Path) -> None:
     """All messages of a subscription are not cancelled for want of an option."""
     write_log(tmp_path, {"a": some_times(1, 10)})
     for more in ([], ["--positions", "p.csv", "--key", "k"]):
-        result = CliRunner().invoke(main, ["pipeline", "cancel", str(tmp_path), "--cursor", "sub", *more])
+        result = CliRunner().invoke(main, ["pipeline", "cancel", str(tmp_path), "--subscription", "sub", *more])
         assert result.exit_code == 2
         assert result.output.startswith("postdate: say what to cancel")
 

@@ -31,7 +31,18 @@ def test_every_name_is_there_and_explained() -> None:
     for name in postdate.__all__:
         found = getattr(postdate, name)
         assert isinstance(found, str) or found.__doc__, name
-    assert dir(postdate) == sorted(postdate.__all__)
+    assert dir(postdate) == postdate.__all__
+
+
+def test_checkers_and_programs_find_the_same_names_in_the_same_modules() -> None:
+    """Checkers read imports, programs a table."""
+    tree = ast.parse((ROOT / "postdate/__init__.py").read_text())
+    (for_checkers,) = (node for node in tree.body if isinstance(node, ast.If))
+    table = next(node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.value is not None)
+
+    imports = [node for node in for_checkers.body if isinstance(node, ast.ImportFrom)]
+
+    assert {node.module: tuple(one.asname for one in node.names) for node in imports} == ast.literal_eval(table)
 
 
 def test_the_documentation_names_every_name() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
@@ -99,41 +99,6 @@ def add(tracker: BucketDelayedDeliveryTracker, delay_ms: int, *ledgers: int) -> 
     """Add one message in each ledger, due a millisecond after the other."""
     for number, ledger_id in enumerate(ledgers):
         assert tracker.add_message(ledger_id, ledger_id, START_MS + delay_ms + number)
-
-
-def test_the_dispatcher_is_told_when_a_message_comes_due(world: BucketTrackerWorld) -> None:
-    """At its time, once, and for the next one again."""
-
-    async def main() -> None:
-        tracker = await world.tracker()
-        add(tracker, 20_000, 2)
-        add(tracker, 7_000, 1)
-        await asyncio.sleep(7.1)
-        assert world.told_at_ms == [START_MS + 7_000]
-        assert tracker.has_message_available()
-        assert tracker.get_scheduled_messages(10).to_rows() == [(START_MS + 7_000, 1, 1)]
-        assert tracker.next_delivery_time() == START_MS + 20_000
-        await asyncio.sleep(20)
-        assert world.told_at_ms == [START_MS + 7_000, START_MS + 20_000]
-        await tracker.close()
-
-    run_virtually(main())
-
-
-def test_the_dispatcher_is_told_of_the_earliest_of_many_adds_in_a_row(world: BucketTrackerWorld) -> None:
-    """Whichever of them it is, and though the timer is set for another one."""
-
-    async def main() -> None:
-        tracker = await world.tracker()
-        assert tracker.add_message(1, 0, START_MS + 60_000)
-        await asyncio.sleep(1)
-        for entry_id, delay_ms in enumerate((70_000, 3_000, 80_000), start=1):
-            assert tracker.add_message(1, entry_id, START_MS + delay_ms)
-        await asyncio.sleep(3)
-        assert world.told_at_ms == [START_MS + 3_000]
-        await tracker.close()
-
-    run_virtually(main())
 
 
 def test_a_bucket_that_single_adds_fill_is_stored_before_any_message_is_due(sound_world: BucketTrackerWorld) -> None:
@@ -670,24 +635,6 @@ def test_closing_waits_only_so_long_for_a_storage_that_hangs(sound_world: Bucket
 
     run_virtually(main())
     assert sound_world.cursor.properties == {}
-
-
-def test_a_call_that_hangs_is_given_up_and_repeated(sound_world: BucketTrackerWorld) -> None:
-    """A timeout is a failure as any other."""
-
-    async def main() -> None:
-        tracker = await sound_world.tracker()
-        await sound_world.rest()
-        sound_world.storage.is_hanging = True
-        add(tracker, 10 * HOUR_S * 1_000, *range(1, 7))
-        await asyncio.sleep(70)
-        sound_world.storage.is_hanging = False
-        await asyncio.sleep(61)
-        assert len(sound_world.cursor.properties) == 1
-        assert tracker.stats().operations[BucketOperation.CREATE].failed >= 1
-        await tracker.close()
-
-    run_virtually(main())
 
 
 def test_trimming_follows_the_mark_delete_position(world: BucketTrackerWorld) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import FakeCursor, run_inline
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.codec import encode_metadata, segment_metadata
@@ -27,7 +27,6 @@ from tracker.core.actions import (
     CreateSnapshot,
     LoadSegments,
     MergeSnapshots,
-    ReadHead,
 )
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
@@ -173,12 +172,6 @@ def test_the_largest_ids_are_tracked(driver: Driver) -> None:
     assert driver.pop() == [(2_000, 2**63 - 1, 2**32 - 1)]
 
 
-def test_columns_of_different_lengths_are_refused(driver: Driver) -> None:
-    """Nothing is guessed."""
-    with pytest.raises(ValueError, match="do not belong together"):
-        driver.core.add_messages([1], [1, 2], [2_000], now_ms=NOW_MS)
-
-
 def test_a_position_added_twice_is_handed_out_once_at_the_earlier_time(driver: Driver) -> None:
     """Whichever time was given first."""
     driver.add((3_000, 1, 1), (2_000, 1, 1), (2_500, 1, 2), (2_600, 1, 2))
@@ -187,29 +180,6 @@ def test_a_position_added_twice_is_handed_out_once_at_the_earlier_time(driver: D
 
     assert driver.pop() == [(2_000, 1, 1), (2_500, 1, 2)]
     assert driver.pop() == []
-
-
-def test_messages_added_one_by_one_are_tracked_at_once(driver: Driver) -> None:
-    """Though their bits and rows are made together: what goes in between stays gone, and the others come."""
-    core = driver.core
-    for entry_id in (0, 1, 1, 2):
-        core.add_message(1, entry_id, 2_000, NOW_MS)
-    assert [core.contains_message(1, entry_id) for entry_id in range(4)] == [True, True, True, False]
-    assert core.tracked.count == 3
-
-    core.acknowledge(1, BitMap([1]))
-    core.add_message(1, 3, 2_000, NOW_MS)
-    core.add_message(2, 0, 2_000, NOW_MS)
-    assert core.tracked_in(1) == BitMap([0, 2, 3])
-    core.add_message(2, 1, 2_000, NOW_MS)
-    core.add_message(2, 0, NOW_MS, NOW_MS)
-
-    driver.now_ms = 2_000
-    assert driver.pop() == [(2_000, 1, 0), (2_000, 1, 2), (2_000, 1, 3), (2_000, 2, 1)]
-    core.add_message(3, 0, 9_000, 2_000)
-    core.add_message(3, 1, 9_000, 2_000)
-    core.clear()
-    assert core.tracked.count == 0
 
 
 def test_a_message_that_is_offered_when_due_is_forgotten(driver: Driver) -> None:
@@ -300,17 +270,6 @@ def test_a_cap_seals_a_ledger_that_never_ends(runner: asyncio.Runner) -> None:
     assert driver.core.tracked.count == 15
 
 
-def test_what_came_due_does_not_count_for_sealing(driver: Driver) -> None:
-    """Only indexes that a snapshot would hold do."""
-    driver.add(*((NOW_MS + 10, 1, n) for n in range(5)))
-    driver.now_ms += 10
-    assert len(driver.pop()) == 5
-
-    driver.add((5_000, 2, 0))
-
-    assert driver.core.bucket_total == 1
-
-
 def test_a_late_message_within_a_sealed_range_gets_into_the_next_snapshot(driver: Driver) -> None:
     """Every row does in the end; its bucket's range encloses the other one then."""
     driver.add(*((90_000, n, n) for n in range(1, 7)))
@@ -335,23 +294,6 @@ def test_many_messages_of_old_ledgers_are_sealed_without_waiting_for_a_new_one(d
 
     assert driver.core.loaded_row_count <= 5
     assert len(driver.bucket_names) == 8
-
-
-def test_a_message_of_an_old_ledger_after_a_capped_one_is_no_special_case(runner: asyncio.Runner) -> None:
-    """The wider keys of a ledger in pieces say nothing of where rows are; memory stays bounded."""
-    driver = Driver(runner, index_count_per_bucket_max=5)
-    for entry_id in range(200):
-        driver.add((90_000, 2, entry_id))
-        driver.answer_all()
-        assert driver.core.loaded_row_count <= 5
-    assert len(driver.bucket_names) == 39
-
-    driver.cursor.mark_delete_position = Position(3, -1)
-    driver.core.trim(3)
-    driver.plan()
-    driver.answer_all()
-
-    assert driver.bucket_names == []
 
 
 def test_recovery_learns_from_the_metadata_where_rows_are(runner: asyncio.Runner) -> None:
@@ -379,33 +321,6 @@ def test_without_a_cap_the_memory_for_unsealed_rows_is_one(runner: asyncio.Runne
 
     assert len(driver.bucket_names) == 3
     assert driver.core.loaded_row_count == 5
-
-
-def test_a_late_ledger_that_no_bucket_has_gets_into_the_next_snapshot(driver: Driver) -> None:
-    """Its range may overlap others; nothing is lost."""
-    driver.add(*((90_000, n, n) for n in range(10, 16)))
-    driver.add(*((90_000, 2, n) for n in range(5)), (90_000, 20, 0))
-    driver.answer_all()
-    assert driver.bucket_names == ["10_14", "2_15"]
-
-    driver.recover()
-    driver.answer_all()
-
-    assert driver.core.tracked.count == 11
-
-
-def test_rows_that_were_acknowledged_before_they_were_loaded_keep_none_behind_them(runner: asyncio.Runner) -> None:
-    """They fill the row budget, and as none of them is tracked, no poll takes them away."""
-    driver = Driver(runner, index_count_per_bucket_min=2, segment_row_count_max=1, loaded_row_count_max=1)
-    driver.add((2_000, 1, 0), (2_001, 1, 1), (9_000_000, 2, 0))
-    driver.answer_all()
-    driver.cursor.acknowledge(1, 0)
-    driver.recover()
-    driver.now_ms = 3_000
-    driver.plan()
-    driver.answer_all()
-
-    assert driver.pop() == [(2_001, 1, 1)]
 
 
 def test_rows_are_served_from_memory_until_the_property_is_durable(driver: Driver) -> None:
@@ -619,19 +534,6 @@ def test_a_position_of_a_segment_that_is_not_loaded_that_is_added_again_comes_on
         assert rows == ([expected] if expected[0] == now_ms else [])
 
 
-def test_a_position_of_a_segment_that_is_not_loaded_that_is_refused_does_not_come(runner: asyncio.Runner) -> None:
-    """The dispatcher that offered it has it; the position does not count as tracked, before and after."""
-    driver = recovered_driver(runner)
-    assert driver.add((NOW_MS, 3, 3)) == [False]
-    assert not driver.core.contains_message(3, 3)
-    assert driver.core.contains_message(4, 4)
-    driver.now_ms = 70_000
-    driver.plan()
-    driver.answer_all()
-
-    assert [row[1] for row in driver.pop()] == [1, 2, 4, 5]
-
-
 def test_a_refused_message_is_counted_no_more_where_its_segment_is_not_loaded(runner: asyncio.Runner) -> None:
     """It is due, and delivered; its row comes with its segment, and is dropped then."""
     driver = Driver(runner, index_count_per_bucket_min=4)
@@ -723,19 +625,6 @@ def test_a_bucket_with_a_row_to_hand_out_is_merged_when_all_others_are_cancelled
     assert driver.pop() == [(NOW_MS + 1_000, 1, 0)]
 
 
-def test_segments_that_come_when_all_their_messages_are_cancelled_are_ignored(runner: asyncio.Runner) -> None:
-    driver = sealed_ledger(runner)
-    driver.now_ms += 1_000
-    driver.plan()
-    (load,) = driver.waiting(LoadSegments)
-
-    cancel(driver, 0, 1, 2, 3)
-    driver.answer(load)
-    driver.answer_all()
-
-    assert (driver.bucket_names, driver.core.loaded_row_count) == ([], 1)
-
-
 @pytest.mark.parametrize("is_due", [False, True])
 def test_a_bucket_that_is_recovered_with_nothing_left_is_deleted(runner: asyncio.Runner, is_due: bool) -> None:
     driver = sealed_ledger(runner)
@@ -748,19 +637,6 @@ def test_a_bucket_that_is_recovered_with_nothing_left_is_deleted(runner: asyncio
     driver.answer_all()
 
     assert (driver.bucket_names, driver.core.tracked.count) == ([], 0)
-
-
-def test_what_is_added_below_the_mark_delete_position_gets_into_no_snapshot(driver: Driver) -> None:
-    """It is acknowledged; when its segment is loaded, nothing of it would be taken."""
-    driver.core.trim(3)
-    driver.add((50_000, 1, 7), *((50_000, 5, entry) for entry in range(5)), (60_000, 6, 0))
-    driver.answer_all()
-    assert driver.core.tracked.count == 6
-    driver.now_ms = 60_000
-    driver.plan()
-    driver.answer_all()
-    assert [row[1] for row in driver.pop()] == [5] * 5 + [6]
-    assert driver.core.tracked.count == 0
 
 
 def test_the_messages_of_a_ledger_that_the_cursor_passes_count_no_more(
@@ -837,47 +713,6 @@ def test_positions_that_entry_0_names_and_no_row_has_are_read_again(
     assert driver.cursor.properties == {}
 
 
-def test_a_bucket_that_is_recovered_late_does_not_bring_back_what_was_delivered(runner: asyncio.Runner) -> None:
-    """Two snapshots hold the same rows, as a crash in a merge leaves them."""
-    driver = Driver(runner, order_wait_ms_max=0)
-    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
-    driver.answer_all()
-    [first_id] = driver.cursor.properties.values()
-    metadata = runner.run(driver.storage.get_bucket_snapshot_metadata(int(first_id)))
-    segments = runner.run(driver.storage.get_bucket_snapshot_segment(int(first_id), 1, 1))
-    second_id = runner.run(
-        driver.storage.create_bucket_snapshot(metadata, segments, bucket_key="other", topic_name="t", cursor_name="c")
-    )
-    driver.cursor.properties[f"{BUCKET_KEY_PREFIX}_0_9"] = str(second_id)
-    driver.now_ms = 90_000
-    driver.recover()
-    first, second = (action for action in driver.waiting(ReadHead))
-    driver.answer(first)
-    driver.answer(driver.waiting(LoadSegments)[0])
-    assert len(driver.pop()) == 5
-
-    driver.answer(second)
-    driver.answer_all()
-
-    assert driver.core.tracked.count == 0
-    assert driver.pop() == []
-    driver.answer_all()
-    assert driver.cursor.properties == {}
-
-
-def test_what_was_refused_while_its_bucket_was_recovered_is_not_handed_out(driver: Driver) -> None:
-    """The dispatcher that offered it has delivered it."""
-    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
-    driver.answer_all()
-    driver.now_ms = 90_000
-    driver.recover()
-    assert driver.add((60_003, 3, 3)) == [False]
-
-    driver.answer_all()
-
-    assert [row[1] for row in driver.pop()] == [1, 2, 4, 5]
-
-
 def test_malformed_properties_are_skipped_and_reported(driver: Driver) -> None:
     """They cost only themselves, and the snapshot that one of them seems to name is left alone, also by a sweep."""
     driver.add(*((60_000, n, n) for n in range(1, 7)))
@@ -903,42 +738,6 @@ def runner_create(driver: Driver) -> int:
     return driver.runner.run(
         driver.storage.create_bucket_snapshot(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
     )
-
-
-def test_a_missing_snapshot_costs_only_itself(driver: Driver) -> None:
-    """Its range can be read again, its property goes, others are there."""
-    driver.add(*((60_000, n, n) for n in range(1, 12)))
-    driver.answer_all()
-    missing = int(driver.cursor.properties[f"{BUCKET_KEY_PREFIX}_1_5"])
-    driver.runner.run(driver.storage.delete_bucket_snapshot(missing))
-
-    driver.recover()
-    driver.answer_all()
-
-    assert not driver.core.is_recovering(3)
-    assert not driver.core.contains_message(3, 3)
-    assert driver.core.contains_message(6, 6)
-    assert driver.bucket_names == ["6_10"]
-    assert [key for key, _ in driver.core.pop_losses()] == [f"{BUCKET_KEY_PREFIX}_1_5"]
-
-
-def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Driver) -> None:
-    """Its positions are not tracked any more, and the caller is told."""
-    driver.add(*((60_000, n, n) for n in range(1, 7)))
-    driver.answer_all()
-    [bucket_id] = map(int, driver.cursor.properties.values())
-    driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
-    driver.now_ms = 58_000
-    assert driver.core.contains_message(3, 3)
-    driver.plan()
-    driver.answer_all()
-
-    untracked = driver.core.pop_to_read_again()
-
-    assert untracked == {n: BitMap([n]) for n in range(1, 6)}
-    assert driver.core.pop_to_read_again() == {}
-    assert driver.core.tracked.count == 1
-    assert driver.cursor.properties == {}
 
 
 def test_what_a_snapshot_lost_and_is_seen_again_is_not_reported(runner: asyncio.Runner) -> None:
@@ -977,20 +776,6 @@ def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(ru
     assert not driver.core.is_recovering(3)
     assert driver.core.pop_to_read_again() == {}
     assert len(driver.core.pop_losses()) == 1
-
-
-def test_a_bucket_below_the_mark_delete_position_is_deleted_unread(driver: Driver) -> None:
-    """Nothing of it is of interest."""
-    driver.add(*((60_000, n, n) for n in range(1, 12)))
-    driver.answer_all()
-    driver.cursor.mark_delete_position = Position(6, 0)
-
-    driver.recover()
-    assert not driver.core.is_recovering(3)
-    driver.answer_all()
-
-    assert driver.bucket_names == ["6_10"]
-    assert driver.core.tracked.count == 5
 
 
 # Trimming, clearing, merging.
@@ -1151,12 +936,3 @@ def test_a_clock_that_steps_back_does_not_hold_up_a_retry(driver: Driver) -> Non
     driver.plan()
 
     assert len(driver.waiting(CreateSnapshot)) == 1
-
-
-def test_the_latest_time_there_is_is_a_time(driver: Driver) -> None:
-    """It is tracked, sealed and counted like any other."""
-    driver.add(*[(2**63 - 1, ledger, 0) for ledger in range(1, 7)])
-    driver.answer_all()
-
-    assert driver.core.tracked.count == 6
-    assert driver.bucket_names == ["1_5"]

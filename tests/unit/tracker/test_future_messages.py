@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

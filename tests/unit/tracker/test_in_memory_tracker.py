@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeClock, FakeCursor, run_virtually, virtual_now_ms
 from tracker.config import TrackerConfig
@@ -60,20 +60,6 @@ def test_a_limit_splits_what_is_due_at_one_time() -> None:
         assert tracker.get_scheduled_messages(5).to_rows() == [(30_000, 1, 2), (30_000, 2, 0)]
         assert tracker.number_of_delayed_messages() == 0
         assert tracker.next_delivery_time() is None
-
-    run(test)
-
-
-def test_a_position_that_is_added_twice_is_handed_out_once() -> None:
-    """At the earlier one."""
-
-    def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
-        tracker.add_message(1, 1, 30_000)
-        tracker.add_message(1, 1, 20_000)
-        clock.now_ms = 25_000
-        assert len(tracker.get_scheduled_messages(5)) == 1
-        clock.now_ms = 35_000
-        assert len(tracker.get_scheduled_messages(5)) == 0
 
     run(test)
 
@@ -205,16 +191,6 @@ def test_a_larger_tick_makes_nothing_late() -> None:
         assert len(tracker.get_scheduled_messages(9)) == 1
 
     run(test, tick_time_ms=8)
-
-
-def test_the_latest_time_there_is_is_a_time() -> None:
-
-    def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
-        tracker.add_messages([1, 1], [1, 2], [2**63 - 1, 2**63 - 2])
-        tracker.add_message(1, 3, 2**63 - 1)
-        assert tracker.next_delivery_time() == 2**63 - 2
-
-    run(test, is_deliver_at_time_strict=True)
 
 
 def test_the_dispatcher_is_told_when_a_window_is_due() -> None:

@@ -4,16 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 
-import pytest
-
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.core_checks import check_tracker
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.errors import TrackerClosedError
 
 Story = Callable[[BucketDelayedDeliveryTracker, FakeCursor], Awaitable[None]]
 
@@ -99,17 +96,3 @@ def test_what_is_sealed_behind_the_cursor_keeps_no_other_message_waiting() -> No
         loaded_row_count_max=4,
     )
     play(config, polling, story)
-
-
-def test_a_closed_tracker_hands_out_nothing() -> None:
-    """The next tracker of the cursor hands out what this one has in memory."""
-
-    async def story(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> None:
-        del cursor
-        tracker.add_message(1, 0, virtual_now_ms() + 1_000)
-        await tracker.close()
-        await asyncio.sleep(2)
-        with pytest.raises(TrackerClosedError):
-            tracker.get_scheduled_messages(10)
-
-    play(TrackerConfig(), Polling(), story)

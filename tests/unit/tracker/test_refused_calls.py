@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.memory_cursor import MemoryCursor
 from postdate.testing import FakeClock, run_inline
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.helpers.core_checks import check_queue
 from tracker.columns import row_queue
 from tracker.columns.position_set import PositionSet
-from tracker.columns.row_order import NEVER, RowKey, last_key_at, row_count_through
-from tracker.columns.row_queue import QueueSizes, RowQueue, SortedRun, pop_sorted, pop_tracked, time_of_rows
+from tracker.columns.row_order import NEVER, RowKey, last_key_at
+from tracker.columns.row_queue import QueueSizes, RowQueue, pop_sorted, pop_tracked
 
 Row = tuple[int, int, int]
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), max_size=30)
@@ -85,13 +85,6 @@ def test_rows_are_put_in_order_whatever_their_spread(batch: list[Row], spread: i
     assert DelayedIndexes.from_rows(rows).sorted().to_rows() == sorted(rows)
 
 
-def test_rows_in_order_are_left_alone() -> None:
-    """No index is made for rows that are in order."""
-    rows = DelayedIndexes.from_rows([(1, 1, 1), (1, 1, 2), (1, 2, 0), (2, 0, 0)])
-
-    assert order_of_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids) is None
-
-
 @pytest.mark.slow
 def test_the_number_of_runs_stays_small() -> None:
     """Merging keeps O(log n) runs below the largest size, besides those of it; rows that come singly do not pile up."""
@@ -102,46 +95,6 @@ def test_the_number_of_runs_stays_small() -> None:
         check_queue(queue)
 
     assert len(queue.rows_of()) <= 2 * 1_000 // SMALL.run_rows_max + 5
-
-
-def test_frozen_rows_are_the_rows_that_are_left() -> None:
-    """Rows that are frozen for a snapshot do not contain rows that were handed out."""
-    queue = RowQueue(SMALL)
-    for number in range(10):
-        push(queue, (number, 1, number))
-    popped = pop_sorted([queue], last_key_at(3), 100)
-
-    frozen = DelayedIndexes.concatenate(queue.rows_of()).sorted()
-
-    assert popped.entry_ids.tolist() == [0, 1, 2, 3]
-    assert frozen.entry_ids.tolist() == [4, 5, 6, 7, 8, 9]
-
-
-def test_loaded_rows_are_not_sorted_again() -> None:
-    """Rows that come in order are a run as they are; a few of them are put with the buffered rows."""
-    queue = RowQueue(SMALL)
-    many, few = DelayedIndexes.from_rows([(1, 1, k) for k in range(9)]), DelayedIndexes.from_rows([(2, 1, 9)])
-    for rows in (many, few):
-        queue.push_sorted(rows)
-
-    assert len(queue) == 10
-    runs = queue.rows_of()
-    assert [len(run) for run in runs] == [9, 1]
-    assert np.shares_memory(runs[0].deliver_at_ms, many.deliver_at_ms)
-
-
-@pytest.mark.parametrize("run_count", [1, 7, 300])
-def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
-    """A cut by time takes enough rows of runs that begin at different times, and not many more."""
-    rng = np.random.default_rng(run_count)
-    runs = []
-    for number in range(run_count):
-        times = np.sort(rng.integers(0, 10**6, 5_000)) + int(rng.integers(0, 10**5))
-        runs.append(SortedRun(DelayedIndexes(times, np.full(5_000, number), np.arange(5_000))))
-
-    through_ms = time_of_rows(runs, 1_024)
-
-    assert 1_024 <= sum(row_count_through(run.rows, last_key_at(through_ms)) for run in runs) <= 4 * 1_024
 
 
 def test_a_small_poll_passes_over_many_stale_rows_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,21 +4,17 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
-from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import is_in, is_in_bitmap
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.errors import TrackerClosedError
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex, SharedIndexView
 
@@ -148,22 +144,6 @@ def test_a_poll_goes_on_behind_what_was_acknowledged() -> None:
     play(story, "a", "b")
 
 
-def test_an_earlier_message_that_is_indexed_late_comes_first() -> None:
-    """Rows that another's poll brought do not overtake what is due in the index since."""
-
-    async def story(world: SharedIndexWorld) -> None:
-        world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 200, START_MS + 300])
-        await asyncio.sleep(0.4)
-        assert len(world.rows("a")) == 2
-        world.set_back_ms = 400
-        assert world.views["a"].add_message(1, 3, START_MS + 100)
-        world.set_back_ms = 0
-        assert [row[2] for row in world.rows("b", 1)] == [3]
-        assert [row[2] for row in world.rows("b")] == [1, 2]
-
-    play(story, "a", "b")
-
-
 @pytest.mark.parametrize("deliver_at_ms", [START_MS + 100, START_MS + 90_000])
 def test_a_message_that_is_due_when_it_is_offered_again_is_due_for_the_others(deliver_at_ms: int) -> None:
     """The tracker forgets it; the subscription that offered it delivers it, and the others still need it, once."""
@@ -181,22 +161,6 @@ def test_a_message_that_is_due_when_it_is_offered_again_is_due_for_the_others(de
         assert world.rows("a") == [(START_MS + 100, 1, 1)]
         await asyncio.sleep(100)
         assert world.rows("b") == world.rows("a") == []
-
-    play(story, "a", "b")
-
-
-def test_a_message_that_is_offered_again_comes_once_at_the_earlier_time() -> None:
-    """For all subscriptions: it does not matter which of them offered it, or which offer came first."""
-
-    async def story(world: SharedIndexWorld) -> None:
-        assert world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 60_000, START_MS + 10_000]).all()
-        assert world.views["b"].add_messages([1, 1], [1, 2], [START_MS + 10_000, START_MS + 60_000]).all()
-        assert world.views["a"].number_of_delayed_messages() == 2
-        await asyncio.sleep(10)
-        for name in ("a", "b"):
-            assert world.rows(name) == [(START_MS + 10_000, 1, 1), (START_MS + 10_000, 1, 2)]
-        await asyncio.sleep(60)
-        assert world.rows("a") == world.rows("b") == []
 
     play(story, "a", "b")
 
@@ -317,31 +281,6 @@ def test_without_subscriptions_the_index_stays_where_its_own_cursor_is() -> None
     assert shared.acknowledged_in(8) == BitMap([1])
 
 
-@pytest.mark.parametrize(("ledger_id", "entry_id"), [(-1, 0), (0, -1), (0, 2**32)])
-def test_positions_that_cannot_be_tracked_are_refused(ledger_id: int, entry_id: int) -> None:
-    async def story(world: SharedIndexWorld) -> None:
-        with pytest.raises(ValueError, match="cannot track position"):
-            world.views["a"].add_message(ledger_id, entry_id, START_MS + 100)
-
-    play(story, "a")
-
-
-@pytest.mark.parametrize("entry_ids", [[3, 1], list(range(0, 40, 2)), list(range(9, 0, -1)), [5] * 12, []])
-def test_a_set_of_positions_answers_for_columns(entry_ids: list[int]) -> None:
-    positions = PositionSet()
-    positions.add(np.array([1, 1, 2]), np.array([1, 5, 3]))
-    ledger_ids, column = np.ones(len(entry_ids), np.int64), np.array(entry_ids, np.int64)
-
-    expected = [entry_id in (1, 5) for entry_id in entry_ids]
-
-    assert is_in(positions.bitmaps.get, ledger_ids, column).tolist() == expected
-    assert is_in_bitmap(column, BitMap([1, 5])).tolist() == expected
-    positions.discard(ledger_ids, column)
-    assert len(positions) == 1 + 2 - len({1, 5} & set(entry_ids))
-    positions.remove_below(2)
-    assert positions.bitmaps == {2: BitMap([3])}
-
-
 def test_an_index_at_rest_looks_at_the_clock_every_five_seconds_at_most() -> None:
     """It knows the positions of all its buckets for as long as it has them, so there is nothing to let go of."""
 
@@ -377,15 +316,6 @@ def test_due_messages_that_a_view_is_told_are_acknowledged_are_forgotten() -> No
         assert world.rows("b") == [(START_MS + 102, 1, 2)]
         assert not b.has_message_available()
         assert b.next_delivery_time() is None
-
-    play(story, "a", "b")
-
-
-def test_a_closed_view_refuses_to_be_polled() -> None:
-    async def story(world: SharedIndexWorld) -> None:
-        await world.views["a"].close()
-        with pytest.raises(TrackerClosedError, match="hand out messages"):
-            world.rows("a")
 
     play(story, "a", "b")
 

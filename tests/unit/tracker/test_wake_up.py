@@ -6,13 +6,12 @@ while it could take nothing, and then left the tracker without a poll; B follows
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
@@ -25,7 +24,6 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerCont
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.shell.wake_up import WakeUp
 
 KINDS = ("bucket", "in-memory", "shared")
 CONFIG = TrackerConfig(index_count_per_bucket_min=3, is_deliver_at_time_strict=True, tick_time_ms=1)
@@ -186,27 +184,6 @@ def test_a_message_comes_at_its_time_after_an_earlier_one_left_untaken(
     play(story, kind)
 
 
-@pytest.mark.parametrize("kind", ["bucket", "shared"])
-def test_a_message_comes_at_its_time_after_the_tick_was_long_for_a_while(kind: str) -> None:
-    """While it was, the message was due, and told; then it is not."""
-
-    async def story(world: WakeUpWorld) -> None:
-        world.tracker.add_message(1, 0, START_MS + 20_000)
-        await asyncio.sleep(1)
-        world.tracker.reset_tick_time(60_000)
-        await asyncio.sleep(1)
-        assert world.program.told_count > 0
-        world.tracker.reset_tick_time(1)
-        world.program.flow(1)
-        assert world.program.taken == []
-
-        await asyncio.sleep(20)
-        [taken_at_ms] = world.program.taken_at_ms
-        assert START_MS + 20_000 - 1 <= taken_at_ms <= START_MS + 20_000
-
-    play(story, kind, config=replace(CONFIG, is_deliver_at_time_strict=False))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gap_s", [0, 6])
 def test_a_message_comes_at_its_time_after_the_clock_was_put_back(kind: str, gap_s: int) -> None:
@@ -224,26 +201,6 @@ def test_a_message_comes_at_its_time_after_the_clock_was_put_back(kind: str, gap
         await asyncio.sleep(70)
         assert world.program.taken == [(START_MS + 1_000, 1, 0)]
         assert world.program.taken_at_ms[0] <= START_MS + 61_000 + 5_000
-
-    play(story, kind)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_message_comes_at_its_time_after_the_clock_was_put_back_by_a_moment(kind: str) -> None:
-    """No timer notices such a step; the program looks while the message, of which it was told, is not due."""
-
-    async def story(world: WakeUpWorld) -> None:
-        world.tracker.add_message(1, 0, START_MS + 10_000)
-        await asyncio.sleep(10.1)
-        assert world.program.told_count == 1
-        world.set_back_ms = 500
-        is_due = world.tracker.has_message_available()
-        world.program.flow(1)
-        assert bool(world.program.taken) == is_due
-
-        await asyncio.sleep(3_600)
-        assert world.program.taken == [(START_MS + 10_000, 1, 0)]
-        assert world.program.taken_at_ms[0] <= START_MS + 10_500
 
     play(story, kind)
 
@@ -427,30 +384,3 @@ def test_nothing_available_waits_for_a_program_that_has_permits(kind: str, seed:
         assert world.tracker.next_delivery_time() is None
 
     play(story, kind, config=config, plan=plan)
-
-
-def test_a_due_message_is_told_once_and_another_first_one_again() -> None:
-    """The same one is told again after the caller that was told has polled in vain."""
-    wake_up = WakeUp()
-    assert not wake_up.is_wanted(deliver_at_ms=None)
-    assert wake_up.is_wanted(deliver_at_ms=5)
-    assert not wake_up.is_wanted(deliver_at_ms=5)
-    assert wake_up.is_wanted(deliver_at_ms=7)
-    assert wake_up.wait_for_due()
-    assert not wake_up.wait_for_due()
-    assert wake_up.is_wanted(deliver_at_ms=7)
-
-
-def test_an_answer_that_made_someone_wait_is_taken_back() -> None:
-    """Of two answers in one turn, to two callers, the first too."""
-    wake_up = WakeUp()
-    wake_up.wait_behind(3)
-    wake_up.wait_behind(4)
-    assert wake_up.is_wanted(deliver_at_ms=None, withheld_ms=4)
-    assert not wake_up.is_wanted(deliver_at_ms=None, withheld_ms=4)
-    assert wake_up.is_wanted(deliver_at_ms=None, withheld_ms=None)
-    wake_up.pause(False)
-    wake_up.pause(True)
-    assert not wake_up.is_wanted(deliver_at_ms=None, is_paused=True)
-    assert wake_up.is_wanted(deliver_at_ms=None, is_paused=False)
-    assert not wake_up.is_wanted(deliver_at_ms=None, is_paused=False)

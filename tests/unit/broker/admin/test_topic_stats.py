@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import postdate.broker.slices
-from managed_ledger.value_types import Json
+from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.topic_stats import topic_stats
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.topics.topic_name import TopicName

@@ -14,7 +14,6 @@ from postdate.broker.admin.topic_stats import subscription_stats
 from postdate.broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX, Connection
 from postdate.broker.clients.requests import HANDLERS
 from postdate.broker.clients.writability import READ_BYTES_MAX
-from postdate.broker.network.listener import Accepted
 from postdate.broker.protocol.commands import frame
 from postdate.broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
@@ -27,7 +26,7 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import (
 )
 from postdate.broker.service.service import Service
 from postdate.broker.slices import SLICE_S
-from postdate.broker.topics.limits import ConnectionController
+from postdate.broker.topics.limits import LimitsConfig
 from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.service_fakes import Peer, play, subscribe, until
 from tests.helpers.send_frames import send_frame
@@ -209,43 +208,9 @@ def test_a_command_before_connect_ends_the_connection(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def accepted_now(controller: ConnectionController | None = None) -> Accepted:
-    """A connection whose time for CONNECT is over with the next turn of the loop."""
-    return Accepted(controller, ("test", 1), asyncio.get_running_loop().time())
-
-
-@pytest.mark.parametrize("beginning", [b"", b"\0", frame(BaseCommand(type=BaseCommand.CONNECT))[:-1]])
-def test_a_client_that_does_not_come_to_its_connect_is_let_go(beginning: bytes, tmp_path: Path) -> None:
-    async def story(service: Service) -> None:
-        peer = Peer(service, has_to_connect=False, accepted=accepted_now())
-        peer.send_bytes(beginning)
-        assert not peer.transport.closed
-
-        await until(lambda: peer.transport.closed)
-        assert peer.answers() == []
-        await until(lambda: peer.connection not in service.connections)
-        assert not service.connections
-
-    play(tmp_path, story)
-
-
-def test_a_client_that_has_connected_has_all_the_time(tmp_path: Path) -> None:
-    async def story(service: Service) -> None:
-        peer = Peer(service, accepted=accepted_now())
-
-        answer = await producer(peer)
-
-        assert answer.type == BaseCommand.PRODUCER_SUCCESS
-        assert not peer.transport.closed
-
-    play(tmp_path, story)
-
-
 def test_one_connection_too_many_hears_so_when_it_connects(tmp_path: Path) -> None:
     async def story(service: Service) -> None:
-        controller = ConnectionController(per_ip_max=1)
-        first = Peer(service, accepted=accepted_now(controller))
-        second = Peer(service, accepted=accepted_now(controller))
+        first, second = Peer(service), Peer(service)
 
         (refused,) = second.answers()
         assert second.transport.closed
@@ -256,13 +221,27 @@ def test_one_connection_too_many_hears_so_when_it_connects(tmp_path: Path) -> No
 
         await until(lambda: second.connection not in service.connections)
         first.connection.close()
-        third = await until(lambda: as_admitted(service, controller))
+        third = await until(lambda: as_admitted(service))
         await until(third.answers)
         assert third.answers()[0].type == BaseCommand.CONNECTED
 
-    def as_admitted(service: Service, controller: ConnectionController) -> Peer | None:
-        peer = Peer(service, accepted=accepted_now(controller))
+    def as_admitted(service: Service) -> Peer | None:
+        peer = Peer(service)
         return None if peer.transport.closed else peer
+
+    play(tmp_path, story, limits=LimitsConfig(connections_per_ip_max=1))
+
+
+def test_a_client_with_tls_on_a_plain_port_is_told_apart_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service, has_to_connect=False)
+
+        peer.send_bytes(b"\x16\x03\x01\x02\x00\x01")
+
+        assert peer.transport.closed
+        assert "it speaks TLS, and this port does not" in caplog.text
 
     play(tmp_path, story)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.scheduled.operations import Selector
 from tests.helpers.scheduled_world import KINDS, World, play

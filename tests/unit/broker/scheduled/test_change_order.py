@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.scheduled.operations import Selector
 from postdate.broker.scheduled.selection import Wanted
 from postdate.broker.scheduled.topic_schedule import TopicSchedule

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from managed_ledger.disk.keys import Family, block_key, pair
 from managed_ledger.entries.blocks import encode_payloads, payload_at, payload_count, row_count
 from managed_ledger.entries.headers import ROW_BYTES
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.scheduled.explanation import explain_key, explain_message
 from postdate.broker.scheduled.listing import list_messages, topic_summary
 from postdate.broker.scheduled.operations import Selector

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.selection import HeadersRead, RowsRead
 from postdate.broker.admin.topic_stats import topic_stats
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand

@@ -11,7 +11,7 @@ import pytest
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.admin.web import start_web
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.scheduled import explanation

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from managed_ledger.ledgers import LedgerInfo
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.reading.selection import RowsRead, Skip
 from postdate.broker.scheduled.catalog import ScheduleCatalog

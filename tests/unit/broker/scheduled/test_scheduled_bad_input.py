@@ -14,17 +14,15 @@ from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, play
 
 TOPIC_PATH = f"/postdate/v1/topics/{TOPIC}"
-SURROGATE = "\ud800"
-"""Half of a character, which JSON can hold and UTF-8 cannot."""
 DATES_IN_DIGITS = ["2027", "202706", "20270615", "202706150830"]
 """Read as milliseconds they are before 1977."""
-TIMES: list[Any] = [None, True, 1.5, [], {}, "", "soon", -1, 10**20, "2027-01-15T08:00:00", SURROGATE, *DATES_IN_DIGITS]
+TIMES: list[Any] = [None, True, 1.5, [], {}, "", "soon", -1, 10**20, "2027-01-15T08:00:00", *DATES_IN_DIGITS]
 TIMES += [5, 1_800_000_000]
 WRONG: dict[str, list[Any]] = {
     "messageIds": [None, 5, "1:0", [], {}, [5], [None], ["x"], ["1"], ["1:-1"], ["1:0:x"], ["99999999999999999999:0"]],
-    "key": [None, 5, True, [], {}, SURROGATE],
+    "key": [None, 5, True, [], {}],
     "keyBase64": [None, 5, "*", "YQ", "é"],
-    "property": [None, 5, True, [], {}, "x", "=x", ["a"], [5], {"a": 1}, {"a": SURROGATE}, f"a={SURROGATE}"],
+    "property": [None, 5, True, [], {}, "x", "=x", ["a"], [5], {"a": 1}],
     "from": TIMES,
     "until": TIMES,
     "all": [None, False, 1, "true", []],
@@ -63,7 +61,6 @@ def _cases() -> list[Case]:
         cases += [
             (change, more, 400, "messageIds"),
             (change, {"all": True, "subscription": "nobody", **more}, 404, "subscription"),
-            (change, {"all": True, "subscription": SURROGATE, **more}, 400, "subscription"),
             (change, {"all": True, "Key": "k", **more}, 400, "Key"),
             (change, {"all": True, "ratePerSecond": 5, **more}, 400, "ratePerSecond"),
             (change, {"all": True, "key": "k", **more}, 400, "key"),
@@ -85,10 +82,7 @@ def _cases() -> list[Case]:
         ("pause", {"subscription": 5}, 400, "subscription"),
         ("pause", {"ratePerSecond": 5}, 400, "ratePerSecond"),
     ]
-    cases += [
-        ("resume", {"ratePerSecond": value}, 400, "ratePerSecond")
-        for value in (0, -1, 10**9, True, "fast", [], float("nan"), float("inf"))
-    ]
+    cases += [("resume", {"ratePerSecond": value}, 400, "ratePerSecond") for value in (0, -1, 10**9, True, "fast", [])]
     return cases
 
 
@@ -133,7 +127,7 @@ BODIES: list[tuple[bytes, str, int, str | None]] = [
     (b"5", "application/json", 400, None),
     (b'{"key": "\xff"}', "application/json", 400, None),
     (b"[" * 100_000, "application/json", 400, None),
-    (b'{"key": "nobody", "key": "k"}', "application/json", 400, "key"),
+    (b'{"key": "\\ud800"}', "application/json", 400, None),
     (b'{"all": true}', "text/plain", 415, "Content-Type"),
     (b'{"all": true}', "application/x-www-form-urlencoded", 415, "Content-Type"),
     (b'{"key": "%b"}' % (b"k" * 2_000_000), "application/json", 413, None),

@@ -7,7 +7,7 @@ import pytest
 
 from managed_ledger.entries.messages import message_of
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.admin.web import WebServer
 from postdate.broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
 from postdate.broker.scheduled.topic_schedule import TopicSchedule

@@ -110,13 +110,7 @@ def test_every_count_is_of_the_messages_that_a_list_shows(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("named", [0, 2])
-@pytest.mark.parametrize("is_old", [False, True], ids=["", "in a log of an older version"])
-def test_an_id_of_a_chunk_means_all_chunks_of_its_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: int, *, is_old: bool
-) -> None:
-    if is_old:
-        monkeypatch.setattr("postdate.broker.clients.publishing.header_flags", lambda _: 0)
-
+def test_an_id_of_a_chunk_means_all_chunks_of_its_message(tmp_path: Path, named: int) -> None:
     async def story(server: WebServer, peer: Peer) -> None:
         api = ScheduledApi(server, peer)
         data = b"".join(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
-from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from managed_ledger.positions.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from postdate.broker.admin.topic_stats import topic_stats
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.scheduled.delayed_counts import delayed_counts

@@ -15,7 +15,7 @@ from pyroaring import BitMap
 
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.position import Position
+from managed_ledger.positions.position import Position
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
 from postdate.broker.service.service import Service

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.index.cursor_log import CursorLog
 from postdate.index.cursor_snapshots import is_own
-from postdate.index.staging import StagedSnapshot
+from postdate.pipeline.publishing.cursor_log import CursorLog
+from postdate.pipeline.publishing.staging import StagedSnapshot
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.inspection import is_bucket_property, readable_infos

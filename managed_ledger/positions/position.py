@@ -1,8 +1,7 @@
 """A position: the place of an entry in the log, and the one type that every room knows.
 
 A position is a ledger id and an entry id inside that ledger. Ledger ids grow, entry ids start at 0 and have no
-gaps, so the order of positions is the order in which entries were appended. This module imports nothing.
-`snapshot_storage` and `tracker` know it, `value_types.py` and the adapter of rocksdict, and nothing else of this room.
+gaps, so the order of positions is the order in which entries were appended.
 """
 
 from typing import NamedTuple

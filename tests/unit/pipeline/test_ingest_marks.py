@@ -2,7 +2,7 @@
 
 import pytest
 
-from postdate.index.batch_mark import BatchMark
+from postdate.pipeline.publishing.batch_mark import BatchMark
 from tracker.bucket_properties import read_properties
 
 

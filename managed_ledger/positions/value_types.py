@@ -1,7 +1,7 @@
 """Types of values that all rooms share: columns of numbers, masks of rows, the clock, JSON, and steps of long work.
 
 A class that stands for something in the PIPs has a module of its own; here are only shorter names of other libraries'
-types. Like `position.py`, this module may be imported by every room.
+types.
 """
 
 from collections.abc import Callable, Mapping

@@ -5,23 +5,22 @@ Acknowledgements for many of them are one synced write as well, in the journal r
 `managed_ledger.cursors.cursor_properties` reads and writes properties alone, also beside a service, and here too.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from pyroaring import BitMap
 
 from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertiesFolder
-from managed_ledger.cursors.cursor_records import StoredCursor, encode_base, encode_journal
+from managed_ledger.cursors.cursor_records import encode_journal
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
 from managed_ledger.errors import NameNotFoundError
 from managed_ledger.names import find_cursor, find_topic
-from managed_ledger.position import Position
-from postdate.index.acknowledged import Acknowledged, acknowledged_by_all
+from postdate.index.acknowledged import Acknowledged, acknowledged_of, is_index_cursor
 from postdate.index.ledger_ranges import LedgerExtent
 from postdate.index.log_folder import LogFolder
-from postdate.index.selection import select
+from postdate.pipeline.publishing.selection import select
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.inspection import is_bucket_property
 
@@ -161,28 +160,3 @@ class CursorLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def is_index_cursor(name: str) -> bool:
-    """Whether a cursor is no subscription but a service's own, of a shared index; `#` is quoted in others' names."""
-    return name.startswith("#")
-
-
-def acknowledged_of(
-    cursors: Mapping[str, tuple[int, StoredCursor]], ledgers: Iterable[LedgerExtent]
-) -> dict[str, Acknowledged]:
-    """Return the acknowledgements of each cursor of a topic.
-
-    Args:
-        cursors: By name, as `LogFolder.cursors` gives them.
-        ledgers: Those of the topic.
-    """
-    found = {}
-    for name, (_, stored) in cursors.items():
-        bitmaps = {ledger_id: encode_base(bitmap) for ledger_id, bitmap in stored.bitmaps.items()}
-        found[name] = Acknowledged(Position(*stored.mark_delete), bitmaps)
-    subscriptions = [acknowledged for name, acknowledged in found.items() if not is_index_cursor(name)]
-    if subscriptions and len(subscriptions) < len(found):
-        common = acknowledged_by_all(subscriptions, {ledger.ledger_id: ledger.entries for ledger in ledgers})
-        found |= dict.fromkeys(filter(is_index_cursor, found), common)
-    return found
