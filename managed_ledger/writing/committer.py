@@ -244,23 +244,13 @@ class Committer:
     def probe_now(self) -> None:
         """Find out whether commits succeed again, if they failed or entries are refused: there may be room now."""
         if self._has_trouble and not self._closed:
-            self.request(_Probe(), sync=True)
+            self.request(_SingleWrite(lambda _: None, self._loop.create_future()), sync=True)
 
 
 def _failure(cause: Exception, participants: int) -> LedgerWriteError:
     failure = LedgerWriteError(f"A commit of {participants} participants failed: {cause}")
     failure.__cause__ = cause
     return failure
-
-
-class _Probe:
-    """Has nothing to write: the round with its stamp is what it wants to happen."""
-
-    def fill(self, batch: Batch) -> None:
-        """Put nothing."""
-
-    def settle(self, error: LedgerWriteError | None) -> None:
-        """Nothing waits for it."""
 
 
 class _Draft:
@@ -312,3 +302,5 @@ class _SingleWrite:
             self.done.set_result(None)
         else:
             self.done.set_exception(error)
+            # If no caller waits, as of a probe, the error counts as handled.
+            self.done.exception()
