@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from managed_ledger.disk.database import Batch, RocksDatabase
+from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.disk.rocksdb_edge import checked
 from managed_ledger.errors import LedgerError, StoreCorruptedError, StoreFullError, StoreUnavailableError
@@ -81,12 +81,18 @@ class ReopeningDatabase:
 
     @property
     def damage(self) -> str | None:
+        """The damage that reads and writes have met, None if none; nothing is compacted from then on.
+
+        A compaction that meets damage ends all writes.
+        """
         return self._damage
 
-    def new_batch(self) -> Batch:
+    def new_batch(self) -> StoreBatch:
+        """An empty batch."""
         return self._opened().new_batch()
 
     def write(self, batch: StoreBatch, *, sync: bool) -> None:
+        """Apply a batch once; with `sync` it is on disk on return."""
         self._check_place()
         if batch.size_bytes > SMALL_COMMIT_BYTES:
             self._check_room(batch.size_bytes)
@@ -97,6 +103,10 @@ class ReopeningDatabase:
             self._opened().write(batch, sync=sync)
 
     def mark_synced(self) -> None:
+        """Write down how far the last synced write came, so that its loss is noticed; called in the thread that writes.
+
+        Raises nothing: an old mark only asks for less.
+        """
         # Without a database nothing is marked; opening it again does so. Nor is another folder.
         if self._database is not None and self._is_in_place:
             self._database.mark_synced()
@@ -119,6 +129,7 @@ class ReopeningDatabase:
             return self._opened().listed(family, start, end)
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        """Give back the space of deleted entries of a range."""
         with self._readers, self._damage_noted():
             self._opened().compact(family, start, end)
 
@@ -138,6 +149,7 @@ class ReopeningDatabase:
             raise
 
     def room(self, *, was_short: bool) -> Room | None:
+        """The room for more entries; None where the system does not tell. Called in the thread that writes."""
         if self._database is None:
             return None
         if self._database.has_failed_behind:
@@ -183,6 +195,10 @@ class ReopeningDatabase:
         return room and replace(room, wanted_bytes=self._wanted_bytes)
 
     def mend(self) -> None:
+        """After a write that failed, make it possible that the next one does not.
+
+        Returns in bounded time, whether that succeeded or not, and is called in the thread that writes.
+        """
         if not self._pace.is_due or not self._is_in_place or not has_room_to_open(self._path):
             return
         try:
@@ -192,6 +208,7 @@ class ReopeningDatabase:
         self._pace.put_off()
 
     def close(self) -> None:
+        """Make everything durable and release the folder, also where the former fails."""
         database, self._database = self._database, None
         try:
             if database is not None:

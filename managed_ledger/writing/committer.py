@@ -25,11 +25,13 @@ from itertools import islice
 from typing import Protocol
 
 from managed_ledger.disk import meta_copies
-from managed_ledger.disk.database import Batch, WritableDatabase
+from managed_ledger.disk.database import Batch
 from managed_ledger.disk.keys import Family
+from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.durations import DurationHistogram
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
 from managed_ledger.rocksdb_store.disk_room import Room
+from managed_ledger.rocksdb_store.store import StoreBatch
 from managed_ledger.writing.write_watch import WriteWatch
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class Committer:
 
     def __init__(
         self,
-        database: WritableDatabase,
+        database: ReopeningDatabase,
         *,
         stamp: Callable[[Batch], None],
         participants_max: int,
@@ -171,7 +173,7 @@ class Committer:
             return
         draft.put_into(batch)
 
-    def _write(self, batch: Batch, sync: bool) -> None:
+    def _write(self, batch: StoreBatch, sync: bool) -> None:
         error: Exception | None = None
         began_s = self._loop.time()
         try:
