@@ -47,7 +47,6 @@ from postdate.scheduling.tables import (
 )
 
 LIST_LIMIT: Final = 20
-_NOTHING: Final = ("Nothing is scheduled",)
 PROGRESS_INTERVAL_S: Final = 0.5
 """A change that takes longer shows how far it is, so often."""
 
@@ -112,7 +111,9 @@ def list_scheduled(
     for page in api.pages(f"{topic_path(topic)}/scheduled/list", asked, limit=limit):
         found += page["messages"]
         after = page["next"]
-    shown = (message_table(found), *message_notes(found, is_more=after is not None)) if found else _NOTHING
+    shown: list[Table | str] = ["Nothing is scheduled"]
+    if found:
+        shown = [message_table(found), *message_notes(found, is_more=after is not None)]
     _tell(is_json, {"messages": found, "next": after}, *shown)
 
 
