@@ -331,6 +331,14 @@ def test_a_cut_write_ahead_log_loses_its_last_commit_only(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
+def test_a_missing_write_ahead_log_is_refused(tmp_path: Path) -> None:
+    """RocksDB alone would start with fewer entries, without a word."""
+    _crashed(tmp_path).unlink()
+
+    with pytest.raises(StoreCorruptedError, match="its write-ahead log"):
+        asyncio.run(_open(tmp_path / "crashed"))
+
+
 def test_a_write_ahead_log_that_ends_before_the_marker_is_refused(tmp_path: Path) -> None:
     """The marker follows the synced writes, so that only the latest can be cut off unseen."""
     database = RocksDatabase.open(tmp_path / "running", write_buffer_bytes=2**20)
