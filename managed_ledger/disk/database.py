@@ -203,6 +203,12 @@ class RocksDatabase(RocksDBStore):
         self._set_compacting(False)
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        """Give back the space of deleted entries of a range, if the disk has the room to write the rest anew.
+
+        Raises:
+            StoreFullError: It has not.
+            StoreUnavailableError: The log is damaged, or RocksDB refuses.
+        """
         if self._is_damaged:
             raise StoreUnavailableError(f"Cannot compact the log in {self._path} before its damage is repaired")
         # The room is measured now: a trim may have made room since the last commit measured it.
@@ -246,6 +252,7 @@ class RocksDatabase(RocksDBStore):
         self._is_compacting = is_compacting
 
     def close(self) -> None:
+        """Make everything durable and release the folder, also where the former fails."""
         try:
             self.sync()
             with checked(self._path, "close the log"):

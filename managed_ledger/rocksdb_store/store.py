@@ -162,33 +162,6 @@ class RocksDBStore:
             values: Any = self._family(family).get(list(keys))
         return list(values)
 
-    def consecutive(self, family: str, keys: Iterator[bytes]) -> list[tuple[bytes, bytes]]:
-        """Rows of keys that follow one another, up to the first key that is not there.
-
-        PERFORMANCE: one call for many, where a scan takes four a row.
-        """
-        found: list[tuple[bytes, bytes]] = []
-        with self._translated("read"):
-            rows: Any = None
-            try:
-                while wanted := list(islice(keys, LISTED_AT_ONCE)):
-                    rows = self._family(family).items(from_key=wanted[0]) if rows is None else rows
-                    some = list(islice(rows, len(wanted)))
-                    if [key for key, _ in some] != wanted:
-                        break
-                    found += some
-            finally:
-                # As in `rows`, an iterator that lives would keep the folder locked.
-                del rows
-        if wanted:
-            there = [row for row, key in zip(some, wanted, strict=False) if row[0] == key]
-            found += there
-            # `items` ends at a damaged block as it does behind the last row: a scan raises there.
-            missing = wanted[len(there)]
-            for _ in self.scan(family, missing, missing + b"\x00"):
-                pass
-        return found
-
     def flush(self) -> None:
         """Make tables of the entries in memory, so that the write-ahead logs can go."""
         with self._translated("flush"):
