@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ import pytest
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import (
     Clients,
-    nothing_comes,
     now_ms,
     receive_and_ack,
     subscribe,
@@ -27,7 +25,7 @@ from tests.helpers.services.programs.clients import (
     wait_for,
 )
 from tests.helpers.services.programs.frames import raw_connection
-from tests.helpers.services.services import DELAY_MAX_MS, POSTDATE, RunningService, make_service
+from tests.helpers.services.services import DELAY_MAX_MS, RunningService
 
 Answer = tuple[int, Any]
 Ask = Callable[..., Answer]
@@ -252,51 +250,3 @@ def test_the_longest_delay_is_the_topics(service: RunningService, clients: Clien
         wait_for(partial(is_refused, expected))
     assert ask("DELETE", path_of(topic)) == (204, None)
     wait_for(partial(is_refused, [False, False, False, False, True]))
-
-
-def test_policies_outlive_a_kill(tmp_path: Path, topic: str) -> None:
-    """Postdate alone: a real Pulsar takes many seconds to come back."""
-    service = make_service(POSTDATE, tmp_path)
-    service.start()
-    ask = asking(service)
-    clients = Clients(service.url)
-    clients.new().create_producer(topic)
-    clients.close()
-    put(ask, path_of(topic), OFF)
-    put(ask, NAMESPACE, OFF | {"tickTime": 7})
-
-    service.kill()
-    service.start()
-    answers = [ask("GET", path) for path in (path_of(topic), NAMESPACE, path_of(topic) + "?applied=true")]
-    service.stop()
-
-    assert answers == [(200, OFF), (200, OFF | {"tickTime": 7}), (200, OFF)]
-
-
-@pytest.mark.parametrize("tracker", ["BucketDelayedDeliveryTrackerFactory", "InMemoryDelayedDeliveryTrackerFactory"])
-def test_what_was_delayed_when_delays_were_switched_off_keeps_its_time_through_a_kill(
-    tmp_path: Path, topic: str, tracker: str
-) -> None:
-    """Postdate alone: a real Pulsar reads the log again then, and delivers all of it at once."""
-    service = make_service(POSTDATE, tmp_path, {"delayedDeliveryTrackerFactoryClassName": tracker})
-    service.start()
-    clients = Clients(service.url)
-    client = clients.new()
-    subscribe(client, topic)
-    producer = client.create_producer(topic)
-    producer.send(b"before", deliver_after=timedelta(minutes=1))
-    put(asking(service), NAMESPACE, OFF)
-    producer.send(b"after", deliver_after=timedelta(hours=1))
-
-    service.kill()
-    clients.close()
-    service.start()
-    clients = Clients(service.url)
-    consumer = subscribe(clients.new(), topic)
-    arrived = texts(receive_and_ack(consumer, 1))
-    is_quiet = nothing_comes(consumer)
-    clients.close()
-    service.stop()
-
-    assert arrived == ["after"]
-    assert is_quiet
