@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from rocksdict import Checkpoint, ColumnFamily, Rdict, ReadOptions, WriteBatch
+from rocksdict import Checkpoint, ColumnFamily, Rdict, RdictIter, ReadOptions, WriteBatch
 
 from managed_ledger.rocksdb_store.failures import Translated
 from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY, OpenFolder
@@ -25,26 +25,8 @@ _TABLE: Final = re.compile(r" \d+:(\d+)\[.*?\]\['([0-9A-F]*)' .*? \.\. '([0-9A-F
 logger = logging.getLogger(__name__)
 
 
-class RowIterator(Protocol):
-    """A position among the rows of a family, as they were when it was made."""
-
-    def seek(self, key: bytes) -> None:
-        """Go to the first row at or after `key`."""
-
-    def seek_for_prev(self, key: bytes) -> None:
-        """Go to the last row at or before `key`."""
-
-    def next(self) -> None:
-        """Go to the next row."""
-
-    def valid(self) -> bool:
-        """Whether there is a row here."""
-
-    def key(self) -> Any:
-        """The key of the row here."""
-
-    def value(self) -> Any:
-        """The value of the row here."""
+RowIterator = RdictIter
+"""A position among the rows of a family, as they were when it was made."""
 
 
 class TableFile(NamedTuple):

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import (
     Clients,
+    nothing_comes,
     now_ms,
     receive_and_ack,
     subscribe,
@@ -25,7 +27,7 @@ from tests.helpers.services.programs.clients import (
     wait_for,
 )
 from tests.helpers.services.programs.frames import raw_connection
-from tests.helpers.services.services import DELAY_MAX_MS, RunningService
+from tests.helpers.services.services import DELAY_MAX_MS, POSTDATE, RunningService, make_service
 
 Answer = tuple[int, Any]
 Ask = Callable[..., Answer]
@@ -108,14 +110,6 @@ def test_a_topics_policies_stand_over_its_namespaces(clients: Clients, topic: st
     wait_for(lambda: ask("GET", applied) == (200, CONFIGURED))
 
 
-@pytest.mark.parametrize("text", ["garbage", "[]", '"x"', '{"active":"x"}', '{"active":true,"tickTime":"1s"}'])
-def test_a_body_that_is_no_policies_is_refused(clients: Clients, topic: str, ask: Ask, text: str) -> None:
-    clients.new().create_producer(topic)
-
-    assert ask("POST", path_of(topic), text=text)[0] == 400
-    assert ask("GET", path_of(topic)) == (200, None)
-
-
 @pytest.mark.parametrize(
     ("text", "field"),
     [
@@ -147,15 +141,6 @@ def test_a_typo_changes_nothing(
         assert status == 400
         assert field in json.loads(answer)["reason"]
         assert told == (200, own)
-
-
-@pytest.mark.parametrize("method", ["PUT", "PATCH"])
-def test_policies_are_changed_by_post_and_delete_alone(clients: Clients, topic: str, ask: Ask, method: str) -> None:
-    clients.new().create_producer(topic)
-
-    for path in (path_of(topic), NAMESPACE):
-        assert ask(method, path, OFF)[0] == 405
-        assert ask("GET", path) == (200, None)
 
 
 def test_what_is_published_while_delays_are_off_is_delivered_at_once(clients: Clients, topic: str, ask: Ask) -> None:
@@ -250,3 +235,32 @@ def test_the_longest_delay_is_the_topics(service: RunningService, clients: Clien
         wait_for(partial(is_refused, expected))
     assert ask("DELETE", path_of(topic)) == (204, None)
     wait_for(partial(is_refused, [False, False, False, False, True]))
+
+
+@pytest.mark.parametrize("tracker", ["BucketDelayedDeliveryTrackerFactory", "InMemoryDelayedDeliveryTrackerFactory"])
+def test_what_was_delayed_when_delays_were_switched_off_keeps_its_time_through_a_kill(
+    tmp_path: Path, topic: str, tracker: str
+) -> None:
+    """Postdate alone: a real Pulsar reads the log again then, and delivers all of it at once."""
+    service = make_service(POSTDATE, tmp_path, {"delayedDeliveryTrackerFactoryClassName": tracker})
+    service.start()
+    clients = Clients(service.url)
+    client = clients.new()
+    subscribe(client, topic)
+    producer = client.create_producer(topic)
+    producer.send(b"before", deliver_after=timedelta(minutes=1))
+    put(asking(service), NAMESPACE, OFF)
+    producer.send(b"after", deliver_after=timedelta(hours=1))
+
+    service.kill()
+    clients.close()
+    service.start()
+    clients = Clients(service.url)
+    consumer = subscribe(clients.new(), topic)
+    arrived = texts(receive_and_ack(consumer, 1))
+    is_quiet = nothing_comes(consumer)
+    clients.close()
+    service.stop()
+
+    assert arrived == ["after"]
+    assert is_quiet

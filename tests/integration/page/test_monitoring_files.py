@@ -12,13 +12,11 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from promql_parser import VectorSelector, parse, walk
 
 from tests.helpers.monitoring_files import ALERTS, DASHBOARD, PANELS
 from tests.helpers.services.services import RunningService
 
 ASKED = [target["expr"] for panel in PANELS for target in panel["targets"]]
-ASKED_IN_PROMQL = ASKED + [rule["expr"] for rule in ALERTS]
 ASKED += [one["definition"] for one in DASHBOARD["templating"]["list"] if "definition" in one]
 ASKED += [rule["expr"] for rule in ALERTS]
 METRIC = re.compile(r"\b((?:postdate|pulsar|process)_\w+)(?:\{([^}]*)\})?")
@@ -89,30 +87,6 @@ def _lost(asked: Any, known: Any, path: str = "") -> list[str]:
         pairs = zip(asked, known, strict=True)
         return [place for at, pair in enumerate(pairs) for place in _lost(*pair, f"{path}/{at}")]
     return [] if asked == known else [path]
-
-
-@pytest.mark.parametrize("expression", ASKED_IN_PROMQL)
-def test_an_expression_is_promql(expression: str) -> None:
-    """Prometheus reads the same metrics and labels from it as `test_what_is_asked_for_is_there` does."""
-    for name in ("$cluster", "$namespace", "$topic"):
-        expression = expression.replace(name, ".*")
-    expression = expression.replace("$__rate_interval", "5m")
-    selectors: list[VectorSelector] = []
-
-    def visit(node: object) -> bool:
-        if isinstance(node, VectorSelector):
-            selectors.append(node)
-        return True
-
-    walk(parse(expression), visit)
-
-    metrics = METRIC.findall(expression)
-    assert metrics
-    assert sorted((one.name, len(one.matchers.matchers)) for one in selectors) == sorted(
-        (name, len(re.findall(r"(?:=~|!~|!=|=)\"", matchers))) for name, matchers in metrics
-    )
-    with pytest.raises(ValueError, match="unexpected right parenthesis"):
-        parse(f"{expression} )")
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])

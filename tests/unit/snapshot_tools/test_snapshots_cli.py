@@ -415,12 +415,6 @@ def test_drop_calls_no_lost_snapshot_one_that_is_named(data: Data) -> None:
     assert data.run("drop", "--yes").stdout == "There are no snapshots.\nNothing to delete.\n"
 
 
-def test_drop_spares_what_a_malformed_property_seems_to_name(data: Data) -> None:
-    data.put(REMINDERS, "me", {f"{BUCKET_KEY_PREFIX}_oops": str(data.ids[2])})
-
-    assert "Nothing to delete" in data.run("drop", "--yes").stdout
-
-
 def test_a_copy_has_every_row_and_a_second_one_copies_nothing(data: Data, tmp_path: Path) -> None:
     add_orphan(data)
     target = tmp_path / "new"
@@ -859,16 +853,6 @@ def test_export_has_every_row_in_columns(data: Data, tmp_path: Path) -> None:
         expected = np.concatenate([getattr(rows_of(first), name) for _, _, first in NAMES])
         assert table[column].to_numpy().tolist() == expected.tolist()
     assert list(tmp_path.glob("*.part")) == []
-
-
-def test_export_spares_a_file_that_has_the_name_of_a_part(data: Data, tmp_path: Path) -> None:
-    other = tmp_path / "index.parquet.part"
-    other.write_text("someone else's")
-
-    assert data.run("export", str(tmp_path / "index.parquet")).exit_code == 0
-
-    assert other.read_text() == "someone else's"
-    assert {path.name for path in tmp_path.iterdir()} == {"data", "index.parquet", other.name}
 
 
 def test_export_leaves_out_the_damaged_segments_alone_and_names_them(data: Data, tmp_path: Path) -> None:

@@ -44,10 +44,6 @@ def refusal(*words: str, environment: dict[str, str] | None = None) -> str:
     return line.removeprefix("postdate: ")
 
 
-def test_the_version_is_the_packages() -> None:
-    assert run("--version").output == f"postdate, version {version('postdate')}\n"
-
-
 @pytest.mark.parametrize("words", [(), ("serve",), ("config",), ("demo",)])
 def test_every_help_text_has_examples(words: tuple[str, ...]) -> None:
     result = run(*words, "--help")
@@ -104,13 +100,6 @@ def test_config_can_print_the_commented_file(tmp_path: Path) -> None:
     assert run("config", "--changed", "--config", str(tmp_path / "mine.conf")).output == "webServicePort=8081\n"
 
 
-def test_one_way_to_print_at_a_time() -> None:
-    result = run("config", "--commented", "--changed")
-
-    assert result.exit_code == 2
-    assert "exclude each other" in result.stderr
-
-
 @pytest.mark.parametrize("command", ["serve", "config"])
 def test_a_bad_value_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
@@ -120,10 +109,6 @@ def test_a_bad_value_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -
     assert refusal(command, "--config", str(path)) == expected
     assert refusal(command, "--set", "x") == "--set x: must be key=value"
     assert refusal(command, environment={"webServicePort": "y"}).startswith("environment variable webServicePort: ")
-
-
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    assert refusal("serve", "--config", str(tmp_path / "none")).startswith(f"{tmp_path / 'none'}: the file cannot be")
 
 
 def start_refusal(*words: str) -> str:

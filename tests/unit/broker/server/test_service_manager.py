@@ -65,8 +65,6 @@ def test_a_supervisor_that_does_not_read_holds_nothing_up(tmp_path: Path, caplog
         ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15),
         ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, 0),
         ({"WATCHDOG_USEC": "0"}, 0),
-        ({"WATCHDOG_USEC": "soon"}, 0),
-        ({"WATCHDOG_USEC": "²"}, 0),
         ({}, 0),
     ],
 )
