@@ -219,35 +219,6 @@ def test_a_job_that_hangs_is_cancelled_when_the_time_limit_of_the_stop_has_passe
     ]
 
 
-@pytest.mark.parametrize("turns_of_the_loop", range(1, 11))
-def test_a_turn_that_is_due_at_the_end_under_load_is_no_error(
-    turns_of_the_loop: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The loop is busy for longer than the interval in each turn, so that jobs are due whenever the end comes."""
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        housekeeping = housekeeping_of([Job(name, 0.001, lambda: None) for name in ("trim", "expire")])
-        is_over = False
-
-        def be_busy() -> None:
-            time.sleep(0.0015)
-            if not is_over:
-                loop.call_soon(be_busy)
-
-        housekeeping.start()
-        be_busy()
-        for _ in range(turns_of_the_loop):
-            await asyncio.sleep(0)
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-        is_over = True
-        await asyncio.sleep(0)
-
-    run_until_done(scenario)
-
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 SINCE_1970_MS = 1_800_000_000_000
