@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dispatcher import DispatcherConfig
-from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from postdate.broker.admin.topic_stats import subscription_stats
 from postdate.broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX, Connection
 from postdate.broker.clients.requests import HANDLERS
@@ -576,28 +575,6 @@ def test_a_consumer_that_has_something_for_itself_is_asked_when_another_wants_it
         assert holder.transport.closed == (answer == "SUCCESS")
 
     play(tmp_path, story, liveness_timeout_ms=3_600_000)
-
-
-def test_a_consumer_without_a_point_on_the_ring_is_told_of_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With one point each, two names whose points are the same."""
-    names: dict[int, list[str]] = {}
-    for number in range(2_000):
-        point = CONSISTENT_HASHING_RANGE.slot(sticky_hash(b"c%d\0%d\0%d" % (number, 0, 0)))
-        names.setdefault(point, []).append(f"c{number}")
-    first, second = next(found for found in names.values() if len(found) > 1)[:2]
-
-    async def story(service: Service) -> None:
-        peer = Peer(service)
-        await subscribe(peer, 1, consumer_name=first)
-        assert "gets no key" not in caplog.text
-        answer = await subscribe(peer, 2, consumer_name=second)
-        assert answer.type == BaseCommand.SUCCESS
-
-    play(tmp_path, story, dispatcher=DispatcherConfig(consistent_hashing_replica_points=1))
-
-    assert f"consumer {second} of persistent://public/default/t / s gets no key" in caplog.text
 
 
 @pytest.mark.parametrize("is_classic", [False, True])
