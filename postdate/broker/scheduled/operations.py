@@ -9,7 +9,6 @@ a pause has held since before its time: no consumer can have got it.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -36,20 +35,16 @@ from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic import Topic
 from tracker.columns.positions import bitmap_of, ledger_groups
 
-logger = logging.getLogger(__name__)
-
 ORIGINAL_PUBLISH_TIME: Final = "postdate.originalPublishTime"
 """The property of a copy that says when the first one was published, in milliseconds."""
 
 MOVED_TOLD_MAX: Final = 10_000
 """The most copies whose positions an answer has: as many as a request can select by ids."""
 
-_CANCEL_ENTRIES: Final = 200
-_CANCEL_ENTRIES_MIN: Final = 10
+_CANCEL_ENTRIES: Final = 100
+"""Acknowledged in one step: each is looked for at every consumer."""
 _MOVE_ENTRIES: Final = 256
 _MOVE_BYTES: Final = 4 * 1024 * 1024
-_HOLDERS_PER_TURN: Final = 2_000
-_LOG_INTERVAL_S: Final = 5.0
 
 
 class Selector(NamedTuple):
@@ -178,7 +173,6 @@ class Operations:
         self._progress = progress
         self._damaged: dict[int, BitMap] = {}
         self._unknown = 0
-        self._logged_s = asyncio.get_running_loop().time()
 
     async def look_at_cancel(self, selector: Selector) -> ChangeOutcome:
         """Return what a cancel would do now; it waits for no change that is under way.
@@ -206,6 +200,7 @@ class Operations:
         outcome.in_hand += self._in_hand_of(schedule, movable)
         return outcome
 
+    @completed
     async def cancel(self, selector: Selector) -> ChangeOutcome:
         """Acknowledge the selected messages for all subscriptions concerned; durable on return.
 
@@ -215,27 +210,14 @@ class Operations:
             LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
             LedgerError: The log cannot be read.
         """
-        # A task would cost as much as the acknowledgement of a single message.
-        if selector.message_ids is not None and len(selector.message_ids) <= _CANCEL_ENTRIES_MIN:
-            return await self._cancel(selector)
-        return await self._cancel_to_the_end(selector)
-
-    @completed
-    async def _cancel_to_the_end(self, selector: Selector) -> ChangeOutcome:
-        return await self._cancel(selector)
-
-    async def _cancel(self, selector: Selector) -> ChangeOutcome:
         async with self._topic.changes.turn(ScheduledChange(CANCEL, selector.ids, self._progress.sentence)):
             _, matched = await self._found(selector)
             outcome = self._outcome(matched)
-            turns, portion = Turns(), self._cancel_portion
-            for begin in range(0, len(matched), portion):
-                self._cancel_entries(matched.take(slice(begin, begin + portion)), outcome)
+            turns = Turns()
+            for begin in range(0, len(matched), _CANCEL_ENTRIES):
+                self._cancel_entries(matched.take(slice(begin, begin + _CANCEL_ENTRIES)), outcome)
                 await turns.give_way()
-            if len(self._subscriptions) == 1:
-                await self._subscriptions[0].cursor.flush()
-            else:
-                await self._flush()
+            await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
         return outcome
 
     def _cancel_entries(self, rows: Rows, outcome: ChangeOutcome) -> None:
@@ -261,7 +243,7 @@ class Operations:
             deliver_at_ms <= now_ms and at in cancelled
             for at, deliver_at_ms in zip(positions, rows.deliver_at_ms.tolist(), strict=True)
         )
-        self._note(len(positions))
+        self._progress.done += len(positions)
 
     async def _found(self, selector: Selector) -> tuple[TopicSchedule, Rows]:
         """Find the selected messages, those in a hand as well."""
@@ -313,9 +295,6 @@ class Operations:
         outcome = self._outcome(matched, already_due=len(due) - in_hand, in_hand=in_hand)
         return await asyncio.to_thread(matched.take, is_movable), outcome
 
-    async def _flush(self) -> None:
-        await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
-
     @completed
     async def move(
         self,
@@ -345,7 +324,7 @@ class Operations:
             schedule, matched = await self._found(selector)
             movable, outcome = await self._movable(schedule, matched)
             check(movable)
-            self._note(len(matched) - len(movable))
+            self._progress.done += len(matched) - len(movable)
             await self._move(movable, new_time, shifted_by, outcome)
         return outcome
 
@@ -363,7 +342,7 @@ class Operations:
         ):
             await self._move_portion(portion, new_time, shifted_by, outcome)
             seen += len(portion.headers)
-            self._note(len(portion.headers))
+            self._progress.done += len(portion.headers)
         # Those that were trimmed before their portion was read, without the damaged ones, which portions count as gone.
         outcome.gone += len(rows) - seen - (outcome.damaged_count - damaged_before)
 
@@ -456,21 +435,6 @@ class Operations:
         """Return the time up to which messages may have been delivered."""
         paused_since_ms = subscription.pause.paused_since_ms
         return (self._now_ms() if paused_since_ms is None else paused_since_ms) + self._early_ms
-
-    @property
-    def _cancel_portion(self) -> int:
-        """Return how many entries to acknowledge in one step: each is looked for at every consumer."""
-        consumers = max((len(subscription.consumers) for subscription in self._subscriptions), default=0)
-        return max(_CANCEL_ENTRIES_MIN, min(_CANCEL_ENTRIES, 10 * _HOLDERS_PER_TURN // max(1, consumers)))
-
-    def _note(self, count: int) -> None:
-        self._progress.done += count
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._logged_s >= _LOG_INTERVAL_S:
-            self._logged_s = now_s
-            logger.info(
-                "%s: %d of %d scheduled messages", self._topic.name, self._progress.done, self._progress.matched
-            )
 
 
 def _in_order_of_appending(rows: Rows, new_ms: Int64Array) -> Rows:

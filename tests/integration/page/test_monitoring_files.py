@@ -51,17 +51,6 @@ def test_what_is_asked_for_is_there(told: dict[str, set[str]], asked: str) -> No
         assert {*re.findall(r"(\w+)(?:=~|!~|!=|=)\"", matchers)} | grouped <= told[name], name
 
 
-def test_a_panel_has_a_place_of_its_own() -> None:
-    taken: dict[tuple[int, int], Any] = {}
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        for x in range(at["x"], at["x"] + at["w"]):
-            for y in range(at["y"], at["y"] + at["h"]):
-                assert taken.setdefault((x, y), panel["id"]) == panel["id"]
-    assert max(x for x, _ in taken) == 23
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-
-
 def test_grafana_knows_every_field_of_the_dashboard() -> None:
     """Its own models, which are made from its schemas, give all of it back; they drop fields that they do not know."""
     register_default_plugins()

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import resource
 import shlex
 import socket
@@ -277,28 +276,6 @@ def test_a_service_that_cannot_print_its_addresses_serves(tmp_path: Path, words:
 
     assert line.endswith("the addresses cannot be printed, and clients can connect: No space left on device\n")
     assert (service.returncode, "Exception" in rest) == (0, False)
-
-
-@pytest.mark.slow
-def test_a_start_in_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    command = [sys.executable, "-m", "postdate", "serve", *settings(tmp_path / "data", *free_ports(2))]
-
-    result = subprocess.run(
-        ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *command],
-        cwd=gone,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-    assert result.returncode == 2
-    assert result.stderr.splitlines()[-1] == (
-        "postdate: the folder that this was started in does not exist any more: change to another one"
-    )
 
 
 @pytest.mark.parametrize(

@@ -73,25 +73,6 @@ def test_before_a_consumer_comes_the_log_says_what_is_due_next(tmp_path: Path) -
     play(tmp_path, _ten, after)
 
 
-@pytest.mark.parametrize("is_paused", [True, False])
-def test_behind_what_is_due_and_not_sent_the_next_one_is_found(tmp_path: Path, is_paused: bool) -> None:
-    """A pause holds the first three, or their consumer asks for none."""
-
-    async def story(service: Service, clock: FakeClock) -> None:
-        await _ten(service, clock)
-        topic = service.topics[NAME]
-        dispatcher = await _read_to_the_end(topic)
-        if is_paused:
-            await topic.subscriptions["s"].set_pause(PauseState(paused_since_ms=clock()))
-        clock.now_ms += 3 * HOUR_MS
-        assert dispatcher.tracker is not None
-        assert (dispatcher.tracker.next_delivery_time() or 0) <= clock()
-
-        assert await _told(topic, clock) == [4, 10]
-
-    play(tmp_path, story)
-
-
 @pytest.mark.parametrize("share", [COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT])
 def test_between_two_counts_the_times_of_the_last_one_tell(tmp_path: Path, share: float) -> None:
     """Counting takes from 100 to 101 s, and a small share of the time."""
