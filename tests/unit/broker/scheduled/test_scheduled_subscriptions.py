@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from postdate.broker.topics.inactive import REST_AFTER_MS
 from pyroaring import BitMap
 
 from managed_ledger.errors import LedgerWriteError
