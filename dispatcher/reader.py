@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action
 from dispatcher.core.items import Key
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import ReadPlan, ReadRequest, UnscannedRange
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log, SubscriptionCursor
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
@@ -321,7 +321,7 @@ class Reader:
         plan = self._core.plan
         assert plan is not None
 
-        left_out: list[LogPart] = []
+        left_out: list[UnscannedRange] = []
         # Made once at most, and only where a ledger is left out.
         entries = cache(lambda: {ledger.ledger_id: ledger.entries for ledger in self._log.ledgers()})
         skip = partial(self._skipped_by_scan, request, plan, left_out, entries) if request.is_scan else self._skipped_in
@@ -372,7 +372,7 @@ class Reader:
         self,
         request: ReadRequest,
         plan: ReadPlan,
-        left_out: list[LogPart],
+        left_out: list[UnscannedRange],
         entries: Callable[[], dict[int, int]],
         ledger_id: int,
     ) -> BitMap:
@@ -387,7 +387,7 @@ class Reader:
             return skipped
         last = Position(ledger_id, entries()[ledger_id] - 1)
         through = min(plan.needs_index_through, last, request.through or last)
-        left_out.append(LogPart(first, through))
+        left_out.append(UnscannedRange(first, through, is_recovering=True))
         skipped.add_range(first.entry_id, through.entry_id + 1)
         return skipped
 

@@ -9,7 +9,7 @@ serve the consumers; it gives within the `Budget`. Left out: what consumers hold
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dispatcher.config import DispatcherConfig
@@ -116,9 +116,6 @@ class ConsumerAssignor(ABC):
 
     def no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
         """Note that a consumer holds so many entries of each slot less."""
-
-    def taken_back(self, positions: Collection[Key]) -> None:
-        """Note that entries which were given wait again."""
 
     def acknowledged(self, positions: Sequence[Key]) -> None:
         """Note entries that are wholly acknowledged, or put aside."""

@@ -34,7 +34,7 @@ from dispatcher.core.assignor import ConsumerAssignor
 from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.items import is_behind, position_of
 from dispatcher.core.queues.held_headers import HeldHeaders
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals, UnscannedRange
+from dispatcher.core.read_plan import ReadPlan, ReadRequest, ReadTotals, UnscannedRange
 from dispatcher.core.unsent_delayed import UnsentDelayed
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.positions.position import AFTER_EVERYTHING, Position
@@ -143,7 +143,7 @@ class Intake:
         return self.plan.next_request(last_confirmed, immediates_max=immediates_max, scan_entries_max=scan_entries_max)
 
     def on_headers(
-        self, request: ReadRequest, headers: EntryHeaders, next_position: Position, left_out: Sequence[LogPart]
+        self, request: ReadRequest, headers: EntryHeaders, next_position: Position, left_out: Sequence[UnscannedRange]
     ) -> list[Action]:
         """Take the result of a read; see `SubscriptionCore.on_headers`."""
         assert self.plan is not None
@@ -164,7 +164,7 @@ class Intake:
             before = len(headers)
             if left_out:
                 # The part itself gave none.
-                first = left_out[0].first
+                first = left_out[0].scanned_to
                 before -= int(np.count_nonzero(is_behind(headers.ledger_ids, headers.entry_ids, first)))
             if left_out and before <= room:
                 # The immediate entries of the part that was left out come first.

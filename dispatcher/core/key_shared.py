@@ -27,7 +27,7 @@ from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fences.fence import OrderFence
 from dispatcher.core.fences.recently_joined import LastSentPositionFence, Ledgers, ReadPositionFence
-from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows, push_all
+from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, make_items, make_rows, push_all
 from dispatcher.core.queues.replay_queue import ReplayQueue
 from dispatcher.core.selectors.assignment import NO_OWNER, Assignment
 from dispatcher.core.selectors.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
@@ -240,9 +240,6 @@ class KeySharedAssignor(ConsumerAssignor):
         if self.fence.is_active:
             self._unblock(self.fence.note_no_longer_pending(consumer, counts))
 
-    def taken_back(self, positions: Collection[Key]) -> None:
-        self.fence.note_taken_back(positions)
-
     def _unblock(self, drained: list[int]) -> None:
         """Offer drained slots, together with those that drain within the interval."""
         slots = [slot for slot in drained if slot in self.replay_queue.heaps]
@@ -331,6 +328,7 @@ class KeySharedAssignor(ConsumerAssignor):
         return self.selector.owners[slot]
 
     def owner_of_hash(self, sticky_hash: int) -> int:
+        """Return the index of the consumer that gets a key's messages, `NO_OWNER` where none does."""
         return self.owner_of_slot(self.selector.hash_range.slot(sticky_hash))
 
     def way_of(self, item: Item | None, sticky_hash: int) -> Way:

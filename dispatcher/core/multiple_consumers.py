@@ -27,7 +27,7 @@ from dispatcher.core.intake import Intake
 from dispatcher.core.items import COUNT, SLOT, Item, Key, position_of
 from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.queues.replay_queue import ReplayQueue
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import ReadPlan, ReadRequest, UnscannedRange
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.unsent_delayed import UnsentDelayed
@@ -96,7 +96,7 @@ class MultipleConsumersCore(SubscriptionCore):
         request: ReadRequest,
         headers: EntryHeaders,
         next_position: Position,
-        left_out: Sequence[LogPart] = (),
+        left_out: Sequence[UnscannedRange] = (),
     ) -> list[Action]:
         return self.intake.on_headers(request, headers, next_position, left_out)
 
@@ -301,7 +301,8 @@ class MultipleConsumersCore(SubscriptionCore):
 
     def _take_back(self, items: dict[Key, Item], slot_counts: Mapping[int, int]) -> None:
         """Queue again what a consumer no longer holds, a portion now and the rest by the timer."""
-        self.assignor.taken_back(items)
+        if self.keys is not None:
+            self.keys.fence.note_taken_back(items)
         self.assignor.offer_all(self.replay_queue.take_back(items, slot_counts))
 
     def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:

@@ -33,14 +33,6 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LogPart:
-    """A part of one ledger, both ends included."""
-
-    first: Position
-    through: Position
-
-
 @dataclass(slots=True, eq=False)
 class UnscannedRange:
     """A part of the log that the scan has not come by."""
@@ -114,11 +106,11 @@ class ReadPlan:
             if unscanned.is_recovering:
                 unscanned.is_recovering = is_recovering(unscanned.scanned_to.ledger_id)
 
-    def put_aside(self, request: ReadRequest, left_out: Sequence[LogPart]) -> None:
+    def put_aside(self, request: ReadRequest, left_out: Sequence[UnscannedRange]) -> None:
         """Let parts of the log be scanned later that a scan left out: the tracker did not know which rows it has."""
         if request.range is not None:
             at = self.ranges.index(request.range)
-            self.ranges[at:at] = [UnscannedRange(part.first, part.through, is_recovering=True) for part in left_out]
+            self.ranges[at:at] = left_out
 
     @property
     def has_recovering(self) -> bool:

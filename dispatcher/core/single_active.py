@@ -22,7 +22,7 @@ from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, T
 from dispatcher.core.budget import why_not_now
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, make_items
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import ReadPlan, ReadRequest, UnscannedRange
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.core.subscription_core import SubscriptionCore
@@ -90,7 +90,7 @@ class SingleActiveCore(SubscriptionCore):
         request: ReadRequest,
         headers: EntryHeaders,
         next_position: Position,
-        left_out: Sequence[LogPart] = (),
+        left_out: Sequence[UnscannedRange] = (),
     ) -> list[Action]:
         del left_out  # No scan is requested.
         assert self._plan is not None

@@ -22,7 +22,7 @@ from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.intake import Intake
 from dispatcher.core.items import COUNT, Item, Key
 from dispatcher.core.key_shared import KeySharedAssignor
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
+from dispatcher.core.read_plan import ReadPlan, ReadRequest, ReadTotals, UnscannedRange
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.stats import EntryStatus
 from managed_ledger.entries.headers import EntryHeaders
@@ -97,7 +97,7 @@ class SubscriptionCore(ABC):
         request: ReadRequest,
         headers: EntryHeaders,
         next_position: Position,
-        left_out: Sequence[LogPart] = (),
+        left_out: Sequence[UnscannedRange] = (),
     ) -> list[Action]:
         """Take the result of a read.
 

@@ -24,7 +24,7 @@ from dispatcher.core.fences.recently_joined import RecentlyJoinedFence
 from dispatcher.core.items import COUNT, ORDER, SLOT, Item, Key, position_of
 from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from dispatcher.core.read_plan import LogPart, ReadRequest
+from dispatcher.core.read_plan import ReadRequest, UnscannedRange
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.factory import make_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END
@@ -279,7 +279,7 @@ class _Machine(RuleBasedStateMachine):
         (request, found, left_out, next_position), self.read = self.read, None
         plan = self.core.plan
         assert plan is not None
-        parts = [LogPart(min(at), max(at)) for _, at in sorted(left_out.items())]
+        parts = [UnscannedRange(min(at), max(at), is_recovering=True) for _, at in sorted(left_out.items())]
         waiting_before = len(self.core.replay_queue)
         queued_before = self.core.replay_queue.queued
         held_before = len(self.core.intake.held_due)

@@ -74,3 +74,15 @@ def test_parts_of_batches_that_wait_are_remembered_until_they_expire() -> None:
     assert feed.core.ack_sets == {(1, 1): (0b101,)}
     assert feed.given(feed.core.flow(heir, 100)) == [("c1", 1)]
     assert heir.unacked == 2
+
+
+def test_an_acknowledgement_that_unblocks_the_subscription_serves_the_other_consumers() -> None:
+    feed = CoreFeed(unacked_per_subscription_max=4)
+    first, second = feed.join(3), feed.join(100)
+    (key,), (other,) = feed.keys_of(first, 1), feed.keys_of(second, 1)
+    assert len(feed.read(*[key] * 3, *[other] * 3)) == 4
+    assert feed.timers() == []
+
+    _, actions = feed.core.acknowledge(first, [(1, 0), (1, 1), (1, 2)], {})
+
+    assert feed.given(actions) + feed.timers() == [("c1", 4), ("c1", 5)]
