@@ -448,6 +448,30 @@ class Subscription:
             self.cursor.acknowledge(*zip(*positions, strict=True))
         self.count(SubscriptionCounters(cancelled=len(positions)))
 
+    async def acknowledge_through(self, last: Position, *, is_expiry: bool = False) -> int:
+        """Acknowledge all entries up to a position, also what consumers have in hand; durable on return.
+
+        Args:
+            last: The last of them.
+            is_expiry: Whether they count as expired.
+
+        Returns:
+            How many were not acknowledged before.
+
+        Raises:
+            LedgerError: No consumer gets them, and it is not known whether a restart brings them back.
+        """
+        entries = self._ledger.unacknowledged_through(self.cursor, last)
+        self.cursor.acknowledge_cumulative(last)
+        if is_expiry:
+            self.expired(entries)
+        elif self.dispatcher is not None:
+            self.dispatcher.mark_delete_advanced()
+        await self.cursor.flush()
+        if is_expiry:
+            await self.note_expired(self._ledger.first_position.ledger_id)
+        return sum(map(len, entries.values()))
+
     def withdraw(self, entries: Mapping[int, BitMap]) -> None:
         """Take entries, which the cursor withholds, out of the dispatcher."""
         if self.dispatcher is not None:
