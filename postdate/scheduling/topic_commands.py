@@ -259,7 +259,7 @@ def seek(
     if (message_id is None) == (time_ms is None):
         raise click.UsageError("give one of --time, --to-id, --earliest and --latest")
     path = f"{_path(subscription)}/resetcursor" + ("" if time_ms is None else f"/{time_ms}")
-    sure = {"is_dry_run": is_dry_run, "is_sure": is_sure, "is_json": is_json}
+    sure: Json = {"is_dry_run": is_dry_run, "is_sure": is_sure, "is_json": is_json}
     with _naming(api, topic, subscription):
         _change(api, "POST", topic, path, body=message_id, **sure)
 

@@ -11,6 +11,7 @@ in its place in the log, whatever its time.
 import asyncio
 import base64
 import json
+from contextlib import AbstractAsyncContextManager
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
@@ -22,7 +23,7 @@ from dispatcher.errors import ConsumerBusyError
 from managed_ledger.entries.message_metadata import MessageMetadataError, metadata_bytes, parse_metadata, text_bytes
 from managed_ledger.entries.messages import message_of
 from managed_ledger.pb.pulsar_metadata_pb2 import CompressionType, MessageMetadata
-from managed_ledger.positions.position import AFTER_EVERYTHING, Position
+from managed_ledger.positions.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from managed_ledger.replacing import Entries
 from postdate.broker.admin.endpoint import Call
 from postdate.broker.admin.refusal import RefusalError
@@ -40,7 +41,6 @@ from postdate.command_line.output import iso
 _DEFAULT_NAMESPACE: Final = "public/default"
 """There also without a topic, as in Pulsar."""
 _ID_MAX: Final = 2**63 - 1
-_SKIP: Final = "skip"
 
 
 class MessageId(Struct, rename="camel"):
@@ -208,13 +208,16 @@ async def skip(served: Served, call: Call[None]) -> Affected | None:
     """Acknowledge the next entries of a subscription, in the order of the log and whatever their times."""
     topic, subscription = await _subscription(served, call)
     count = _number(call, "count")
-    last = topic.ledger.unacknowledged_at(subscription.cursor, count - 1) if count else Position(-1, -1)
-    return await _acknowledge(topic, subscription, AFTER_EVERYTHING if last is None else last, call)
+    async with _turn(topic):
+        last = topic.ledger.unacknowledged_at(subscription.cursor, count - 1) if count else BEFORE_EVERYTHING
+        return await _acknowledge(topic, subscription, AFTER_EVERYTHING if last is None else last, call)
 
 
 async def skip_all(served: Served, call: Call[None]) -> Affected | None:
     """Acknowledge all that is in the log, for one subscription."""
-    return await _acknowledge(*await _subscription(served, call), AFTER_EVERYTHING, call)
+    topic, subscription = await _subscription(served, call)
+    async with _turn(topic):
+        return await _acknowledge(topic, subscription, AFTER_EVERYTHING, call)
 
 
 async def expire(served: Served, call: Call[None]) -> Affected | None:
@@ -239,7 +242,8 @@ async def expire_through(served: Served, call: Call[MessageId]) -> Affected | No
     _check_expirable(topic, [subscription], call)
     ledger_id, entry_id = call.asked.position
     last = Position(ledger_id, entry_id - 1 if call.asked.excluded else entry_id)
-    return await _acknowledge(topic, subscription, last, call, is_expiry=True)
+    async with _turn(topic):
+        return await _acknowledge(topic, subscription, last, call, is_expiry=True)
 
 
 async def seek_to_time(served: Served, call: Call[None]) -> Affected | None:
@@ -269,8 +273,9 @@ async def _seek(topic: Topic, subscription: Subscription, position: Position, ca
 
 async def _expire(served: Served, topic: Topic, subscription: Subscription, call: Call[Any]) -> Affected | None:
     due_ms_max = served.service.now_ms() - 1_000 * _number(call, "seconds", TIME_MS_MAX // 1_000)
-    last = await topic.ledger.expired_through(subscription.cursor, due_ms_max)
-    return await _acknowledge(topic, subscription, last or Position(-1, -1), call, is_expiry=True)
+    async with _turn(topic):
+        last = await topic.ledger.expired_through(subscription.cursor, due_ms_max)
+        return await _acknowledge(topic, subscription, last or BEFORE_EVERYTHING, call, is_expiry=True)
 
 
 def _check_expirable(topic: Topic, subscriptions: list[Subscription], call: Call[Any]) -> None:
@@ -287,10 +292,16 @@ async def _acknowledge(
 ) -> Affected | None:
     if call.options.dry_run:
         return Affected(_count(topic.ledger.unacknowledged_through(subscription.cursor, last)))
-    # A message that is being moved is skipped as the old one or the new one, and not missed in between.
-    async with topic.changes.turn(ScheduledChange(_SKIP, None, lambda: "it has just begun")):
-        await subscription.acknowledge_through(last, is_expiry=is_expiry)
+    subscription.skip(last, is_expiry=is_expiry)
+    await subscription.cursor.flush()
+    if is_expiry:
+        await subscription.note_expired(topic.ledger.first_position.ledger_id)
     return None
+
+
+def _turn(topic: Topic) -> AbstractAsyncContextManager[None]:
+    """Wait for changes of scheduled messages: one that is being moved is the old one or the new one, and not missed."""
+    return topic.changes.turn(ScheduledChange("skip", None, lambda: "it has just begun"))
 
 
 def _count(entries: Entries) -> int:

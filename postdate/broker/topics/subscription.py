@@ -448,29 +448,19 @@ class Subscription:
             self.cursor.acknowledge(*zip(*positions, strict=True))
         self.count(SubscriptionCounters(cancelled=len(positions)))
 
-    async def acknowledge_through(self, last: Position, *, is_expiry: bool = False) -> int:
-        """Acknowledge all entries up to a position, also what consumers have in hand; durable on return.
+    def skip(self, last: Position, *, is_expiry: bool = False) -> None:
+        """Acknowledge all entries up to a position, also what consumers have; `cursor.flush` makes it durable.
 
         Args:
             last: The last of them.
-            is_expiry: Whether they count as expired.
-
-        Returns:
-            How many were not acknowledged before.
-
-        Raises:
-            LedgerError: No consumer gets them, and it is not known whether a restart brings them back.
+            is_expiry: Whether they count as expired; `note_expired` notes it.
         """
-        entries = self._ledger.unacknowledged_through(self.cursor, last)
+        entries = self._ledger.unacknowledged_through(self.cursor, last) if is_expiry else {}
         self.cursor.acknowledge_cumulative(last)
         if is_expiry:
             self.expired(entries)
         elif self.dispatcher is not None:
             self.dispatcher.mark_delete_advanced()
-        await self.cursor.flush()
-        if is_expiry:
-            await self.note_expired(self._ledger.first_position.ledger_id)
-        return sum(map(len, entries.values()))
 
     def withdraw(self, entries: Mapping[int, BitMap]) -> None:
         """Take entries, which the cursor withholds, out of the dispatcher."""

@@ -149,11 +149,17 @@ def test_entries_are_skipped_expired_and_sought(ask: Ask, clients: Clients, topi
     expected = f"Expire message by timestamp not issued on topic {topic} for subscription other due to ongoing message"
     assert (status, reason[: len(expected)]) == (409, expected)
 
-    # Not as Pulsar: 400 for a bad argument, 404 for what does not exist.
+    message_id = {"ledgerId": ledger_id, "entryId": 1}
+    gone = (404, f"Subscription nosuch not found for topic {topic}")
+    asked = {"skip/1": None, "skip_all": None, "expireMessages/1": None, "resetcursor/1": None}
+    asked |= {"expireMessages": message_id, "resetcursor": message_id}
+    found = {what: ask("POST", f"/subscription/nosuch/{what}", body) for what, body in asked.items()}
+    assert found == dict.fromkeys(asked, gone)
+
+    # Not as Pulsar: 400 for a bad argument, and a peek does not make a subscription.
     for place in (0, -1):
         assert ask("GET", f"/subscription/s/position/{place}")[0] == (500 if is_real_pulsar else 400)
-    for what in ("skip/1", "skip_all", "expireMessages/1", "resetcursor/1"):
-        assert ask("POST", f"/subscription/nosuch/{what}")[0] == (204 if is_real_pulsar else 404)
+    assert ask("GET", "/subscription/nosuch/position/1") == ((200, "m0") if is_real_pulsar else gone)
 
 
 def test_a_message_is_found_by_its_id(ask: Ask, clients: Clients, topic: str, is_real_pulsar: bool) -> None:
