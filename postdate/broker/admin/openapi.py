@@ -18,7 +18,7 @@ _DESCRIPTION: Final = (
     "Ids are `ledger:entry`, with a batch index behind them for a message of a batch. "
     "Counts are of messages, each message of a batch and each chunk as one. A backlog alone counts entries of the log: "
     "a whole batch is one. An id of a chunk means all chunks of its message. "
-    "Paths below `/admin/v2` are Pulsar's, and refuse with Pulsar's `reason`."
+    "Paths below `/admin/v2` are Pulsar's, count entries of the log, and refuse with Pulsar's `reason`."
 )
 _PARTS: Final = {
     "tenant": "The tenant",

@@ -14,12 +14,13 @@ import aiohttp
 import google_crc32c
 import pytest
 
+from dispatcher.errors import ConsumerBusyError
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.pb.pulsar_metadata_pb2 import ZLIB, MessageMetadata
 from managed_ledger.positions.position import AFTER_EVERYTHING
 from postdate.broker.admin.web import start_web
 from postdate.broker.protocol.commands import frame
-from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
 from postdate.broker.topics.topic import Topic
@@ -212,6 +213,27 @@ def test_a_subscription_is_deleted_without_consumers_or_by_force(tmp_path: Path)
         assert await world.ask("GET", f"{T}/subscriptions") == (200, [])
 
     play(tmp_path, story, after_a_restart)
+
+
+def test_a_subscription_that_a_consumer_is_joining_is_not_deleted(tmp_path: Path) -> None:
+    """Not by force either: the consumer would be served from a cursor that is gone."""
+
+    async def story(world: AdminWorld) -> None:
+        await world.ask("PUT", S)
+        subscription = world.topic.subscriptions["s"]
+        subscribing = asyncio.create_task(subscribe(world.peer, 7, subType=CommandSubscribe.Exclusive))
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+            if world.topic.is_used:
+                break
+        assert (world.topic.is_used, list(subscription.consumers)) == (True, [])
+
+        with pytest.raises(ConsumerBusyError):
+            await world.topic.delete_subscription("s", is_forced=True)
+        assert (await subscribing).type == BaseCommand.SUCCESS
+        assert subscription.consumers
+
+    play(tmp_path, story)
 
 
 def test_skipped_entries_come_to_nobody_also_delayed_ones_and_those_in_hand(tmp_path: Path) -> None:
