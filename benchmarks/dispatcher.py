@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatcher.config import DispatcherConfig
+from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
@@ -25,7 +25,7 @@ from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import ReadRequest
 from dispatcher.core.selectors.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
 from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
-from dispatcher.factory import key_shared_core, shared_core
+from dispatcher.factory import make_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.positions.position import Position
@@ -161,7 +161,7 @@ def dispatch_and_acknowledge(core: MultipleConsumersCore, consumers: int, keys: 
 
 def through_the_queue() -> float:
     """Entries that had to wait for permits: queued, then given in small portions."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     states = [feed.join(number, permits=0) for number in range(3)]
     hashes = _hashes(1_000)
     start = time.process_time()
@@ -176,7 +176,7 @@ def through_the_queue() -> float:
 
 def due_entries() -> float:
     """B10: what the tracker gives becomes ready and is assigned."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     for number in range(3):
         feed.join(number)
     hashes = _hashes(1_000)
@@ -194,7 +194,7 @@ def due_entries() -> float:
 
 def future_entries() -> float:
     """Delayed entries on their way to the tracker: columns only."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     feed.join(0)
     hashes = _hashes(1_000)
     spent = 0.0
@@ -209,7 +209,7 @@ def future_entries() -> float:
 def selection_from_a_full_queue() -> float:
     """B5: 20,000 wait, of which 1 % may go: microseconds to find and give those 200."""
     config = DispatcherConfig(unacked_per_consumer_max=0, unacked_per_subscription_max=0, look_ahead_per_consumer=0)
-    feed = _Feed(key_shared_core(config, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, config, has_delays=True))
     states = [feed.join(number, permits=0) for number in range(100)]
     hashes = _hashes(20_000)
     for _ in range(40):
@@ -221,7 +221,7 @@ def selection_from_a_full_queue() -> float:
 
 def beside_a_stuck_key() -> tuple[float, int]:
     """B9: one key of 1,000 drains for ever and gets every other entry; microseconds a live entry, and how many wait."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     states = {number: feed.join(number) for number in range(3)}
     hashes = np.repeat(_hashes(1_000), 2)
     hashes[::2] = hashes[0]
@@ -235,7 +235,7 @@ def beside_a_stuck_key() -> tuple[float, int]:
 
 def beside_a_stuck_consumer() -> tuple[float, int]:
     """B9: one consumer of three takes nothing; 100,000 of its entries pile up."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     states = {number: feed.join(number, permits=10**9 if number else 0) for number in range(3)}
     return _microseconds_per_live_entry(feed, states, _hashes(10_000))
 
@@ -260,7 +260,7 @@ def _microseconds_per_live_entry(
 
 def queue_of_a_stuck_consumer_is_served() -> float:
     """Entries that had piled up are given when its consumer comes back, in portions of 1,000."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     states = {number: feed.join(number, permits=10**9 if number else 0) for number in range(3)}
     _microseconds_per_live_entry(feed, states, _hashes(10_000))
     waiting = len(feed.core.replay_queue)
@@ -272,7 +272,7 @@ def queue_of_a_stuck_consumer_is_served() -> float:
 
 def bytes_per_parked_entry() -> float:
     """The cost of one entry that waits behind a long queue."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     feed.join(0, permits=0)
     feed.join(1)
     hashes = _hashes(10_000)
@@ -291,7 +291,7 @@ def bytes_per_parked_entry() -> float:
 
 def join_with_pending(pending: int) -> float:
     """B6: a join while one consumer holds many entries, milliseconds."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     feed.join(0)
     hashes = _hashes(pending)
     for _ in range(pending // _BATCH):
@@ -303,7 +303,7 @@ def join_with_pending(pending: int) -> float:
 
 def leave_with_pending(pending: int) -> float:
     """A leave of a consumer that holds many entries, milliseconds."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     states = [feed.join(number) for number in range(2)]
     hashes = _hashes(pending)
     for _ in range(2 * pending // _BATCH):
@@ -315,7 +315,7 @@ def leave_with_pending(pending: int) -> float:
 
 def longest_call(pending: int, event: str) -> float:
     """Milliseconds of the longest call until everything is settled after a consumer gave back all, or it expired."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     holder = feed.join(0)
     hashes = _hashes(pending)
     while feed.next_entry < pending:
@@ -335,7 +335,7 @@ def longest_call(pending: int, event: str) -> float:
 
 def held_entries_are_drained(entries: int) -> tuple[float, float]:
     """Microseconds an entry, and milliseconds of the longest call, when a consumer takes what is held of 5,000 keys."""
-    feed = _Feed(key_shared_core(_CONFIG, has_delays=True))
+    feed = _Feed(make_core(SubscriptionType.KEY_SHARED, _CONFIG, has_delays=True))
     hashes = _hashes(5_000)
     while feed.next_entry < entries:
         feed.read(feed.headers(_BATCH, hashes, deliver_at_ms=_NOW_MS - 1))
@@ -376,10 +376,12 @@ def main(arguments: list[str]) -> None:
         _report(f"B2 owner of a slot, {consumers} consumers", _best(lambda n=consumers: selection(n)), "us")
     _report("B3 join or leave, ring, the 1,000th consumer", _best(lambda: membership(1_000, splits=False)), "ms")
     _report("B3 join or leave, auto-split, the 1,000th consumer", _best(lambda: membership(1_000, splits=True)), "ms")
-    for name, make in (("Key_Shared", key_shared_core), ("Shared", shared_core)):
+    for kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED):
         for consumers, keys in ((3, 1_000), (10, 1_000), (10, 100_000)):
-            runs = [dispatch_and_acknowledge(make(_CONFIG, has_delays=True), consumers, keys) for _ in range(3)]
-            what = f"{name}, {consumers} consumers, {keys} keys"
+            runs = [
+                dispatch_and_acknowledge(make_core(kind, _CONFIG, has_delays=True), consumers, keys) for _ in range(3)
+            ]
+            what = f"{kind}, {consumers} consumers, {keys} keys"
             _report(f"B4 dispatch, {what}", min(run[0] for run in runs), "us")
             _report(f"B7 acknowledge, {what}", min(run[1] for run in runs), "us")
     _report("waited for permits: queue and give", _best(through_the_queue), "us")

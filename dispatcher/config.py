@@ -5,7 +5,7 @@ after a failed read. Parsing is not done here: the broker turns text into values
 checks ranges and relations.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Final
 
@@ -16,6 +16,20 @@ LAST_SENT_POSITION: Final = "last_sent_position"
 
 REPLICA_POINTS_MAX: Final = 65_535
 """The slots of the ring. With so many points the second consumer's join holds the loop up for 50 to 100 ms."""
+
+
+_LEAST: Final = {
+    "order_wait_ms_max": -1,
+    "key_shared_unblocking_interval_ms": 0,
+    "look_ahead_per_consumer": 0,
+    "look_ahead_per_subscription": 0,
+    "parked_entries_max": 0,
+    "read_failure_backoff_initial_ms": 0,
+    "read_failure_backoff_max_ms": 0,
+    "unacked_per_consumer_max": 0,
+    "unacked_per_subscription_max": 0,
+}
+"""The least value of a number; 1 for those that are not here."""
 
 
 class SubscriptionType(StrEnum):
@@ -139,41 +153,16 @@ class DispatcherConfig:
         if self.ordering_mode not in (DRAINING_HASHES, LAST_SENT_POSITION):
             rule = f"{DRAINING_HASHES} or {LAST_SENT_POSITION}"
             raise InvalidValueError("ordering_mode", rule, value=self.ordering_mode)
-        for name in (
-            "look_ahead_per_hash",
-            "read_batch_entries_max",
-            "read_bytes_max",
-            "scan_entries_max",
-            "held_entries_max",
-            "admit_entries_max",
-            "lookup_entries_max",
-            "return_entries_max",
-            "serve_entries_max",
-        ):
-            _require_at_least(1, name, getattr(self, name))
-        for name in (
-            "key_shared_unblocking_interval_ms",
-            "look_ahead_per_consumer",
-            "look_ahead_per_subscription",
-            "parked_entries_max",
-            "read_failure_backoff_initial_ms",
-            "unacked_per_consumer_max",
-            "unacked_per_subscription_max",
-        ):
-            _require_at_least(0, name, getattr(self, name))
-        if not 1 <= self.consistent_hashing_replica_points <= REPLICA_POINTS_MAX:
+        for one in fields(self):
+            value, least = getattr(self, one.name), _LEAST.get(one.name, 1)
+            if type(value) is int and value < least:
+                raise InvalidValueError(one.name, "at least {least}", value=value, least=least)
+        if self.consistent_hashing_replica_points > REPLICA_POINTS_MAX:
             rule = f"from 1 to {REPLICA_POINTS_MAX}"
             raise InvalidValueError(
                 "consistent_hashing_replica_points", rule, value=self.consistent_hashing_replica_points
             )
-        _require_at_least(-1, "order_wait_ms_max", self.order_wait_ms_max)
-        _require_at_least(1, "round_robin_batch_entries_max", self.round_robin_batch_entries_max)
         least, most = self.read_failure_backoff_initial_ms, self.read_failure_backoff_max_ms
         if most < least:
             rule = "at least {read_failure_backoff_initial_ms} ({least})"
             raise InvalidValueError("read_failure_backoff_max_ms", rule, value=most, least=least)
-
-
-def _require_at_least(least: int, name: str, value: int) -> None:
-    if value < least:
-        raise InvalidValueError(name, "at least {least}", value=value, least=least)

@@ -269,7 +269,7 @@ class Dispatcher:
         """Go on sending to a consumer whose connection was not writable."""
         outbox = self._by_handle.get(id(consumer))
         if outbox is not None:
-            outbox.on_writable()
+            outbox.wake()
 
     def get_consumer(self, key: bytes) -> ConsumerHandle | None:
         """Return the consumer to which the messages of a sticky key go now (PIP-34).
@@ -416,7 +416,7 @@ class Dispatcher:
         Entries that consumers have, and those that are damaged or being read, are such others.
         """
         tracker = self.tracker
-        is_reading = not self.has_read_all or self._reader.under_way().of_due
+        is_reading = not self.has_read_all or self._reader.reads_due
         is_quiet = self.failure is None and not is_reading and not self.core.has_entries_at_hand
         delayed = 0 if tracker is None else tracker.number_of_future_messages()
         return delayed if is_quiet and (tracker is None or delayed == tracker.number_of_delayed_messages()) else None
@@ -427,8 +427,7 @@ class Dispatcher:
             self.core,
             self.subscription_type,
             consumers=[(one.consumer, one.handle.consumer_id, len(one)) for one in self._outboxes.values()],
-            messages_delayed=self.tracker.number_of_future_messages() if self.tracker is not None else 0,
-            reads=self._reader.under_way(),
+            reader=self._reader,
         )
 
     def damaged(self) -> dict[int, BitMap]:
@@ -445,11 +444,11 @@ class Dispatcher:
     def key_hash_ranges(self, consumer: ConsumerHandle) -> list[tuple[int, int]]:
         """Return the inclusive ranges of slots that a consumer owns; none unless Key_Shared."""
         outbox = self._by_handle.get(id(consumer))
-        return [] if outbox is None or self.core.keys is None else self.core.keys.ranges_of(outbox.consumer)
+        return [] if outbox is None or self.core.keys is None else self.core.keys.selector.ranges_of(outbox.consumer)
 
     def newcomer_stats(self) -> NewcomerStats | None:
         """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
-        return None if self.core.keys is None else self.core.keys.newcomers(self._outboxes)
+        return None if self.core.keys is None else self.core.keys.fence.newcomers(self.core.consumers, self._outboxes)
 
     def entry_status(self, position: Position, key_hash: int) -> EntryStatus:
         """Return the place of an entry that is not acknowledged, and the reason why it waits there."""
@@ -516,14 +515,10 @@ class Dispatcher:
         self._actions.extend(actions)
         if not self._is_running_actions:
             self._is_running_actions = True
-            begun = 0
             try:
-                # The list may grow while its actions run.
-                while begun < len(self._actions):
-                    begun += 1
-                    self._run_action(self._actions[begun - 1])
+                while self._actions:
+                    self._run_action(self._actions.pop(0))
             finally:
-                del self._actions[:begun]
                 self._is_running_actions = False
         self._arm_timer()
         self._reader.wake()

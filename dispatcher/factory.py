@@ -52,7 +52,9 @@ def make_dispatcher(
     """
     is_many = subscription_type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
     has_delays = is_many and tracker_factory is not None
-    core = _make_core(subscription_type, config, topic_name, cursor, log.ledgers, has_delays=has_delays)
+    core = make_core(
+        subscription_type, config, has_delays=has_delays, cursor=cursor, ledgers=log.ledgers, topic_name=topic_name
+    )
     factory = tracker_factory
 
     def new_tracker(on_available: _Callback) -> DelayedDeliveryTracker:
@@ -92,45 +94,27 @@ def _has_backlog(log: Log, cursor: SubscriptionCursor) -> bool:
     return cursor.next_unacknowledged_position <= log.last_confirmed_position
 
 
-def _make_core(
+def make_core(
     subscription_type: SubscriptionType,
-    config: DispatcherConfig,
-    topic_name: str,
-    cursor: SubscriptionCursor,
-    ledgers: Ledgers,
-    *,
-    has_delays: bool,
-) -> SubscriptionCore:
-    match subscription_type:
-        case SubscriptionType.KEY_SHARED:
-            return key_shared_core(config, has_delays=has_delays, cursor=cursor, ledgers=ledgers)
-        case SubscriptionType.SHARED:
-            return shared_core(config, has_delays=has_delays, cursor=cursor)
-        case SubscriptionType.FAILOVER:
-            return SingleActiveCore(config, topic_name=topic_name, is_failover=True, cursor=cursor)
-        case SubscriptionType.EXCLUSIVE:
-            return SingleActiveCore(config, topic_name=topic_name, is_failover=False, cursor=cursor)
-
-
-def shared_core(
-    config: DispatcherConfig, *, has_delays: bool, cursor: Acknowledgements = NOTHING_ACKNOWLEDGED
-) -> MultipleConsumersCore:
-    """Return the core of a Shared subscription."""
-    return MultipleConsumersCore(config, SharedConsumerAssignor, has_delays=has_delays, cursor=cursor)
-
-
-def key_shared_core(
     config: DispatcherConfig,
     *,
     has_delays: bool,
     cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
     ledgers: Ledgers = list,
-) -> MultipleConsumersCore:
-    """Return the core of a Key_Shared subscription; the ordering modes before PIP-379 look at the ledgers."""
-    return MultipleConsumersCore(
-        config,
-        partial(KeySharedAssignor, cursor=cursor, ledgers=ledgers),
-        has_delays=has_delays,
-        cursor=cursor,
-        parked_entries_max=config.parked_entries_max,
-    )
+    topic_name: str = "",
+) -> SubscriptionCore:
+    """Return the core of a subscription; see `make_dispatcher`."""
+    match subscription_type:
+        case SubscriptionType.KEY_SHARED:
+            return MultipleConsumersCore(
+                config,
+                partial(KeySharedAssignor, cursor=cursor, ledgers=ledgers),
+                has_delays=has_delays,
+                cursor=cursor,
+                parked_entries_max=config.parked_entries_max,
+            )
+        case SubscriptionType.SHARED:
+            return MultipleConsumersCore(config, SharedConsumerAssignor, has_delays=has_delays, cursor=cursor)
+        case _:
+            is_failover = subscription_type is SubscriptionType.FAILOVER
+            return SingleActiveCore(config, topic_name=topic_name, is_failover=is_failover, cursor=cursor)

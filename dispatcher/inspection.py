@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dispatcher.config import SubscriptionType
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.subscription_core import SubscriptionCore
-from dispatcher.reader import ReadsUnderWay
-from dispatcher.stats import ConsumerStats, DrainingHash, SubscriptionStats
+from dispatcher.reader import Reader
+from dispatcher.stats import ConsumerStats, SubscriptionStats
 
 
 def subscription_stats(
@@ -14,8 +14,7 @@ def subscription_stats(
     subscription_type: SubscriptionType,
     *,
     consumers: Iterable[tuple[ConsumerState, int, int]],
-    messages_delayed: int,
-    reads: ReadsUnderWay,
+    reader: Reader,
 ) -> SubscriptionStats:
     """Return the stats of a subscription.
 
@@ -24,8 +23,7 @@ def subscription_stats(
         subscription_type: Its type.
         consumers: Each that is connected, with its client's id of it and how many entries are on their way to it. After
             a defect the core has others, too.
-        messages_delayed: How many messages wait for their time.
-        reads: The reads under way.
+        reader: Reads for it, and has its tracker.
     """
     shown = [consumer_stats(core, *one) for one in consumers]
     active, budget, policy = core.active, core.budget, None if core.keys is None else core.keys.policy
@@ -34,7 +32,7 @@ def subscription_stats(
         consumers=shown,
         active_consumer_name=active.name if active is not None else None,
         msg_in_replay=core.waiting_count,
-        msg_delayed=messages_delayed,
+        msg_delayed=0 if reader.tracker is None else reader.tracker.number_of_future_messages(),
         unacked_messages=0 if budget is None else budget.unacked,
         blocked_subscription_on_unacked_msgs=budget is not None and budget.is_blocked,
         key_shared_mode=policy.mode.value if policy is not None else None,
@@ -43,10 +41,10 @@ def subscription_stats(
         draining_hashes_cleared_total=sum(stats.draining_hashes_cleared_total for stats in shown),
         draining_hashes_unacked_messages=sum(stats.draining_hashes_unacked_messages for stats in shown),
         read_position=core.plan.next_immediate if core.plan is not None else None,
-        is_reading=reads.of_log or reads.waits_for_entries,
-        is_reading_replay=reads.of_due,
+        is_reading=reader.is_reading or reader.waits_for_entries,
+        is_reading_replay=reader.reads_due,
         damaged_entries=sum(map(len, core.deliverable.damaged().values())),
-        waits_for_entries=reads.waits_for_entries,
+        waits_for_entries=reader.waits_for_entries,
         entries_read_total=core.totals.entries_read,
         delayed_reread_at_recovery_total=core.totals.delayed_reread_at_recovery,
         index_mistimed_total=core.totals.index_mistimed,
@@ -57,16 +55,7 @@ def consumer_stats(
     core: SubscriptionCore, consumer: ConsumerState, consumer_id: int, unsent_entries: int
 ) -> ConsumerStats:
     """Return the stats of one consumer."""
-    draining, cleared_total = ([], 0) if core.keys is None else core.keys.draining(consumer)
-    hashes = [
-        DrainingHash(
-            hash=entry.slot,
-            unack_msgs=entry.ref_count,
-            blocked_attempts=entry.blocked_count,
-            since_ms=entry.since_ms,
-        )
-        for entry in draining
-    ]
+    draining = [] if core.keys is None else core.keys.fence.entries(consumer.index)
     return ConsumerStats(
         consumer_id=consumer_id,
         consumer_name=consumer.name,
@@ -86,8 +75,8 @@ def consumer_stats(
         last_consumed_timestamp=consumer.last_sent_ms,
         first_consumed_flow_timestamp=consumer.first_flow_ms,
         last_consumed_flow_timestamp=consumer.last_flow_ms,
-        draining_hashes_count=len(hashes),
-        draining_hashes_cleared_total=cleared_total,
-        draining_hashes_unacked_messages=sum(entry.ref_count for entry in draining),
-        draining_hashes=hashes,
+        draining_hashes_count=len(draining),
+        draining_hashes_cleared_total=0 if core.keys is None else core.keys.fence.cleared_total(consumer.index),
+        draining_hashes_unacked_messages=sum(entry.unack_msgs for entry in draining),
+        draining_hashes=draining,
     )

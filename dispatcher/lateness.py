@@ -11,10 +11,6 @@ LATENESS_MS: Final = (
 """The upper ends of ranges, from a millisecond to an hour; one more is for later messages."""
 
 
-_NOTHING_LATE: Final = (0,) * (len(LATENESS_MS) + 1)
-"""Shared by all that have counted nothing."""
-
-
 class LatenessHistogram:
     """Counts by range, not cumulative.
 
@@ -25,21 +21,16 @@ class LatenessHistogram:
     """
 
     def __init__(self) -> None:
-        self.counts: list[int] | tuple[int, ...] = _NOTHING_LATE
+        self.counts = [0] * (len(LATENESS_MS) + 1)
         self.sum_ms = 0
 
     def add(self, other: "LatenessHistogram") -> None:
         """Count in what another has counted."""
-        if isinstance(other.counts, tuple):
-            return
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.sum_ms += other.sum_ms
 
     def note(self, late_ms: Collection[int]) -> None:
         """Count deliveries; one that is early, where that is allowed, counts as on time."""
-        if isinstance(self.counts, tuple):
-            self.counts = list(self.counts)
-        counts = self.counts
         for late in late_ms:
-            counts[bisect_left(LATENESS_MS, late)] += 1
+            self.counts[bisect_left(LATENESS_MS, late)] += 1
         self.sum_ms += sum([late for late in late_ms if late > 0])

@@ -125,7 +125,7 @@ class Outbox:
         assert isinstance(self._items, deque)
         self._items.extend(items)
         if self._unread:
-            self._wake()
+            self.wake()
         if self._pump is None:
             self._pump = asyncio.get_running_loop().create_task(self._run())
 
@@ -138,14 +138,11 @@ class Outbox:
         unsent = [*self._unread, *self._items]
         self._items, self._unread = (), []
         self._drops += 1
-        self._wake()
+        self.wake()
         return unsent
 
-    def on_writable(self) -> None:
+    def wake(self) -> None:
         """Look again whether there is something to send and the connection takes it."""
-        self._wake()
-
-    def _wake(self) -> None:
         if self._woken is not None:
             self._woken.set()
 

@@ -9,8 +9,8 @@ exception is a defect, which ends the dispatcher.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
-from typing import Final, NamedTuple, TypeVar
+from functools import cache, partial
+from typing import Final, TypeVar
 
 import numpy as np
 from pyroaring import BitMap
@@ -23,7 +23,6 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log, SubscriptionCursor
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.errors import EntriesDamagedError
-from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.positions.position import AFTER_EVERYTHING, Position
 from managed_ledger.positions.value_types import Clock, Int64Array
 from snapshot_storage.backoff import Backoff
@@ -36,50 +35,6 @@ logger = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
 
 _NONE: Final = BitMap()
-
-
-class _Scan:
-    """A scan, which leaves parts of the log out while it is not known which of their entries the tracker has.
-
-    The snapshots of a ledger may be in recovery: a due entry that the tracker has as well would be delivered twice.
-
-    Args:
-        request: The read.
-        plan: The plan that it is of.
-        is_recovering: Whether the tracked entries of a ledger are unknown.
-        skipped_in: The entries of a ledger that a read skips, as far as they are known; a bitmap of its own.
-        ledgers: The ledgers of the log.
-    """
-
-    def __init__(
-        self,
-        request: ReadRequest,
-        plan: ReadPlan,
-        is_recovering: Callable[[int], bool],
-        skipped_in: Callable[[int], BitMap],
-        ledgers: Callable[[], list[LedgerInfo]],
-    ) -> None:
-        self.left_out: list[LogPart] = []
-        """In order."""
-        self._request = request
-        self._plan = plan
-        self._is_recovering = is_recovering
-        self._skipped_in = skipped_in
-        self._entries = cache(lambda: {ledger.ledger_id: ledger.entries for ledger in ledgers()})
-
-    def skipped_in(self, ledger_id: int) -> BitMap:
-        """Return which entries of a ledger the scan skips."""
-        skipped = self._skipped_in(ledger_id)
-        skipped |= self._plan.taken_early_in(ledger_id) or _NONE
-        first = max(self._request.first, Position(ledger_id, 0))
-        needs_index_through = self._plan.needs_index_through
-        if first > needs_index_through or not self._is_recovering(ledger_id):
-            return skipped
-        last = Position(ledger_id, self._entries()[ledger_id] - 1)
-        through = min(needs_index_through, last, self._request.through or last)
-        self.left_out.append(LogPart(first, through))
-        skipped.add_range(first.entry_id, through.entry_id + 1)
-        return skipped
 
 
 class _ReadError(Exception):
@@ -95,14 +50,6 @@ async def _from_log(read: Awaitable[_Read]) -> _Read:
 
 def _nothing() -> None:
     """Stand for a callback that is not needed."""
-
-
-class ReadsUnderWay(NamedTuple):
-    """The reads of a reader that are under way."""
-
-    of_log: bool
-    of_due: bool
-    waits_for_entries: bool
 
 
 class Reader:
@@ -157,7 +104,8 @@ class Reader:
         """Runs while there may be something to read; a quiet subscription has none."""
         self._pauses = 0
         self._is_closed = False
-        self._is_reading = False
+        self.is_reading = False
+        """Whether the log is being read."""
         self._is_tracker_dry = False
         self._has_told_mistimed = False
         self._popped: DelayedIndexes | None = None
@@ -208,20 +156,22 @@ class Reader:
         self.tracker = self._new_tracker = self._task = None
         self._run_actions = self._on_damage = self._on_defect = _do_nothing
 
-    def under_way(self) -> ReadsUnderWay:
-        """Return the reads under way."""
-        return ReadsUnderWay(
-            of_log=self._is_reading,
-            of_due=self._popped is not None,
-            waits_for_entries=self.has_read_all and bool(self._core.consumers),
-        )
+    @property
+    def reads_due(self) -> bool:
+        """Whether headers of due entries are being read."""
+        return self._popped is not None
+
+    @property
+    def waits_for_entries(self) -> bool:
+        """Whether everything is read, and there are consumers."""
+        return self.has_read_all and bool(self._core.consumers)
 
     @property
     def has_read_all(self) -> bool:
         """Whether every durable entry was read."""
         plan = self._core.plan
         is_at_end = plan is not None and plan.next_immediate > self._log.last_confirmed_position
-        return is_at_end and not self._is_reading
+        return is_at_end and not self.is_reading
 
     def wake(self) -> None:
         """Look again whether there is something to read."""
@@ -371,27 +321,30 @@ class Reader:
         plan = self._core.plan
         assert plan is not None
 
-        scan = _Scan(request, plan, self._is_recovering, self._skipped_in, self._log.ledgers)
-        self._is_reading = True
+        left_out: list[LogPart] = []
+        # Made once at most, and only where a ledger is left out.
+        entries = cache(lambda: {ledger.ledger_id: ledger.entries for ledger in self._log.ledgers()})
+        skip = partial(self._skipped_by_scan, request, plan, left_out, entries) if request.is_scan else self._skipped_in
+        self.is_reading = True
         try:
             read = await _from_log(
                 self._log.read_headers(
                     request.first,
                     entries_max=request.entries_max,
-                    skip=scan.skipped_in if request.is_scan else self._skipped_in,
+                    skip=skip,
                     through=request.through,
                 )
             )
         finally:
-            self._is_reading = False
+            self.is_reading = False
         if self._core.plan is not plan:
             return True
         headers = self._without_tracked(read.headers)
         self._note_undelayed(headers)
         self._look_at_tracker()
         self._core.advance(self._now_ms())
-        self._run_actions(self._core.on_headers(request, headers, read.next_position, scan.left_out))
-        if scan.left_out and self._intake is not None:
+        self._run_actions(self._core.on_headers(request, headers, read.next_position, left_out))
+        if left_out and self._intake is not None:
             # Their recovery may have ended meanwhile.
             self._intake.recovered(self._is_recovering)
         # A log that gives nothing and stays where it is must not keep the loop spinning.
@@ -413,6 +366,29 @@ class Reader:
         if self.tracker is not None:
             skipped |= self.tracker.tracked_in(ledger_id) or _NONE
         skipped |= self._core.deliverable.damaged_in(ledger_id)
+        return skipped
+
+    def _skipped_by_scan(
+        self,
+        request: ReadRequest,
+        plan: ReadPlan,
+        left_out: list[LogPart],
+        entries: Callable[[], dict[int, int]],
+        ledger_id: int,
+    ) -> BitMap:
+        """Return which entries of a ledger a scan skips: all, while it is not known which of them the tracker has.
+
+        The snapshots of a ledger may be in recovery: a due entry that the tracker has as well would be delivered twice.
+        """
+        skipped = self._skipped_in(ledger_id)
+        skipped |= plan.taken_early.bitmaps.get(ledger_id, _NONE)
+        first = max(request.first, Position(ledger_id, 0))
+        if first > plan.needs_index_through or not self._is_recovering(ledger_id):
+            return skipped
+        last = Position(ledger_id, entries()[ledger_id] - 1)
+        through = min(plan.needs_index_through, last, request.through or last)
+        left_out.append(LogPart(first, through))
+        skipped.add_range(first.entry_id, through.entry_id + 1)
         return skipped
 
     async def _headers_at(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> EntryHeaders:

@@ -10,13 +10,15 @@ from typing import NamedTuple
 from managed_ledger.positions.position import Position
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainingHash:
+class DrainingHash(NamedTuple):
     """A slot that a consumer must finish before it moves on."""
 
     hash: int
+    owner_index: int
+    """The consumer that still holds entries."""
     unack_msgs: int
     blocked_attempts: int
+    """How many entries were held back by it."""
     since_ms: int
 
 

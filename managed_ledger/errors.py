@@ -43,22 +43,21 @@ class StoreFullError(StoreUnavailableError):
     """There is no room on the disk; it goes on when there is some."""
 
 
-class EntriesDamagedError(StoreCorruptedError):
+class UnreadEntriesError(LedgerError):
+    """Entries that were asked for and not read."""
+
+    def __init__(self, text: str, entries: Mapping[int, BitMap]) -> None:
+        super().__init__(text)
+        self.entries = entries
+        """All of them: entry ids by ledger id."""
+
+
+class EntriesDamagedError(UnreadEntriesError, StoreCorruptedError):
     """Entries that are unreadable for good: the log is damaged where they are."""
 
-    def __init__(self, text: str, entries: Mapping[int, BitMap]) -> None:
-        super().__init__(text)
-        self.entries = entries
-        """All that are damaged of those that were asked for: entry ids by ledger id."""
 
-
-class EntriesUnreadableError(StoreUnavailableError):
+class EntriesUnreadableError(UnreadEntriesError, StoreUnavailableError):
     """Entries that could not be read this time."""
-
-    def __init__(self, text: str, entries: Mapping[int, BitMap]) -> None:
-        super().__init__(text)
-        self.entries = entries
-        """Those of the entries that were asked for: entry ids by ledger id."""
 
 
 class LedgerWriteError(LedgerError):

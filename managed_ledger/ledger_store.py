@@ -28,7 +28,7 @@ from managed_ledger.cursors import cursor_records
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.cursors.cursor_records import StoredCursor
 from managed_ledger.disk import keys
-from managed_ledger.disk.database import Batch, RocksDatabase, WritableDatabase
+from managed_ledger.disk.database import Batch, RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError, StoreCorruptedError
@@ -46,12 +46,12 @@ _COUNTERS = struct.Struct("<QQ")
 _OWNER = struct.Struct("<Q")
 
 StoredCursors = dict[str, tuple[int, StoredCursor]]
-OpenDatabase = Callable[[Path, ManagedLedgerConfig], WritableDatabase]
+OpenDatabase = Callable[[Path, ManagedLedgerConfig], ReopeningDatabase]
 NewExecutor = Callable[[int, str], Executor]
 """Makes what runs blocking work: at most so many calls at a time, in threads of this name."""
 
 
-def open_rocksdb(path: Path, config: ManagedLedgerConfig) -> WritableDatabase:
+def open_rocksdb(path: Path, config: ManagedLedgerConfig) -> ReopeningDatabase:
     """The database of a folder, which is opened again after errors that take that."""
     return ReopeningDatabase(path, partial(RocksDatabase.open, path, write_buffer_bytes=config.write_buffer_bytes))
 
@@ -61,7 +61,7 @@ class LedgerStore:
 
     def __init__(
         self,
-        database: WritableDatabase,
+        database: ReopeningDatabase,
         config: ManagedLedgerConfig,
         now_ms: Clock,
         new_executor: NewExecutor = ThreadPoolExecutor,

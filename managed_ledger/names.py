@@ -54,11 +54,6 @@ def match_topic(name: str, topics: Collection[str]) -> str | None:
     return next((form for form in (full_topic_name(name), name) if form in topics), None)
 
 
-def match_cursor(name: str, cursors: Collection[str]) -> str | None:
-    """Return the name of the cursor of a subscription's name, quoted or not, or None."""
-    return next((form for form in (cursor_name_of(name), name) if form in cursors), None)
-
-
 def find_topic(name: str, topics: Collection[str]) -> str:
     """Return the topic of a name, short or whole.
 
@@ -73,7 +68,7 @@ def find_topic(name: str, topics: Collection[str]) -> str:
 
 
 def find_cursor(name: str, cursors: Collection[str], where: str = "") -> str:
-    """Return the name of the cursor of a subscription's name.
+    """Return the name of the cursor of a subscription's name, quoted or not.
 
     Args:
         name: The subscription's name.
@@ -83,7 +78,7 @@ def find_cursor(name: str, cursors: Collection[str], where: str = "") -> str:
     Raises:
         NameNotFoundError: There is none; the text has the nearest names.
     """
-    found = match_cursor(name, cursors)
+    found = next((form for form in (cursor_name_of(name), name) if form in cursors), None)
     if found is None:
         raise NameNotFoundError(f"There is no subscription {name}{where}{_nearest(name, cursors)}")
     return found

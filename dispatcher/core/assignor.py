@@ -18,7 +18,6 @@ from dispatcher.core.budget import Budget
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Item, Key
 from dispatcher.core.queues.replay_queue import ReplayQueue
-from dispatcher.core.selectors.assignment import NO_OWNER
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Int64Array
@@ -142,11 +141,6 @@ class ConsumerAssignor(ABC):
         """Assert every invariant, O(n); for tests."""
 
     # Questions of operators.
-
-    def owner_of_hash(self, sticky_hash: int) -> int:
-        """Return the index of the consumer that gets a key's messages, `NO_OWNER` where any of several does."""
-        del sticky_hash
-        return NO_OWNER
 
     @abstractmethod
     def way_of(self, item: Item | None, sticky_hash: int) -> Way:

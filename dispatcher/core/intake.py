@@ -9,9 +9,10 @@ lost with a snapshot. So entries that fell due during an outage come out in orde
 `DispatcherConfig.order_wait_ms_max`, for a range still in recovery by `_RECOVERY_WAIT_MS_MAX` too, and for held rows
 by their number.
 
-The tracker gives a position at the time that the index has. An entry that is not due by its header is not delivered
-then: it goes back to the tracker, at the header's time (`index_times`). One that is due by now, and has an earlier time
-in the index than in its header, is held until the tracker has given what is due before it.
+The tracker gives a position at the time that the index has, which a program may have written (`postdate pipeline
+ingest`, a migration) with other times than the log has; the log is the truth. An entry that is not due by its header
+goes back to the tracker, at the header's time. One that is due by now, and has an earlier time in the index than in its
+header, is held until the tracker has given what is due before it.
 
 Whether an entry is acknowledged is asked in one place, `DeliverableEntries.among`: when an entry is taken in, and when
 a held one is admitted. From then on an acknowledgement finds the entry where it waits, or at its consumer.
@@ -31,15 +32,16 @@ from dispatcher.core.acknowledgements.deliverable import DeliverableEntries
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.assignor import ConsumerAssignor
 from dispatcher.core.consumers import UNLIMITED
-from dispatcher.core.index_times import in_log, is_future
-from dispatcher.core.items import position_of
+from dispatcher.core.items import is_behind, position_of
 from dispatcher.core.queues.held_headers import HeldHeaders
-from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals, is_at_or_behind
+from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals, UnscannedRange
 from dispatcher.core.unsent_delayed import UnsentDelayed
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.positions.position import AFTER_EVERYTHING, Position
 from managed_ledger.positions.value_types import Int64Array, Mask
 from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import is_in
 from tracker.columns.row_order import NEVER, RowKey, first_key_at, key_of
 
 _RECOVERY_WAIT_MS_MAX: Final = 1_000
@@ -60,26 +62,6 @@ class Intake:
         totals: Counts what is read.
         has_delays: Whether delayed entries go to a tracker.
     """
-
-    __slots__ = (
-        "_assignor",
-        "_budget",
-        "_config",
-        "_delays_through",
-        "_deliverable",
-        "_is_rereading",
-        "_now_ms",
-        "_scan_target",
-        "_started_ms",
-        "_totals",
-        "_unread_since_ms",
-        "_unsent_delayed",
-        "has_delays",
-        "held_due",
-        "last_confirmed",
-        "plan",
-        "tracker_deliver_at_ms",
-    )
 
     def __init__(
         self,
@@ -105,7 +87,6 @@ class Intake:
         """The end of the log when it was read last."""
         self.tracker_deliver_at_ms: int | None = None
         """When the first message was due that the tracker has or is loading."""
-        self._now_ms = 0
         self._scan_target = Position(-1, -1)
         self._started_ms = 0
         self._unread_since_ms: int | None = None
@@ -115,18 +96,14 @@ class Intake:
         self._delays_through = AFTER_EVERYTHING
         """The last entry of which the delivery time is heeded when it is scanned; those behind it are due."""
 
-    def advance(self, now_ms: int) -> None:
-        """Take the time."""
-        self._now_ms = now_ms
-
     def start(self, first: Position, last_confirmed: Position) -> None:
         """Plan to read from `first` on."""
         assert self.plan is None
 
         self._deliverable.begin_anew()
-        self.plan = ReadPlan.start(first, last_confirmed, has_delays=self.has_delays)
+        self.plan = ReadPlan(first, last_confirmed, [UnscannedRange(first, None)] if self.has_delays else [])
         self._scan_target = self.last_confirmed = last_confirmed
-        self._started_ms = self._unread_since_ms = self._now_ms
+        self._started_ms = self._unread_since_ms = self._budget.now_ms
 
     def clear(self) -> None:
         """Forget what was read; `start` must follow."""
@@ -186,8 +163,9 @@ class Intake:
         if request.takes_immediate or request.is_at_frontier:
             before = len(headers)
             if left_out:
+                # The part itself gave none.
                 first = left_out[0].first
-                before -= int(np.count_nonzero(is_at_or_behind(headers.ledger_ids, headers.entry_ids, first)))
+                before -= int(np.count_nonzero(is_behind(headers.ledger_ids, headers.entry_ids, first)))
             if left_out and before <= room:
                 # The immediate entries of the part that was left out come first.
                 room, first_not_taken = before, first
@@ -196,7 +174,7 @@ class Intake:
         immediate = headers.take(slice(0, room)) if len(headers) > room else headers
         self.plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)
 
-        orders_ms = np.minimum(immediate.publish_time_ms, self._now_ms)
+        orders_ms = np.minimum(immediate.publish_time_ms, self._budget.now_ms)
         if len(immediate):
             # A slot's immediate entries keep the order of the log although clocks of producers differ.
             orders_ms[0] = max(int(orders_ms[0]), self.plan.order_floor_ms)
@@ -207,16 +185,13 @@ class Intake:
 
     def _hold_delayed(self, headers: EntryHeaders, is_delayed: NDArray[np.bool_]) -> EntryHeaders | None:
         """Hold the delayed entries that are due; return the others, which are the tracker's, if there are any."""
-        ledger_ids, entry_ids, target = headers.ledger_ids, headers.entry_ids, self._scan_target
-        was_there = (ledger_ids < target.ledger_id) | (
-            (ledger_ids == target.ledger_id) & (entry_ids <= target.entry_id)
-        )
+        was_there = ~is_behind(headers.ledger_ids, headers.entry_ids, self._scan_target)
         self._totals.delayed_reread_at_recovery += int(np.count_nonzero(is_delayed & was_there))
-        is_later = is_future(headers, now_ms=self._now_ms, delays_through=self._delays_through)
+        is_later = self._are_delayed_until_after(self._budget.now_ms, headers)
         held = headers.where(is_delayed & ~is_later)
         if self._delays_through != AFTER_EVERYTHING:
             # An entry of which the time is not heeded is due since it was read.
-            held = replace(held, deliver_at_ms=np.minimum(held.deliver_at_ms, self._now_ms))
+            held = replace(held, deliver_at_ms=np.minimum(held.deliver_at_ms, self._budget.now_ms))
         self.held_due.add(held)
         return headers.where(is_later) if is_later.any() else None
 
@@ -236,6 +211,12 @@ class Intake:
             if order is not None:
                 ready, orders_ms = ready.take(order), orders_ms[order]
         return self._assignor.make_ready(ready, orders_ms) if len(ready) else []
+
+    def _are_delayed_until_after(self, time_ms: int, headers: EntryHeaders) -> Mask:
+        is_later: Mask = headers.deliver_at_ms > time_ms
+        if self._delays_through != AFTER_EVERYTHING:
+            is_later &= ~is_behind(headers.ledger_ids, headers.entry_ids, self._delays_through)
+        return is_later
 
     # Due entries.
 
@@ -288,15 +269,17 @@ class Intake:
             return []
         given_through = key_of(rows, -1)
         if len(rows) != len(headers):
-            is_in_log = in_log(rows, headers)
+            found = PositionSet()
+            found.add(headers.ledger_ids, headers.entry_ids)
+            is_in_log = is_in(found.bitmaps.get, rows.ledger_ids, rows.entry_ids)
             missing, rows = rows.take(~is_in_log), rows.take(is_in_log)
             if self.plan is not None:
-                self.plan.scan_after_all(missing.ledger_ids, missing.entry_ids)
+                self.plan.taken_early.discard(missing.ledger_ids, missing.entry_ids)
         if may_repeat:
             is_new = ~self._are_here(headers)
             headers, rows = headers.where(is_new), rows.take(is_new)
         self._totals.index_mistimed += int(np.count_nonzero(headers.deliver_at_ms != rows.deliver_at_ms))
-        is_early = is_future(headers, now_ms=self._now_ms + lead_ms, delays_through=self._delays_through)
+        is_early = self._are_delayed_until_after(self._budget.now_ms + lead_ms, headers)
         if not is_early.any():
             return self._admit_due(headers, given_through)
         early = self._deliverable.among(headers.where(is_early))
@@ -316,7 +299,7 @@ class Intake:
     @property
     def held_count(self) -> int:
         """How many entries are held and still need a delivery."""
-        return self.held_due.count_without(self._deliverable.acknowledged_in)
+        return self.held_due.count_without(self._deliverable.cursor.acknowledged_in)
 
     def on_refused(self, headers: EntryHeaders) -> list[Action]:
         """Take in entries that the tracker refused because they are due."""
@@ -366,20 +349,20 @@ class Intake:
         if len(self.held_due) >= self._config.held_entries_max:
             return False
         hold_until_ms = self._hold_until_ms()
-        return hold_until_ms is not None and self._now_ms < hold_until_ms
+        return hold_until_ms is not None and self._budget.now_ms < hold_until_ms
 
     def _note_unread(self) -> None:
         """Note since when a part of the log is unread that may hold earlier due entries, or that there is none."""
         assert self.plan is not None
 
         # A clock that is put back must not make the wait longer.
-        self._started_ms = min(self._started_ms, self._now_ms)
+        self._started_ms = min(self._started_ms, self._budget.now_ms)
         if not self._is_rereading and self.plan.is_scanned_through(self._scan_target):
             self._unread_since_ms = None
         elif self._unread_since_ms is None:
-            self._unread_since_ms = self._now_ms
+            self._unread_since_ms = self._budget.now_ms
         else:
-            self._unread_since_ms = min(self._unread_since_ms, self._now_ms)
+            self._unread_since_ms = min(self._unread_since_ms, self._budget.now_ms)
 
     def _hold_until_ms(self) -> int | None:
         """Return until when due entries wait for earlier ones that are not read yet; None if all are read."""
@@ -398,11 +381,11 @@ class Intake:
             return None
         self._note_unread()
         hold_until_ms = self._hold_until_ms()
-        return hold_until_ms if hold_until_ms is not None and self._now_ms < hold_until_ms < UNLIMITED else None
+        return hold_until_ms if hold_until_ms is not None and self._budget.now_ms < hold_until_ms < UNLIMITED else None
 
     def is_drained(self, last_confirmed: Position) -> bool:
         """Return whether everything is read and nothing is held or due."""
         if self.plan is None or self.held_due:
             return False
-        is_due = self.tracker_deliver_at_ms is not None and self.tracker_deliver_at_ms <= self._now_ms
+        is_due = self.tracker_deliver_at_ms is not None and self.tracker_deliver_at_ms <= self._budget.now_ms
         return not is_due and not self.is_holding_due() and self.plan.next_immediate > last_confirmed

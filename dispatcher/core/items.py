@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from managed_ledger.entries.headers import EntryHeaders
+from managed_ledger.positions.value_types import Int64Array, Mask
 
 Item = tuple[int, int, int, int, int, int]
 ORDER, LEDGER, ENTRY, COUNT, BYTES, SLOT = range(6)
@@ -50,6 +51,13 @@ slot_of_item: Final[Callable[[Item], int]] = itemgetter(SLOT)
 def position_of(item: Item) -> Key:
     """Return the position of an item."""
     return (item[LEDGER], item[ENTRY])
+
+
+def is_behind(ledger_ids: Int64Array, entry_ids: Int64Array, position: Key) -> Mask:
+    """Return which positions come after this one in the log."""
+    ledger_id, entry_id = position
+    are_behind: Mask = (ledger_ids > ledger_id) | ((ledger_ids == ledger_id) & (entry_ids > entry_id))
+    return are_behind
 
 
 def make_items(headers: EntryHeaders, orders_ms: NDArray[np.int64], slots: NDArray[np.int32] | None) -> list[Item]:

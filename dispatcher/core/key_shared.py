@@ -25,7 +25,7 @@ from dispatcher.core.assignor import ConsumerAssignor, Way
 from dispatcher.core.budget import Budget, why_not_now
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
-from dispatcher.core.fences.fence import DrainingHashEntry, NoFence, OrderFence
+from dispatcher.core.fences.fence import OrderFence
 from dispatcher.core.fences.recently_joined import LastSentPositionFence, Ledgers, ReadPositionFence
 from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows, push_all
 from dispatcher.core.queues.replay_queue import ReplayQueue
@@ -35,7 +35,7 @@ from dispatcher.core.selectors.consistent_hashing import ConsistentHashingSticky
 from dispatcher.core.selectors.selector import StickyKeyConsumerSelector
 from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.errors import ConsumerBusyError
-from dispatcher.stats import HeldEntry, KeyStatus, NewcomerStats
+from dispatcher.stats import HeldEntry, KeyStatus
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Int64Array
@@ -55,7 +55,7 @@ def make_fence(
 ) -> OrderFence:
     """Return the fence that the policy and the configuration ask for."""
     if policy.mode is KeySharedMode.STICKY or policy.allow_out_of_order_delivery:
-        return NoFence()
+        return OrderFence()
     if config.use_classic_implementation:
         return ReadPositionFence(cursor, ledgers)
     if config.ordering_mode == LAST_SENT_POSITION:
@@ -74,7 +74,7 @@ class KeySharedAssignor(ConsumerAssignor):
         ledgers: The ledgers of the log, which the ordering modes before PIP-379 look at.
     """
 
-    __slots__ = ("_new_fence", "_now_ms", "_unblock_at_ms", "fence", "policy", "selector", "unblocked")
+    __slots__ = ("_new_fence", "_unblock_at_ms", "fence", "policy", "selector", "unblocked")
 
     def __init__(
         self,
@@ -92,10 +92,8 @@ class KeySharedAssignor(ConsumerAssignor):
         self.fence = self._new_fence(self.policy)
         self.unblocked: list[int] = []
         self._unblock_at_ms: int | None = None
-        self._now_ms = 0
 
     def advance(self, now_ms: int) -> None:
-        self._now_ms = now_ms
         if self._unblock_at_ms is not None:
             # A clock that is put back must not make the wait longer.
             self._unblock_at_ms = min(self._unblock_at_ms, now_ms + self.config.key_shared_unblocking_interval_ms)
@@ -252,8 +250,8 @@ class KeySharedAssignor(ConsumerAssignor):
             return
         self.unblocked += slots
         if self._unblock_at_ms is None:
-            self._unblock_at_ms = self._now_ms + self.config.key_shared_unblocking_interval_ms
-        if self._now_ms >= self._unblock_at_ms:
+            self._unblock_at_ms = self.budget.now_ms + self.config.key_shared_unblocking_interval_ms
+        if self.budget.now_ms >= self._unblock_at_ms:
             self._offer_unblocked()
 
     def _offer_unblocked(self) -> None:
@@ -262,12 +260,12 @@ class KeySharedAssignor(ConsumerAssignor):
             self.offer(slot)
 
     def next_wakeup_ms(self) -> int | None:
-        return self._now_ms if self.fence.can_release() else self._unblock_at_ms
+        return self.budget.now_ms if self.fence.can_release() else self._unblock_at_ms
 
     def on_timer(self) -> None:
         if self.fence.can_release():
             self.offer_all(self.fence.release(self.replay_queue.heaps))
-        if self._unblock_at_ms is not None and self._now_ms >= self._unblock_at_ms:
+        if self._unblock_at_ms is not None and self.budget.now_ms >= self._unblock_at_ms:
             self._offer_unblocked()
 
     # Membership.
@@ -317,7 +315,7 @@ class KeySharedAssignor(ConsumerAssignor):
     def _settle(self, before: Assignment) -> None:
         """Bring the fence and waiting entries in line with a new assignment."""
         after = self.selector.owners
-        self.fence.settle(self.consumers, before, after, self._now_ms)
+        self.fence.settle(self.consumers, before, after, self.budget.now_ms)
         if self.replay_queue.heaps:
             self.offer_all(_moved(before, after, self.replay_queue.heaps))
 
@@ -334,18 +332,6 @@ class KeySharedAssignor(ConsumerAssignor):
 
     def owner_of_hash(self, sticky_hash: int) -> int:
         return self.owner_of_slot(self.selector.hash_range.slot(sticky_hash))
-
-    def ranges_of(self, consumer: ConsumerState) -> list[tuple[int, int]]:
-        """Return the inclusive ranges of slots that a consumer owns."""
-        return self.selector.ranges_of(consumer)
-
-    def draining(self, consumer: ConsumerState) -> tuple[list[DrainingHashEntry], int]:
-        """Return the slots that a consumer drains, and how many it has drained."""
-        return self.fence.entries(consumer.index), self.fence.cleared_total(consumer.index)
-
-    def newcomers(self, indices: Collection[int]) -> NewcomerStats | None:
-        """Return what the ordering modes before PIP-379 show of the consumers with these indices."""
-        return self.fence.newcomers(self.consumers, indices)
 
     def way_of(self, item: Item | None, sticky_hash: int) -> Way:
         del item

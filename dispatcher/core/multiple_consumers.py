@@ -28,6 +28,7 @@ from dispatcher.core.items import COUNT, SLOT, Item, Key, position_of
 from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.queues.replay_queue import ReplayQueue
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
+from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.unsent_delayed import UnsentDelayed
 from dispatcher.stats import EntryStatus
@@ -72,10 +73,10 @@ class MultipleConsumersCore(SubscriptionCore):
 
     def advance(self, now_ms: int) -> None:
         """Take the time; a smooth resume may let more pass, also where another event comes before its timer."""
-        self.now_ms = now_ms
-        self.intake.advance(now_ms)
+        super().advance(now_ms)
+        is_gate_open_again = self.budget.advance(now_ms)
         self.assignor.advance(now_ms)
-        if self.budget.advance(now_ms):
+        if is_gate_open_again:
             self.assignor.wake_all()
 
     # Reading.
@@ -100,7 +101,7 @@ class MultipleConsumersCore(SubscriptionCore):
         return self.intake.on_headers(request, headers, next_position, left_out)
 
     def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
-        consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
+        super().sent(consumer, items, payload_bytes)
         return self.unsent_delayed.sent(items, self.now_ms)
 
     def keeps_order(self, slot: int) -> bool:
@@ -154,7 +155,7 @@ class MultipleConsumersCore(SubscriptionCore):
         return self.assignor.serve_all()
 
     def owner_of_hash(self, sticky_hash: int) -> int:
-        return self.assignor.owner_of_hash(sticky_hash)
+        return NO_OWNER if self.keys is None else self.keys.owner_of_hash(sticky_hash)
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         consumer.note_flow(permits, self.now_ms)
@@ -229,7 +230,7 @@ class MultipleConsumersCore(SubscriptionCore):
         It waits, is held or delayed, or was not read yet.
         """
         is_in_log = self.deliverable.mark_deleted_through < position <= self.intake.last_confirmed
-        return is_in_log and not self.deliverable.is_acknowledged(position)
+        return is_in_log and not self.deliverable.cursor.is_acknowledged(*position)
 
     def _release(self, consumer: ConsumerState, messages: int) -> None:
         """Note that a consumer holds this many messages less."""

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from pyroaring import BitMap
 
+from dispatcher.core.items import is_behind
 from managed_ledger.positions.position import Position
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import is_in
@@ -107,17 +107,6 @@ class ReadPlan:
     """The latest order given to an immediate entry: later ones never come before it."""
     taken_early: PositionSet = field(default_factory=PositionSet)
     _is_scans_turn: bool = False
-
-    @classmethod
-    def start(cls, first: Position, last_confirmed: Position, *, has_delays: bool) -> "ReadPlan":
-        """Plan to read everything from `first` on.
-
-        Args:
-            first: The first position to read.
-            last_confirmed: The last durable entry; no snapshot has one behind it.
-            has_delays: Whether delayed entries are taken out by a scan.
-        """
-        return cls(first, last_confirmed, [UnscannedRange(first, None)] if has_delays else [])
 
     def note_recovered(self, is_recovering: Callable[[int], bool]) -> None:
         """Let the scan go on in ranges whose ledger is no longer being recovered."""
@@ -229,33 +218,21 @@ class ReadPlan:
         frontier = min(unscanned.scanned_to for unscanned in self.ranges)
         if int(ledger_ids.max()) < frontier.ledger_id:
             return
-        is_ahead = is_at_or_behind(ledger_ids, entry_ids, frontier)
+        is_ahead = _is_at_or_behind(ledger_ids, entry_ids, frontier)
         self.taken_early.add(ledger_ids[is_ahead], entry_ids[is_ahead])
-
-    def scan_after_all(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
-        """Let the scan come by positions that left the tracker and that the log does not have, if it gets them."""
-        self.taken_early.discard(ledger_ids, entry_ids)
 
     def has_taken(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which positions the scan has come by, or left the tracker before that."""
         is_unread = np.zeros(len(ledger_ids), np.bool_)
         for unscanned in self.ranges:
-            is_ahead = is_at_or_behind(ledger_ids, entry_ids, unscanned.scanned_to)
+            is_ahead = _is_at_or_behind(ledger_ids, entry_ids, unscanned.scanned_to)
             if unscanned.through is not None:
-                end = Position(unscanned.through.ledger_id, unscanned.through.entry_id + 1)
-                is_ahead &= ~is_at_or_behind(ledger_ids, entry_ids, end)
+                is_ahead &= ~is_behind(ledger_ids, entry_ids, unscanned.through)
             is_unread |= is_ahead
         return ~is_unread | is_in(self.taken_early.bitmaps.get, ledger_ids, entry_ids)
 
-    def taken_early_in(self, ledger_id: int) -> BitMap | None:
-        """Return what a scan of the ledger passes over although the tracker no longer has it."""
-        return self.taken_early.bitmaps.get(ledger_id)
 
-
-def is_at_or_behind(
+def _is_at_or_behind(
     ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64], position: Position
 ) -> NDArray[np.bool_]:
-    """Return which positions are this one or come after it in the log."""
-    ledger_id, entry_id = position
-    is_behind: NDArray[np.bool_] = (ledger_ids > ledger_id) | ((ledger_ids == ledger_id) & (entry_ids >= entry_id))
-    return is_behind
+    return is_behind(ledger_ids, entry_ids, (position.ledger_id, position.entry_id - 1))

@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledgements.ack_sets import AckSet, intersection, unacknowledged
@@ -22,7 +21,7 @@ from dispatcher.core.acknowledgements.deliverable import NOTHING_ACKNOWLEDGED, A
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, TellDelayIgnored
 from dispatcher.core.budget import why_not_now
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import COUNT, Item, Key, make_items
+from dispatcher.core.items import Key, make_items
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest
 from dispatcher.core.selectors.assignment import NO_OWNER
 from dispatcher.core.selectors.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
@@ -68,9 +67,6 @@ class SingleActiveCore(SubscriptionCore):
         """The slots of an Exclusive consumer that named some, None for all."""
         self._has_told_delay_ignored = False
 
-    def advance(self, now_ms: int) -> None:
-        self.now_ms = now_ms
-
     @property
     def plan(self) -> ReadPlan | None:
         return self._plan
@@ -78,7 +74,7 @@ class SingleActiveCore(SubscriptionCore):
     def start(self, first: Position, last_confirmed: Position) -> None:
         assert self._plan is None
 
-        self._plan = ReadPlan.start(first, last_confirmed, has_delays=False)
+        self._plan = ReadPlan(first, last_confirmed)
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
         if self._plan is None or self.active is None or self.active.permits <= 0:
@@ -125,22 +121,6 @@ class SingleActiveCore(SubscriptionCore):
             self._has_told_delay_ignored = True
             actions.append(TellDelayIgnored())
         return actions
-
-    def put_aside(self, entries: Mapping[int, BitMap]) -> list[Action]:
-        self.deliverable.put_aside(entries)
-        return []
-
-    def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
-        consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
-        return []
-
-    def open_gate(self, rate_per_second: float | None) -> list[Action]:
-        self.gate.open(self.now_ms, rate_per_second)
-        return []
-
-    def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
-        consumer.note_flow(permits, self.now_ms)
-        return []
 
     def next_wakeup_ms(self) -> int | None:
         return self.gate.next_grant_ms(self.now_ms)
@@ -212,9 +192,6 @@ class SingleActiveCore(SubscriptionCore):
             consumer.last_acked_ms = self.now_ms
         return acknowledged, []
 
-    def withdraw(self, positions: Sequence[Key]) -> list[Action]:
-        return self.acknowledge(None, positions, {})[1]
-
     def redeliver(
         self,
         consumer: ConsumerState,
@@ -233,7 +210,7 @@ class SingleActiveCore(SubscriptionCore):
 
     def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:
         """Return which entries to send: a change or a rewind of the active consumer drops unsent ones."""
-        return [consumer is self.active and not self.deliverable.is_acknowledged(at) for at in positions]
+        return [consumer is self.active and not self.deliverable.cursor.is_acknowledged(*at) for at in positions]
 
     def reset(self) -> None:
         self._plan = None

@@ -20,7 +20,7 @@ from dispatcher.core.budget import Budget
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.intake import Intake
-from dispatcher.core.items import Item, Key
+from dispatcher.core.items import COUNT, Item, Key
 from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.read_plan import LogPart, ReadPlan, ReadRequest, ReadTotals
 from dispatcher.core.selectors.assignment import NO_OWNER
@@ -73,9 +73,9 @@ class SubscriptionCore(ABC):
     def plan(self) -> ReadPlan | None:
         """The reads to come; None asks for `start`."""
 
-    @abstractmethod
     def advance(self, now_ms: int) -> None:
         """Note what time it is."""
+        self.now_ms = now_ms
 
     @abstractmethod
     def check(self) -> None:
@@ -110,12 +110,13 @@ class SubscriptionCore(ABC):
 
     # Damage.
 
-    @abstractmethod
     def put_aside(self, entries: Mapping[int, BitMap]) -> list[Action]:
         """Give entries to no consumer: the log is damaged where they are. They stay unacknowledged, and out of the way.
 
         That ends with their acknowledgement, and with `reset`, after which they are read, and found out, again.
         """
+        self.deliverable.put_aside(entries)
+        return []
 
     # Time, and what was sent.
 
@@ -127,13 +128,14 @@ class SubscriptionCore(ABC):
         """Do the work whose time has come."""
         return []
 
-    @abstractmethod
     def sent(self, consumer: ConsumerState, items: Sequence[Item], payload_bytes: int) -> list[int]:
         """Note what was written to a consumer's connection.
 
         Returns:
             How late those of them are that were delayed and are sent for the first time, in milliseconds.
         """
+        consumer.note_sent(sum([item[COUNT] for item in items]), payload_bytes)
+        return []
 
     def keeps_order(self, slot: int) -> bool:
         """Whether the entries of a slot are to be sent in order: none before an earlier one that cannot be read now."""
@@ -150,9 +152,10 @@ class SubscriptionCore(ABC):
         """Let nothing pass until `open_gate`."""
         self.gate.close()
 
-    @abstractmethod
     def open_gate(self, rate_per_second: float | None) -> list[Action]:
         """Let everything pass that waits, or so many messages a second."""
+        self.gate.open(self.now_ms, rate_per_second)
+        return []
 
     @abstractmethod
     def is_drained(self, last_confirmed: Position) -> bool:
@@ -173,9 +176,10 @@ class SubscriptionCore(ABC):
         del sticky_hash
         return NO_OWNER
 
-    @abstractmethod
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         """Give a consumer permits for this many more messages."""
+        consumer.note_flow(permits, self.now_ms)
+        return []
 
     def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:
         """Give permits back for entries that were given to a consumer and not sent; `on_timer` may then be due."""
@@ -205,9 +209,9 @@ class SubscriptionCore(ABC):
     def mark_deleted(self, through: Position) -> list[Action]:
         """Forget everything up to a position that was expired or skipped."""
 
-    @abstractmethod
     def withdraw(self, positions: Sequence[Key]) -> list[Action]:
         """Give out no entries that the cursor withholds from now on; it has them as acknowledged already."""
+        return self.acknowledge(None, positions, {})[1]
 
     @abstractmethod
     def are_pending(self, consumer: ConsumerState, positions: Sequence[Key]) -> list[bool]:

@@ -56,13 +56,7 @@ class Batch(Protocol):
 
 
 class Database(Protocol):
-    """The log's interface to a key-value store; tests wrap it to count and to fail."""
-
-    def new_batch(self) -> Batch:
-        """An empty batch."""
-
-    def write(self, batch: Any, *, sync: bool) -> None:
-        """Apply a batch once; with `sync` it is on disk on return."""
+    """The reading half of the log's interface to a key-value store."""
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """The value of a key."""
@@ -78,38 +72,6 @@ class Database(Protocol):
 
         Where one is damaged, the list ends before it.
         """
-
-    def compact(self, family: Family, start: bytes, end: bytes) -> None:
-        """Give back the space of deleted entries of a range."""
-
-    def close(self) -> None:
-        """Make everything durable and release the folder, also where the former fails."""
-
-
-class WritableDatabase(Database, Protocol):
-    """More of the interface, for a database that takes writes for as long as the service runs."""
-
-    def mend(self) -> None:
-        """After a write that failed, make it possible that the next one does not.
-
-        Returns in bounded time, whether that succeeded or not, and is called in the thread that writes.
-        """
-
-    def mark_synced(self) -> None:
-        """Write down how far the last synced write came, so that its loss is noticed; called in the thread that writes.
-
-        Raises nothing: an old mark only asks for less.
-        """
-
-    @property
-    def damage(self) -> str | None:
-        """The damage that reads and writes have met, None if none; nothing is compacted from then on.
-
-        A compaction that meets damage ends all writes.
-        """
-
-    def room(self, *, was_short: bool) -> Room | None:
-        """The room for more entries; None where the system does not tell. Called in the thread that writes."""
 
 
 class RocksDatabase(RocksDBStore):
@@ -241,6 +203,12 @@ class RocksDatabase(RocksDBStore):
         self._set_compacting(False)
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        """Give back the space of deleted entries of a range, if the disk has the room to write the rest anew.
+
+        Raises:
+            StoreFullError: It has not.
+            StoreUnavailableError: The log is damaged, or RocksDB refuses.
+        """
         if self._is_damaged:
             raise StoreUnavailableError(f"Cannot compact the log in {self._path} before its damage is repaired")
         # The room is measured now: a trim may have made room since the last commit measured it.
@@ -284,6 +252,7 @@ class RocksDatabase(RocksDBStore):
         self._is_compacting = is_compacting
 
     def close(self) -> None:
+        """Make everything durable and release the folder, also where the former fails."""
         try:
             self.sync()
             with checked(self._path, "close the log"):

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from managed_ledger.disk.database import Batch, RocksDatabase
+from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.disk.rocksdb_edge import checked
 from managed_ledger.errors import LedgerError, StoreCorruptedError, StoreFullError, StoreUnavailableError
@@ -32,6 +32,8 @@ from managed_ledger.rocksdb_store.store import RowIterator, StoreBatch
 
 logger = logging.getLogger(__name__)
 
+READERS_MAX = 16
+"""Readers at once: more than there are threads."""
 SMALL_COMMIT_BYTES = 2**16
 """Commits of more are written only if they fit: acknowledgements and trims take less, and give room back."""
 FLUSH_BYTES_MIN = 2**20
@@ -66,23 +68,32 @@ class ReopeningDatabase:
         self._database: RocksDatabase | None = open_folder()
         self._damage: str | None = None
         try:
-            self._place = _Place(path)
+            with checked(path, "look at the log"):
+                # Open, so that the number of the folder is not given again.
+                self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except LedgerError:
             self._database.release()
             raise
-        self._gate = _Gate()
+        self._readers = threading.Semaphore(READERS_MAX)
+        """A reader holds one, an opening all of them."""
         self._wanted_bytes = 0
         """Room that the last large commit lacked."""
 
     @property
     def damage(self) -> str | None:
+        """The damage that reads and writes have met, None if none; nothing is compacted from then on.
+
+        A compaction that meets damage ends all writes.
+        """
         return self._damage
 
-    def new_batch(self) -> Batch:
+    def new_batch(self) -> StoreBatch:
+        """An empty batch."""
         return self._opened().new_batch()
 
     def write(self, batch: StoreBatch, *, sync: bool) -> None:
-        self._place.check()
+        """Apply a batch once; with `sync` it is on disk on return."""
+        self._check_place()
         if batch.size_bytes > SMALL_COMMIT_BYTES:
             self._check_room(batch.size_bytes)
         if self._opened().has_failed_behind:
@@ -92,29 +103,34 @@ class ReopeningDatabase:
             self._opened().write(batch, sync=sync)
 
     def mark_synced(self) -> None:
+        """Write down how far the last synced write came, so that its loss is noticed; called in the thread that writes.
+
+        Raises nothing: an old mark only asks for less.
+        """
         # Without a database nothing is marked; opening it again does so. Nor is another folder.
-        if self._database is not None and self._place.is_kept():
+        if self._database is not None and self._is_in_place:
             self._database.mark_synced()
 
     def get(self, family: Family, key: bytes) -> bytes | None:
-        with self._gate.passed(), self._damage_noted():
+        with self._readers, self._damage_noted():
             return self._opened().get(family, key)
 
     @contextmanager
     def rows(self, family: Family) -> Iterator[RowIterator]:
-        with self._gate.passed(), self._damage_noted(), self._opened().rows(family) as rows:
+        with self._readers, self._damage_noted(), self._opened().rows(family) as rows:
             yield rows
 
     def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        with self._gate.passed(), self._damage_noted():
+        with self._readers, self._damage_noted():
             yield from self._opened().scan(family, start, end)
 
     def listed(self, family: Family, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        with self._gate.passed(), self._damage_noted():
+        with self._readers, self._damage_noted():
             return self._opened().listed(family, start, end)
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
-        with self._gate.passed(), self._damage_noted():
+        """Give back the space of deleted entries of a range."""
+        with self._readers, self._damage_noted():
             self._opened().compact(family, start, end)
 
     @contextmanager
@@ -133,6 +149,7 @@ class ReopeningDatabase:
             raise
 
     def room(self, *, was_short: bool) -> Room | None:
+        """The room for more entries; None where the system does not tell. Called in the thread that writes."""
         if self._database is None:
             return None
         if self._database.has_failed_behind:
@@ -178,106 +195,59 @@ class ReopeningDatabase:
         return room and replace(room, wanted_bytes=self._wanted_bytes)
 
     def mend(self) -> None:
-        if not self._pace.is_due or not self._place.is_kept() or not has_room_to_open(self._path):
+        """After a write that failed, make it possible that the next one does not.
+
+        Returns in bounded time, whether that succeeded or not, and is called in the thread that writes.
+        """
+        if not self._pace.is_due or not self._is_in_place or not has_room_to_open(self._path):
             return
         try:
-            with self._gate.closed():
-                self._reopen()
+            self._reopen()
         except LedgerError as error:
             logger.warning("The log could not be opened again, which is tried every %g s: %s", REOPENING_PAUSE_S, error)
         self._pace.put_off()
 
     def close(self) -> None:
+        """Make everything durable and release the folder, also where the former fails."""
         database, self._database = self._database, None
         try:
             if database is not None:
-                self._place.check()
+                self._check_place()
                 database.close()
         finally:
             if database is not None:
                 database.release()
-            self._place.close()
+            if self._folder >= 0:
+                os.close(self._folder)
+            self._folder = -1
 
     def _reopen(self) -> None:
-        database, self._database = self._database, None
-        if database is not None:
-            database.release()
-        self._database = self._open_folder() if self.damage is None else self._open_folder(is_damaged=True)
+        for _ in range(READERS_MAX):
+            self._readers.acquire()
+        try:
+            database, self._database = self._database, None
+            if database is not None:
+                database.release()
+            self._database = self._open_folder() if self.damage is None else self._open_folder(is_damaged=True)
+        finally:
+            self._readers.release(READERS_MAX)
         logger.info("The log in %s was opened again and takes writes", self._path)
 
-    def _opened(self) -> RocksDatabase:
-        if self._database is None:
-            raise StoreUnavailableError(f"The log in {self._path} is closed until it can be opened again")
-        return self._database
-
-
-class _Place:
-    """The folder that was opened, by a descriptor, so that its number is not given again."""
-
-    def __init__(self, path: Path) -> None:
-        """Look at it.
-
-        Raises:
-            LedgerError: The system refuses.
-        """
-        self._path = path
-        with checked(path, "look at the log"):
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-
-    def is_kept(self) -> bool:
-        """Whether the folder is where it was."""
+    @property
+    def _is_in_place(self) -> bool:
         try:
-            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+            return os.path.samestat(os.fstat(self._folder), self._path.stat())
         except OSError:
             return False
 
-    def check(self) -> None:
-        """Refuse to go on elsewhere.
-
-        Raises:
-            StoreUnavailableError: The folder is not where it was.
-        """
-        if not self.is_kept():
+    def _check_place(self) -> None:
+        if not self._is_in_place:
             raise StoreUnavailableError(
                 f"The folder of the log, {self._path}, was removed or replaced while the log is open: stop the "
                 "service, put the folder back and start it again"
             )
 
-    def close(self) -> None:
-        """Look no more; also a second time."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
-
-
-class _Gate:
-    """A shared and exclusive lock: the exclusive holder waits for the shared ones inside and stops new ones."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = 0
-        self._is_closed = False
-
-    @contextmanager
-    def passed(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_closed)
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def closed(self) -> Iterator[None]:
-        with self._changed:
-            self._is_closed = True
-            self._changed.wait_for(lambda: not self._inside)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._is_closed = False
-                self._changed.notify_all()
+    def _opened(self) -> RocksDatabase:
+        if self._database is None:
+            raise StoreUnavailableError(f"The log in {self._path} is closed until it can be opened again")
+        return self._database

@@ -92,16 +92,7 @@ class EntryHeaders:
 
     def take(self, indices: NDArray[np.intp] | slice) -> "EntryHeaders":
         """The headers at these indices, in that order."""
-        return EntryHeaders(
-            _read_only(self.ledger_ids[indices]),
-            _read_only(self.entry_ids[indices]),
-            _read_only(self.deliver_at_ms[indices]),
-            _read_only(self.publish_time_ms[indices]),
-            _read_only(self.sticky_hashes[indices]),
-            _read_only(self.sizes[indices]),
-            _read_only(self.message_counts[indices]),
-            _read_only(self.flags[indices]),
-        )
+        return EntryHeaders(*(_read_only(getattr(self, name)[indices]) for name in COLUMNS))
 
     def where(self, mask: NDArray[np.bool_]) -> "EntryHeaders":
         """Those of a mask, in their order; mostly it is all or nothing, which copies no columns."""

@@ -1,25 +1,19 @@
 """Finds an entry by the times in the headers, which are read in portions. For seeks by time, and for retention."""
 
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
 from managed_ledger.ledgers import Ledger, Ledgers
 from managed_ledger.positions.position import Position
-from managed_ledger.reading.selection import HeadersRead, Skip
+from managed_ledger.reading.selection import HeadersRead
 
 SCAN_ENTRIES = 4096
 """Headers read at a time: 128 KiB, and usually the first few answer."""
 
 
-class ReadHeaders(Protocol):
-    """`ManagedLedger.read_headers`."""
-
-    def __call__(
-        self, first: Position, *, entries_max: int, skip: Skip | None = None, through: Position | None = None
-    ) -> Awaitable[HeadersRead]:
-        """Read headers."""
+ReadHeaders = Callable[..., Awaitable[HeadersRead]]
+"""`ReadableLog.read_headers`."""
 
 
 async def find_published(ledgers: Ledgers, read_headers: ReadHeaders, publish_time_ms: int) -> Position:

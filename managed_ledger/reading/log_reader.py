@@ -5,7 +5,6 @@ thread. Other entries are collected first, over all ledgers of a call, and read 
 read value by value, so that the answer says which of them cannot be read, and why.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, repeat
@@ -104,21 +103,12 @@ class LogReader:
         payloads: list[bytes | None] = []
         missing = []
         block: PayloadBlock | None = None
-        # Which part of a ledger `block` stands for; None where nothing of it is in memory.
-        part_ledger_id = first = end = -1
+        known_id = -1
         for index, (ledger_id, entry_id) in enumerate(zip(ledger_ids, entry_ids, strict=True)):
-            if ledger_id != part_ledger_id or not first <= entry_id < end:
-                block = self.payloads.find(ledger_id, entry_id)
-                part_ledger_id = ledger_id
-                if block is not None:
-                    first, end = block.first, block.end
-                else:
-                    following = self.payloads.next_first(ledger_id, entry_id)
-                    first, end = entry_id, sys.maxsize if following is None else following
-            if block is not None:
-                payloads.append(block.payload(entry_id))
-            else:
-                payloads.append(None)
+            if block is None or ledger_id != known_id or not block.first <= entry_id < block.end:
+                block, known_id = self.payloads.find(ledger_id, entry_id), ledger_id
+            payloads.append(None if block is None else block.payload(entry_id))
+            if block is None:
                 missing.append(index)
         return payloads, missing
 

@@ -14,14 +14,13 @@ from typing import Any
 
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
-from managed_ledger.errors import LedgerError, StoreFullError
+from managed_ledger.errors import LedgerError
 from managed_ledger.positions.value_types import OnStage, OnStep
 from managed_ledger.reading.unread_entries import runs
 from managed_ledger.repair.findings import Findings, find
 from managed_ledger.repair.rewriting import check_rewritten, exchange, locked, rewrite
 from managed_ledger.repair.survey import EntryFormat, Survey, survey
 from managed_ledger.rocksdb_store.damaged_folder import FileFault
-from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,6 @@ def repair(
         target = folder.with_name(f"{folder.name}.repairing")
         # A repair that did not come to its end has left this.
         shutil.rmtree(target, ignore_errors=True)
-        _check_room(folder)
         try:
             on_stage("write", len(verdict.findings.ledgers))
             rewrite(verdict.survey, verdict.findings, target, entry_format=entry_format, on_ledger=lambda: on_step(1))
@@ -148,14 +146,3 @@ def _verified(
                 what = f"a service does not open it: {error}"
                 found.problems.append(FileFault("the folder", what, is_harmless=True))
         yield LogVerdict(folder, found, find(found))
-
-
-def _check_room(folder: Path) -> None:
-    files = (place for pattern in ("*.sst", "*.log") for place in folder.glob(pattern) if place.is_file())
-    wanted = sum(place.stat().st_size for place in files) + REOPEN_BYTES
-    free = shutil.disk_usage(folder).free
-    if free < wanted:
-        raise StoreFullError(
-            f"A repair writes a new folder beside {folder}, which takes up to {wanted / 2**20:.0f} MiB, and "
-            f"{free / 2**20:.0f} MiB are free. Make room first; nothing was changed"
-        )

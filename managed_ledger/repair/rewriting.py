@@ -3,7 +3,6 @@
 The damaged folder is moved aside and kept. A folder that is open is left alone: nothing is done while a service runs.
 """
 
-import errno
 import fcntl
 import os
 import struct
@@ -47,15 +46,10 @@ def locked(folder: Path, *, creates: bool) -> Iterator[None]:
         OSError: The folder cannot be read.
     """
     check_is_log(folder)
-    kind = fcntl.LOCK_EX
+    # RocksDB takes the whole lock, so a part of it keeps writers out as well.
+    flags, kind = (os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) if creates else (os.O_RDONLY | os.O_NONBLOCK, fcntl.LOCK_SH)
     try:
-        try:
-            descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if creates else 0), 0o644)
-        except OSError as error:
-            if creates or error.errno not in (errno.EROFS, errno.EACCES):
-                raise
-            # RocksDB takes the whole lock, so a part of it keeps writers out as well.
-            descriptor, kind = os.open(folder / "LOCK", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), fcntl.LOCK_SH
+        descriptor = os.open(folder / "LOCK", flags | os.O_CLOEXEC, 0o644)
     except FileNotFoundError:
         descriptor = None
     except OSError as error:

@@ -133,7 +133,7 @@ def survey(
 def _read(found: Survey, folder: DamagedFolder, on_family: Callable[[], None]) -> list[Gap]:
     """Keep what a folder has, and its faults; return the ranges that cannot be read."""
     found.problems += folder.faults
-    if any(fault.file != "CURRENT" for fault in folder.faults):
+    if folder.faults:
         # RocksDB leaves out damaged records of the logs beside a damaged file, without an error.
         found.damaged.update(Family)
     if lost := [family for family in Family if family not in folder.families]:

@@ -11,12 +11,11 @@ its family. So the gaps are read again from another view without the bad tables,
 checksums (`unchecked`), where the caller has its own.
 """
 
-import os
+import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -112,24 +111,16 @@ class DamagedFolder:
         They may kill the process that reads them, so it is one of its own.
         """
         found = self._view.path / "unchecked"
-        lines = "".join(f"{gap.family} {gap.start.hex()} {(gap.end or b'').hex()}\n" for gap in gaps)
+        found.touch()
+        reading = get_context("spawn").Process(target=_write_unchecked, args=(self._view.path, list(gaps), found))
+        reading.start()
         # Rows that came within the time are as good as those before a crash.
-        with found.open("w") as file, suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [sys.executable, "-m", __name__, str(self._view.path)],
-                input=lines,
-                text=True,
-                stdout=file,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                timeout=UNCHECKED_S_MAX,
-                check=False,
-            )
-        with found.open() as file:
-            for line in file:
-                if line.endswith("\n"):
-                    key, value = line[:-1].split(" ")
-                    yield bytes.fromhex(key), bytes.fromhex(value)
+        reading.join(UNCHECKED_S_MAX)
+        reading.kill()
+        reading.join()
+        with found.open("rb") as file, suppress(EOFError, pickle.UnpicklingError):
+            while True:
+                yield pickle.load(file)
 
     def close(self) -> None:
         """Remove the view."""
@@ -140,17 +131,14 @@ class DamagedFolder:
         self.families, self._database = {}, None
 
     def _is_open_by_a_list(self, spare: bytes) -> bool:
-        """Open it by its own list of files, the newest where `CURRENT` names none, or by the spare one."""
+        """Open it by its own list of files, or by the spare one."""
         path = self._view.path
         current = path / "CURRENT"
-        lists = {f"{place.name}\n": place for place in path.glob("MANIFEST-*")}
-        if not current.is_file() or current.read_bytes() not in map(str.encode, lists):
-            self.faults.append(FileFault("CURRENT", "it does not name a list of files that is there", is_harmless=True))
-            current.write_text(max(lists, default=""))
+        named = current.read_bytes().decode(errors="replace") if current.is_file() else ""
+        listed = next((place for place in path.glob("MANIFEST-*") if f"{place.name}\n" == named), None)
         self.faults += (FileFault(*fault) for fault in clear_recycled_fragments(path))
-        listed = lists.get(current.read_text())
         if listed is None:
-            self.faults.append(FileFault("MANIFEST", "the list of files is missing", is_harmless=True))
+            self.faults.append(FileFault("CURRENT", "it names no list of files that is there", is_harmless=True))
         elif len(spare) > len(content := listed.read_bytes()) and spare.startswith(content):
             # RocksDB takes what is there for all.
             self.faults.append(FileFault(listed.name, "it ends too early", is_harmless=True))
@@ -277,15 +265,10 @@ def _readable_behind(sought: Callable[[bytes], Any], start: bytes, error: str) -
     return high.to_bytes(length)
 
 
-def _write_unchecked(path: Path) -> None:
-    """Write the rows of the gaps in the standard input to the output; damaged bytes may kill this process."""
+def _write_unchecked(path: Path, gaps: Collection[Gap], found: Path) -> None:
+    """Write the rows of gaps to a file, each at once: damaged bytes may kill this process."""
     _, families = _opened(path, is_strict=False)
-    for line in sys.stdin:
-        family, start, end = line[:-1].split(" ")
-        begin, behind = bytes.fromhex(start), bytes.fromhex(end) or None
-        for key, value in _rows(families[family], lambda *_: None, begin, behind, is_checked=False):
-            print(key.hex(), value.hex(), flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    _write_unchecked(Path(sys.argv[1]))
+    with found.open("wb", buffering=0) as file:
+        for gap in gaps:
+            for row in _rows(families[gap.family], lambda *_: None, gap.start, gap.end, is_checked=False):
+                file.write(pickle.dumps(row))

@@ -23,7 +23,6 @@ _FULL: Final = 1
 """The type of a fragment that is a whole record."""
 _RECYCLED: Final = frozenset((5, 6, 7, 8, 11, 131))
 """The types of a record's fragments in a recycled log, and those of its timestamps' size and of the log before it."""
-_READ_BYTES: Final = 32 * _BLOCK_BYTES
 _MANIFEST: Final = re.compile(r"MANIFEST-\d+\n?")
 
 
@@ -64,11 +63,13 @@ def _recycled_fragments(folder: Path) -> Iterator[tuple[Path, int, int]]:
     """File, offset and type of the first one of each file."""
     for path in (*_list_of_files(folder), *sorted(folder.glob("*.log"))):
         try:
-            found = _recycled_fragment(path) if path.is_file() else None
+            # A file is read, not mapped: a disk that fails is an error then, and no signal.
+            content = path.read_bytes() if path.is_file() else b""
         except FileNotFoundError:
             continue
-        if found is not None:
-            yield path, *found
+        at = _recycled_header(content)
+        if at is not None:
+            yield path, at, content[at + _FRAGMENT.size - 1]
 
 
 def _list_of_files(folder: Path) -> Iterator[Path]:
@@ -78,24 +79,8 @@ def _list_of_files(folder: Path) -> Iterator[Path]:
         yield folder / name.removesuffix("\n")
 
 
-def _recycled_fragment(path: Path) -> tuple[int, int] | None:
-    """Offset and type of the first one."""
-    offset = 0
-    # A file is read, not mapped: a disk that fails is an error then, and no signal.
-    with path.open("rb") as file:
-        while True:
-            content = file.read(_READ_BYTES)
-            found = _recycled_header(content)
-            if found is not None:
-                return offset + found, content[found + _FRAGMENT.size - 1]
-            if len(content) < _READ_BYTES:
-                # More that a writer adds meanwhile would not begin with a block.
-                return None
-            offset += len(content)
-
-
 def _recycled_header(content: bytes) -> int | None:
-    """Where the first header of a recycled log's fragment is; the content begins with a block."""
+    """Where the first header of a recycled log's fragment is."""
     for start in range(0, len(content), _BLOCK_BYTES):
         at = start
         last = min(start + _BLOCK_BYTES, len(content)) - _FRAGMENT.size

@@ -88,16 +88,16 @@ class StoreSettings:
     """Whether a folder without a database becomes an empty one."""
     is_compacting: bool = True
     """Whether tables are made into larger ones by themselves."""
-    block_bytes: int | None = None
-    """The unit of compression and of reading; by default RocksDB's own, 4 KiB."""
-    write_buffers_max: int | None = None
-    """So many buffers of a family at once; by default RocksDB's own, 2."""
-    tables_before_compaction: int | None = None
-    """By default RocksDB's own, 4."""
-    logs_bytes_max: int | None = None
-    """Families that are written little would hold back the removal of old write-ahead logs for ever."""
-    open_files_max: int | None = None
-    """By default all are kept open."""
+    block_bytes: int = 4096
+    """The unit of compression and of reading."""
+    write_buffers_max: int = 2
+    """So many buffers of a family at once."""
+    tables_before_compaction: int = 4
+    logs_bytes_max: int = 0
+    """Families that are written little would hold back the removal of old write-ahead logs for ever; 0 for four times
+    their buffers."""
+    open_files_max: int = -1
+    """-1 for all."""
 
 
 class OpenFolder(NamedTuple):
@@ -206,14 +206,10 @@ def _options(settings: StoreSettings, write_buffer_bytes: int, blocks: BlockBase
     options.set_write_buffer_size(write_buffer_bytes)
     options.set_disable_auto_compactions(not settings.is_compacting)
     options.set_block_based_table_factory(blocks or _blocks(settings))
-    if settings.write_buffers_max is not None:
-        options.set_max_write_buffer_number(settings.write_buffers_max)
-    if settings.tables_before_compaction is not None:
-        options.set_level_zero_file_num_compaction_trigger(settings.tables_before_compaction)
-    if settings.logs_bytes_max is not None:
-        options.set_max_total_wal_size(settings.logs_bytes_max)
-    if settings.open_files_max is not None:
-        options.set_max_open_files(settings.open_files_max)
+    options.set_max_write_buffer_number(settings.write_buffers_max)
+    options.set_level_zero_file_num_compaction_trigger(settings.tables_before_compaction)
+    options.set_max_total_wal_size(settings.logs_bytes_max)
+    options.set_max_open_files(settings.open_files_max)
     return options
 
 
@@ -224,7 +220,6 @@ def _family_options(settings: StoreSettings) -> dict[str, Options]:
 
 def _blocks(settings: StoreSettings) -> BlockBasedOptions:
     blocks = BlockBasedOptions()
-    if settings.block_bytes is not None:
-        blocks.set_block_size(settings.block_bytes)
+    blocks.set_block_size(settings.block_bytes)
     blocks.set_block_cache(Cache(settings.block_cache_bytes))
     return blocks

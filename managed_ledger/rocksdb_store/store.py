@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from rocksdict import Checkpoint, ColumnFamily, Rdict, ReadOptions, WriteBatch
+from rocksdict import Checkpoint, ColumnFamily, Rdict, RdictIter, ReadOptions, WriteBatch
 
 from managed_ledger.rocksdb_store.failures import Translated
 from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY, OpenFolder
@@ -25,26 +25,8 @@ _TABLE: Final = re.compile(r" \d+:(\d+)\[.*?\]\['([0-9A-F]*)' .*? \.\. '([0-9A-F
 logger = logging.getLogger(__name__)
 
 
-class RowIterator(Protocol):
-    """A position among the rows of a family, as they were when it was made."""
-
-    def seek(self, key: bytes) -> None:
-        """Go to the first row at or after `key`."""
-
-    def seek_for_prev(self, key: bytes) -> None:
-        """Go to the last row at or before `key`."""
-
-    def next(self) -> None:
-        """Go to the next row."""
-
-    def valid(self) -> bool:
-        """Whether there is a row here."""
-
-    def key(self) -> Any:
-        """The key of the row here."""
-
-    def value(self) -> Any:
-        """The value of the row here."""
+RowIterator = RdictIter
+"""A position among the rows of a family, as they were when it was made."""
 
 
 class TableFile(NamedTuple):
@@ -179,33 +161,6 @@ class RocksDBStore:
         with self._translated("read"):
             values: Any = self._family(family).get(list(keys))
         return list(values)
-
-    def consecutive(self, family: str, keys: Iterator[bytes]) -> list[tuple[bytes, bytes]]:
-        """Rows of keys that follow one another, up to the first key that is not there.
-
-        PERFORMANCE: one call for many, where a scan takes four a row.
-        """
-        found: list[tuple[bytes, bytes]] = []
-        with self._translated("read"):
-            rows: Any = None
-            try:
-                while wanted := list(islice(keys, LISTED_AT_ONCE)):
-                    rows = self._family(family).items(from_key=wanted[0]) if rows is None else rows
-                    some = list(islice(rows, len(wanted)))
-                    if [key for key, _ in some] != wanted:
-                        break
-                    found += some
-            finally:
-                # As in `rows`, an iterator that lives would keep the folder locked.
-                del rows
-        if wanted:
-            there = [row for row, key in zip(some, wanted, strict=False) if row[0] == key]
-            found += there
-            # `items` ends at a damaged block as it does behind the last row: a scan raises there.
-            missing = wanted[len(there)]
-            for _ in self.scan(family, missing, missing + b"\x00"):
-                pass
-        return found
 
     def flush(self) -> None:
         """Make tables of the entries in memory, so that the write-ahead logs can go."""

@@ -5,7 +5,7 @@ Both are counted once per commit and not per entry. A window is what Pulsar show
 
 from bisect import bisect_left
 from operator import add
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,24 @@ _ENTRY_BYTES: Final = np.array(ENTRY_BYTES, np.int32)
 _NO_LATENCIES: Final = (0,) * (len(WRITE_LATENCY_MS) + 1)
 """Counts are tuples, so that quiet topics share those of nothing."""
 _NO_SIZES: Final = (0,) * (len(ENTRY_BYTES) + 1)
+
+
+class AppendWindow(NamedTuple):
+    """The counts of one stretch of time."""
+
+    size_counts: tuple[int, ...]
+    bytes: int
+    latency_counts: tuple[int, ...]
+    latencies_ms: float
+
+    @property
+    def entries(self) -> int:
+        """How many entries were appended."""
+        return sum(self.size_counts)
+
+
+_NOTHING_APPENDED: Final = AppendWindow(_NO_SIZES, 0, _NO_LATENCIES, 0.0)
+"""Shared by all windows in which nothing was appended."""
 
 
 class AppendStats:
@@ -57,26 +75,3 @@ class AppendStats:
         self._bytes = 0
         self._latency_counts = _NO_LATENCIES
         self._latencies_ms = 0.0
-
-
-class AppendWindow:
-    """The counts of one stretch of time."""
-
-    __slots__ = ("bytes", "latencies_ms", "latency_counts", "size_counts")
-
-    def __init__(
-        self, size_counts: tuple[int, ...], size_bytes: int, counts: tuple[int, ...], latencies_ms: float
-    ) -> None:
-        self.size_counts = size_counts
-        self.bytes = size_bytes
-        self.latency_counts = counts
-        self.latencies_ms = latencies_ms
-
-    @property
-    def entries(self) -> int:
-        """How many entries were appended."""
-        return sum(self.size_counts)
-
-
-_NOTHING_APPENDED: Final = AppendWindow(_NO_SIZES, 0, _NO_LATENCIES, 0.0)
-"""Shared by all windows in which nothing was appended."""

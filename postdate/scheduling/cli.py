@@ -35,16 +35,15 @@ from postdate.scheduling.errors import ScheduleRequestError, SchedulingError, Se
 from postdate.scheduling.tables import (
     backlog_meant,
     backlog_sentence,
+    change_line,
     changing_count,
     count_lines,
     explanation_lines,
     key_lines,
     message_notes,
     message_table,
-    outcome_line,
     pause_lines,
     printable,
-    question_line,
 )
 
 LIST_LIMIT: Final = 20
@@ -52,8 +51,11 @@ PROGRESS_INTERVAL_S: Final = 0.5
 """A change that takes longer shows how far it is, so often."""
 
 
-def _show(*what: Table | str) -> None:
-    """Print tables, and sentences whose words are not torn at the end of a line."""
+def _tell(is_json: bool, answer: Json, *what: Table | str) -> None:
+    """Print the answer for programs, or for people tables, and sentences whose words are not torn at a line's end."""
+    if is_json:
+        print_json(answer)
+        return
     console = make_console()
     for one in what:
         console.print(Text(printable(one)) if isinstance(one, str) else one)
@@ -97,12 +99,10 @@ def list_scheduled(
     for page in api.pages(f"{topic_path(topic)}/scheduled/list", asked, limit=limit):
         found += page["messages"]
         after = page["next"]
-    if is_json:
-        print_json({"messages": found, "next": after})
-    elif not found:
-        click.echo("Nothing is scheduled")
-    else:
-        _show(message_table(found), *message_notes(found, is_more=after is not None))
+    shown: list[Table | str] = ["Nothing is scheduled"]
+    if found:
+        shown = [message_table(found), *message_notes(found, is_more=after is not None)]
+    _tell(is_json, {"messages": found, "next": after}, *shown)
 
 
 @scheduled.command(
@@ -129,10 +129,7 @@ def count(
     """Count the messages of TOPIC that are delayed, overdue and in hand, and say when the delayed ones are due."""
     asked = {**fields_of_filters(**filters), "subscription": subscription, "buckets": buckets}
     answer = api.look(f"{topic_path(topic)}/scheduled/histogram", asked)
-    if is_json:
-        print_json(answer)
-    else:
-        _show(*count_lines(answer))
+    _tell(is_json, answer, *count_lines(answer))
 
 
 _NOTHING_CHANGES: Final = "no message of these ids, or no match, is scheduled"
@@ -249,7 +246,7 @@ def _change(
             answer = api.post(f"{path}/{what}", body | new_time | {"dryRun": True}, operation_id=operation_id)
         if not is_dry_run:
             if changing_count(answer, verb) > 1 and not is_sure:
-                click.confirm(f"{question_line(answer, verb)} Go on?", abort=True, err=True)
+                click.confirm(f"{change_line(answer, verb, 'will be ')}. Go on?", abort=True, err=True)
             with _progress(api, path, verb, operation_id):
                 answer = api.post(f"{path}/{what}", body | new_time, operation_id=operation_id)
     except ServiceUnavailableError as error:
@@ -260,17 +257,11 @@ def _change(
     except ScheduleRequestError as error:
         if not error.finds_nothing(selection):
             raise
-        if is_json:
-            print_json({"matched": 0, "alreadyDue": 0, "inHand": 0, "unknown": len(ids)})
-        else:
-            click.echo("Nothing that is scheduled is meant")
+        nothing = {"matched": 0, "alreadyDue": 0, "inHand": 0, "unknown": len(ids)}
+        _tell(is_json, nothing, "Nothing that is scheduled is meant")
         sys.exit(EXIT_CODE_WRONG)
-    if is_json:
-        print_json(answer)
-    else:
-        click.echo(outcome_line(answer, verb, is_dry_run=is_dry_run))
-        for old, new in answer.get("ids", {}).items():
-            click.echo(f"{old} is {new} now")
+    moved = [f"{old} is {new} now" for old, new in answer.get("ids", {}).items()]
+    _tell(is_json, answer, change_line(answer, verb, "would be " if is_dry_run else ""), *moved)
     if not answer.get(verb, changing_count(answer, verb)):
         sys.exit(EXIT_CODE_WRONG)
 
@@ -360,20 +351,12 @@ def _hold(
         if is_dry_run:
             found = api.look(f"{path}/scheduled/histogram", {"subscription": subscription, "buckets": 1})
             figures = {name: found[name] for name in ("delayed", "overdue", "inHand")} | {"backlog": backlog}
-            sentence = backlog_sentence(backlog, delayed, what, rate)
-            print_json(figures) if is_json else _show(sentence)
+            _tell(is_json, figures, backlog_sentence(backlog, delayed, what, rate))
             return
         if backlog > 1:
             click.confirm(f"{backlog_sentence(backlog, delayed, what, rate)} Go on?", abort=True, err=True)
     answer = api.post(f"{path}/{what}", body | {"subscription": subscription})
-    _show_pauses(answer, is_json)
-
-
-def _show_pauses(answer: Json, is_json: bool) -> None:
-    if is_json:
-        print_json(answer)
-    else:
-        _show(*pause_lines(answer))
+    _tell(is_json, answer, *pause_lines(answer))
 
 
 @click.command(
@@ -401,15 +384,9 @@ def explain(
     except ScheduleRequestError as error:
         if not error.finds_nothing(("messageId", "key")):
             raise
-        if is_json:
-            print_json({"sentence": str(error), "messages": []})
-        else:
-            _show(str(error))
+        _tell(is_json, {"sentence": str(error), "messages": []}, str(error))
         sys.exit(EXIT_CODE_WRONG)
-    if is_json:
-        print_json(answer)
-    else:
-        _show(*explanation_lines(answer))
+    _tell(is_json, answer, *explanation_lines(answer))
 
 
 @click.command(
@@ -429,7 +406,4 @@ def keys(api: ScheduleApi, topic: str, subscription: str, key: str, is_base64: b
     """Show the hash and the owner of KEY in a Key_Shared subscription, and the messages that block it."""
     asked = {"subscription": subscription, "keyBase64" if is_base64 else "key": key}
     status = api.look(f"{topic_path(topic)}/keys", asked)
-    if is_json:
-        print_json(status)
-    else:
-        _show(*key_lines(status))
+    _tell(is_json, status, *key_lines(status))

@@ -172,65 +172,40 @@ def changing_count(answer: Json, verb: str) -> int:
     return left if verb == "cancelled" else left - int(answer["alreadyDue"])
 
 
-def question_line(answer: Json, verb: str) -> str:
-    """Return what a change will do, from the answer of its dry run.
+def change_line(answer: Json, verb: str, tense: str = "") -> str:
+    """Return how many messages a change concerns, and what it leaves out, by the reason.
 
-    >>> question_line({"matched": 15, "alreadyDue": 2, "inHand": 0}, "rescheduled")
-    '13 messages will be rescheduled; 2 are due already and stay.'
-    >>> question_line({"matched": 15, "alreadyDue": 1, "inHand": 2}, "cancelled")
-    '13 messages will be cancelled; 1 of them is due already; 2 are in the hand of a consumer and stay.'
+    >>> change_line({"matched": 15, "alreadyDue": 2, "inHand": 0, "unknown": 0}, "rescheduled", "will be ")
+    '13 messages will be rescheduled; left out: 2 due already'
+    >>> change_line({"matched": 15, "alreadyDue": 1, "inHand": 2, "unknown": 1}, "cancelled", "would be ")
+    '13 messages would be cancelled, 1 of them due already; left out: 2 in the hand of a consumer, 1 unknown'
+    >>> change_line({"matched": 3, "delivered": 2, "alreadyDue": 0, "unknown": 0, "damaged": ["3:9"],
+    ...     "damagedCount": 1}, "delivered")
+    '2 messages delivered; left out: 1 damaged in the log (3:9)'
+
+    Args:
+        answer: The answer of the service, of a dry run or not.
+        verb: The field of the answer with the number of changed messages.
+        tense: What stands before the verb, of a dry run.
     """
-    text = f"{counted(changing_count(answer, verb), 'message')} will be {verb}"
-    if due := answer["alreadyDue"]:
-        are = "is" if due == 1 else "are"
-        text += (
-            f"; {due:,} of them {are} due already"
-            if verb == "cancelled"
-            else f"; {due:,} {are} due already and stay{'s' if due == 1 else ''}"
-        )
-    if in_hand := answer["inHand"]:
-        are, stay = ("is", "stays") if in_hand == 1 else ("are", "stay")
-        text += f"; {in_hand:,} {are} in the hand of a consumer and {stay}"
-    return f"{text}."
+    text = f"{counted(changing_count(answer, verb) if tense else answer[verb], 'message')} {tense}{verb}"
+    left_out = {name: f"{answer[name]:,} {reason}" for name, reason in _LEFT_OUT.items() if answer.get(name, 0)}
+    if verb == "cancelled" and "alreadyDue" in left_out:
+        del left_out["alreadyDue"]
+        text += f", {answer['alreadyDue']:,} of them due already"
+    if "damagedCount" in left_out:
+        shown = answer["damaged"][:_DAMAGED_SHOWN_MAX]
+        left_out["damagedCount"] += f" ({', '.join(shown)}{', ...' if answer['damagedCount'] > len(shown) else ''})"
+    return f"{text}; left out: {', '.join(left_out.values())}" if left_out else text
 
 
-def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
-    """Return a line about the outcome of a change, with the reasons why others were not changed.
-
-    >>> outcome_line(
-    ...     {"matched": 3, "cancelled": 2, "alreadyDue": 1, "inHand": 1, "unknown": 0}, "cancelled", is_dry_run=False
-    ... )
-    '2 messages cancelled; 1 was due already; 1 was in the hand of a consumer'
-    >>> outcome_line({"matched": 3, "alreadyDue": 0, "inHand": 0, "unknown": 1}, "cancelled", is_dry_run=True)
-    '3 messages would be cancelled; 1 id is unknown'
-    >>> outcome_line({"matched": 3, "alreadyDue": 1, "inHand": 0, "unknown": 0}, "delivered", is_dry_run=True)
-    '2 messages would be delivered; 1 was due already'
-    >>> outcome_line({"matched": 3, "delivered": 2, "alreadyDue": 0, "unknown": 0, "damaged": ["3:9"],
-    ...     "damagedCount": 1}, "delivered", is_dry_run=False)
-    '2 messages delivered; 1 is damaged in the log and stays: 3:9'
-    """
-    text = (
-        f"{counted(changing_count(answer, verb), 'message')} would be {verb}"
-        if is_dry_run
-        else f"{counted(answer[verb], 'message')} {verb}"
-    )
-    for name, reason in _REASONS.items():
-        if count := answer.get(name, 0):
-            text += f"; {count:,} {'was' if count == 1 else 'were'} {reason}"
-    if unknown := answer["unknown"]:
-        text += f"; {unknown:,} {'id is' if unknown == 1 else 'ids are'} unknown"
-    if damaged := answer.get("damagedCount", 0):
-        shown = ", ".join(answer["damaged"][:_DAMAGED_SHOWN_MAX]) + (", ..." if damaged > _DAMAGED_SHOWN_MAX else "")
-        text += f"; {damaged:,} {'is' if damaged == 1 else 'are'} damaged in the log and "
-        text += f"stay{'s' if damaged == 1 else ''}: {shown}"
-    return text
-
-
-_REASONS: Final = {
+_LEFT_OUT: Final = {
     "alreadyDue": "due already",
     "inHand": "in the hand of a consumer",
     "gone": "gone meanwhile",
     "alreadyShifted": "shifted before",
+    "unknown": "unknown",
+    "damagedCount": "damaged in the log",
 }
 """By the field of the answer, in the order in which they are told."""
 

@@ -46,6 +46,7 @@ from snapshot_storage.rocksdb.layout import (
     encode_header,
     entry_key,
     entry_keys,
+    entry_range,
     header_key,
     index_key,
     index_range,
@@ -276,14 +277,15 @@ class RocksDBFolder(BlockingSnapshots):
         if bucket_id not in BUCKET_ID_RANGE:
             raise BucketNotFoundError(bucket_id)
         try:
-            stored = self._store.consecutive(DEFAULT_FAMILY, entry_keys(bucket_id, first_entry, last_entry))
+            stored = self._store.listed(DEFAULT_FAMILY, *entry_range(bucket_id, first_entry, last_entry))
         except StorageCorruptedError as error:
             raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=first_entry) from error
-        payloads = checked_entries(stored)
+        keys = entry_keys(bucket_id, first_entry, last_entry)
+        payloads = checked_entries([row for row, key in zip(stored, keys, strict=False) if row[0] == key])
         missing = first_entry + len(payloads)
-        # The snapshot ends there, or it was deleted, which `info` raises, or it is damaged.
+        # The snapshot ends there, or it was deleted, which `info` raises, or it is damaged, where a list ends too.
         if missing <= last_entry and missing <= self.info(bucket_id).segment_count:
-            raise SnapshotCorruptedError("it is missing", bucket_id=bucket_id, entry=missing)
+            raise SnapshotCorruptedError("it is missing or damaged", bucket_id=bucket_id, entry=missing)
         return payloads
 
     def info(self, bucket_id: int) -> BucketSnapshotInfo:

@@ -80,6 +80,12 @@ def entry_keys(bucket_id: int, first_entry: int, last_entry: int) -> Iterator[by
     return (of_bucket + entry.to_bytes(4) for entry in range(first_entry, last_entry + 1))
 
 
+def entry_range(bucket_id: int, first_entry: int, last_entry: int) -> tuple[bytes, bytes]:
+    """Return the first key of consecutive entries, and the key behind the last one."""
+    of_bucket = b"e" + bucket_id.to_bytes(8)
+    return of_bucket + first_entry.to_bytes(4), of_bucket + last_entry.to_bytes(4) + b"\0"
+
+
 def bucket_id_in(key: bytes) -> int:
     """Return the bucket id in a key that begins with one letter."""
     return int.from_bytes(key[1:9])

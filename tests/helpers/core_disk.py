@@ -98,8 +98,3 @@ class Disk:
     def rows_of(self, bucket_id: int) -> DelayedIndexes:
         segments = self.snapshots[bucket_id].segments
         return decode_segments(segments) if segments else DelayedIndexes.empty()
-
-    def named_positions(self) -> set[tuple[int, int]]:
-        """Return the positions under all properties."""
-        named = [self.rows_of(int(value)) for value in self.properties.values() if int(value) in self.snapshots]
-        return {(ledger_id, entry_id) for rows in named for _, ledger_id, entry_id in rows.to_rows()}

@@ -130,7 +130,7 @@ DISPATCHER: Final = [
     Mutant(
         "hold-without-timer",
         "dispatcher/core/intake.py",
-        " if hold_until_ms is not None and self._now_ms < hold_until_ms < UNLIMITED else None",
+        " if hold_until_ms is not None and self._budget.now_ms < hold_until_ms < UNLIMITED else None",
         " if False else None",
         "a missing wake-up when due entries have waited long enough for the order of time",
     ),
@@ -542,7 +542,7 @@ FOUND: Final = [
     Mutant(
         "scanned-without-its-index",
         "dispatcher/reader.py",
-        "        if first > needs_index_through or not self._is_recovering(ledger_id):\n",
+        "        if first > plan.needs_index_through or not self._is_recovering(ledger_id):\n",
         "        if True:\n",
         "a ledger is scanned although the tracker has forgotten which of its entries it has",
     ),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from dispatcher.core.items import Key
+from dispatcher.core.items import Key, is_behind
 from managed_ledger.entries.headers import EntryHeaders
 from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Int64Array
@@ -58,10 +58,10 @@ class DeliverableEntries:
         cursor: The acknowledgements.
     """
 
-    __slots__ = ("_cursor", "_damaged", "mark_deleted_through")
+    __slots__ = ("_damaged", "cursor", "mark_deleted_through")
 
     def __init__(self, cursor: Acknowledgements) -> None:
-        self._cursor = cursor
+        self.cursor = cursor
         self._damaged: dict[int, BitMap] = {}
         """Entries that were put aside, by ledger; some may be acknowledged meanwhile."""
         self.mark_deleted_through = _NOTHING
@@ -69,23 +69,13 @@ class DeliverableEntries:
 
     def among(self, headers: EntryHeaders) -> EntryHeaders:
         """Return the headers of entries that a consumer may get, in their order."""
-        ledger_id, entry_id = self.mark_deleted_through
-        if len(headers) and headers.ledger_ids.min() <= ledger_id:
-            is_behind = (headers.ledger_ids == ledger_id) & (headers.entry_ids > entry_id)
-            headers = headers.where((headers.ledger_ids > ledger_id) | is_behind)
-        is_acknowledged = is_in(self._cursor.acknowledged_in, headers.ledger_ids, headers.entry_ids)
+        if len(headers) and headers.ledger_ids.min() <= self.mark_deleted_through[0]:
+            headers = headers.where(is_behind(headers.ledger_ids, headers.entry_ids, self.mark_deleted_through))
+        is_acknowledged = is_in(self.cursor.acknowledged_in, headers.ledger_ids, headers.entry_ids)
         if is_acknowledged.any():
             headers = headers.where(~is_acknowledged)
         are_damaged = self.are_damaged(headers.ledger_ids, headers.entry_ids)
         return headers if are_damaged is None else headers.where(~are_damaged)
-
-    def acknowledged_in(self, ledger_id: int) -> BitMap:
-        """Return all acknowledged entry ids of a ledger."""
-        return self._cursor.acknowledged_in(ledger_id)
-
-    def is_acknowledged(self, position: Key) -> bool:
-        """Return whether an entry is acknowledged."""
-        return self._cursor.is_acknowledged(*position)
 
     def mark_deleted(self, through: Key) -> None:
         """Mark-delete has passed a position."""
@@ -107,9 +97,9 @@ class DeliverableEntries:
         known = self._damaged.get(ledger_id)
         if known is None:
             return BitMap()
-        left = known - self._cursor.acknowledged_in(ledger_id)
+        left = known - self.cursor.acknowledged_in(ledger_id)
         # Of a ledger that was trimmed the cursor knows only that all of it is acknowledged.
-        if not left or self._cursor.is_acknowledged(ledger_id, left[0]):
+        if not left or self.cursor.is_acknowledged(ledger_id, left[0]):
             del self._damaged[ledger_id]
             return BitMap()
         return left

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.fences.fence import Consumers, DrainingHashEntry, OrderFence
+from dispatcher.core.fences.fence import Consumers, OrderFence
 from dispatcher.core.items import SLOT, Item
 from dispatcher.core.selectors.assignment import Assignment
-from managed_ledger.positions.position import Position
+from dispatcher.stats import DrainingHash
 
 _SLOTS_ONE_BY_ONE_MAX: Final = 8
 """Up to so many slots are looked up one by one; going through whole columns pays for more."""
@@ -52,10 +52,10 @@ class DrainingHashesTracker(OrderFence):
     def is_active(self) -> bool:
         return bool(self._columns["slots"])
 
-    def get(self, slot: int) -> DrainingHashEntry | None:
+    def get(self, slot: int) -> DrainingHash | None:
         return self._entry(self._row(slot)) if slot in self.slots else None
 
-    def entries(self, owner_index: int | None = None) -> list[DrainingHashEntry]:
+    def entries(self, owner_index: int | None = None) -> list[DrainingHash]:
         owners = self._columns["owners"]
         return [self._entry(row) for row, owner in enumerate(owners) if owner_index is None or owner == owner_index]
 
@@ -136,9 +136,6 @@ class DrainingHashesTracker(OrderFence):
         if slot in self.slots:
             self._columns["blocked"][self._row(slot)] += entries
 
-    def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
-        """Note nothing: `settle` compares the assignments, which is enough."""
-
     def settle(self, consumers: Consumers, before: Assignment, after: Assignment, now_ms: int) -> None:
         holding = [consumer for consumer in consumers.values() if consumer.pending.slot_counts]
         if not holding:
@@ -190,9 +187,9 @@ class DrainingHashesTracker(OrderFence):
     def _row(self, slot: int) -> int:
         return bisect_left(self._columns["slots"], slot)
 
-    def _entry(self, row: int) -> DrainingHashEntry:
+    def _entry(self, row: int) -> DrainingHash:
         columns = self._columns
-        return DrainingHashEntry(
+        return DrainingHash(
             columns["slots"][row],
             columns["owners"][row],
             columns["references"][row],
@@ -209,5 +206,5 @@ class DrainingHashesTracker(OrderFence):
                 held[slot] = (consumer.index, count)
         away = {slot: holder for slot, holder in held.items() if holder[0] != owners[slot]}
         entries = self.entries()
-        assert {entry.slot: (entry.owner_index, entry.ref_count) for entry in entries} == away
-        assert [entry.slot for entry in entries] == sorted(away) == list(self.slots)
+        assert {entry.hash: (entry.owner_index, entry.unack_msgs) for entry in entries} == away
+        assert [entry.hash for entry in entries] == sorted(away) == list(self.slots)

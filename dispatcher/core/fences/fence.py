@@ -9,63 +9,52 @@ to look at again. While `is_active` is false nothing is asked, so a fence costs 
 leaves. The order within a slot is not a fence's business: no entry of a slot overtakes an earlier one that waits.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Item, Key
 from dispatcher.core.selectors.assignment import Assignment
-from dispatcher.stats import NewcomerStats
+from dispatcher.stats import DrainingHash, NewcomerStats
 from managed_ledger.positions.position import Position
 
 Consumers = Mapping[int, ConsumerState]
 """The registered consumers by index."""
 
 
-class DrainingHashEntry(NamedTuple):
-    """One draining slot."""
+class OrderFence:
+    """Holds back entries that would break the order of a key.
 
-    slot: int
-    owner_index: int
-    """The consumer that still holds entries."""
-    ref_count: int
-    blocked_count: int
-    """How many entries were held back by it."""
-    since_ms: int
-
-
-class OrderFence(ABC):
-    """Holds back entries that would break the order of a key."""
+    This one holds nothing back: it is for sticky ranges, and where the order was given up.
+    """
 
     reason: ClassVar[str] = ""
     """Why it holds an entry back, in words."""
 
     @property
-    @abstractmethod
     def is_active(self) -> bool:
         """Whether anything can be held back now."""
+        return False
 
     is_by_position: ClassVar[bool] = False
     """Whether waiting entries of a slot go by position alone, and not by delivery time."""
 
-    @abstractmethod
     def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
         """Return whether the owner of its slot must not get an entry now; `is_fresh` if it never waited."""
+        return False
 
     def note_blocked(self, slot: int, entries: int) -> None:
         """Count entries that had to wait."""
 
-    @abstractmethod
     def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
         """Note a consumer that came. `consumers` has it already; everything before `read_position` was read."""
 
     def settle(self, consumers: Consumers, before: Assignment, after: Assignment, now_ms: int) -> None:
         """Note a new assignment."""
 
-    @abstractmethod
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
         """Note a consumer that goes, before `settle`; return those of the waiting slots that may go on."""
+        return []
 
     def note_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
         """Note that a consumer holds so many entries of each slot less; return the slots that may go on by that."""
@@ -84,11 +73,11 @@ class OrderFence(ABC):
 
     # Questions of operators.
 
-    def get(self, slot: int) -> DrainingHashEntry | None:
+    def get(self, slot: int) -> DrainingHash | None:
         """Return the entry of a slot that drains."""
         return None
 
-    def entries(self, owner_index: int | None = None) -> list[DrainingHashEntry]:
+    def entries(self, owner_index: int | None = None) -> list[DrainingHash]:
         """Return the slots that a consumer drains, or all, by slot."""
         return []
 
@@ -100,29 +89,8 @@ class OrderFence(ABC):
         """Return what the ordering modes before PIP-379 show of the consumers with these indices."""
         return None
 
-    @abstractmethod
     def clear(self) -> None:
         """Forget everything but the consumers that are there."""
 
     def check(self, consumers: Consumers, owners: Assignment) -> None:
         """Check what the fence promises; for tests."""
-
-
-class NoFence(OrderFence):
-    """Holds nothing back: for sticky ranges, and where the order was given up."""
-
-    @property
-    def is_active(self) -> bool:
-        return False
-
-    def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
-        return False
-
-    def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
-        """Remember nothing: no consumer is fenced."""
-
-    def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
-        return []
-
-    def clear(self) -> None:
-        """There is nothing to forget."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from pyroaring import BitMap
 
-from dispatcher.core.items import Key
+from dispatcher.core.items import Key, is_behind
 from managed_ledger.entries.headers import EntryHeaders
 from snapshot_storage.encoding.columns import order_of_rows
 from tracker.columns.position_set import PositionSet
@@ -76,7 +76,7 @@ class HeldHeaders:
         ledger_id, entry_id = last
         kept = []
         for run in self._runs:
-            is_above = (run.ledger_ids > ledger_id) | ((run.ledger_ids == ledger_id) & (run.entry_ids > entry_id))
+            is_above = is_behind(run.ledger_ids, run.entry_ids, last)
             if is_above.any():
                 kept.append(run.where(is_above))
         self._runs = kept

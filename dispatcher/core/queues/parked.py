@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from dispatcher.core.items import ENTRY, ITEM_ROW, LEDGER, ORDER, SLOT, Item, ItemRows, Key
+from dispatcher.core.items import ENTRY, ITEM_ROW, LEDGER, ORDER, SLOT, Item, ItemRows, Key, is_behind
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import ENTRY_ID_MAX
 
@@ -157,17 +157,15 @@ class ParkedEntries:
 
     def discard_through(self, last: Key) -> None:
         """Forget every entry up to and including a position."""
-        ledger_id, entry_id = last
         for slot, tail in list(self._tails.items()):
             rows = tail.rows()
-            ledger_ids = rows["ledger_id"]
-            is_above = (ledger_ids > ledger_id) | ((ledger_ids == ledger_id) & (rows["entry_id"] > entry_id))
+            is_above = is_behind(rows["ledger_id"], rows["entry_id"], last)
             if is_above.all():
                 continue
             self._count -= len(tail)
             del self._tails[slot], self.first[slot]
             self.add(rows[is_above])
-        self._discarded.remove_below(ledger_id)
+        self._discarded.remove_below(last[0])
         if not self._count:
             self.clear()
 

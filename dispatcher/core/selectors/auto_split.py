@@ -8,8 +8,9 @@ A range is known by its upper bound. A member that leaves hands its range to the
 highest, the next lower one moves up. Assignments depend on history, so a rejoin need not bring them back.
 """
 
+from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.selectors.assignment import Assignment, assigned
-from dispatcher.core.selectors.selector import Member, StickyKeyConsumerSelector
+from dispatcher.core.selectors.selector import StickyKeyConsumerSelector
 from dispatcher.errors import ConsumerAssignError
 from dispatcher.slots import FULL_RANGE
 
@@ -29,9 +30,9 @@ class HashRangeAutoSplitStickyKeyConsumerSelector(StickyKeyConsumerSelector):
         super().__init__()
         self._range_size = range_size
         self._bounds: list[int] = []
-        self._members: list[Member] = []
+        self._members: list[ConsumerState] = []
 
-    def _add(self, member: Member) -> None:
+    def _add(self, member: ConsumerState) -> None:
         if not self._bounds:
             self._bounds, self._members = [self._range_size], [member]
             return
@@ -49,7 +50,7 @@ class HashRangeAutoSplitStickyKeyConsumerSelector(StickyKeyConsumerSelector):
         self._bounds.insert(widest, bound)
         self._members.insert(widest, member)
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: ConsumerState) -> None:
         at = next((i for i, known in enumerate(self._members) if known.index == member.index), None)
         if at is None:
             return

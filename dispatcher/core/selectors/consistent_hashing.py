@@ -13,8 +13,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.selectors.assignment import NO_OWNER, NOBODYS, Assignment, assigned
-from dispatcher.core.selectors.selector import Member, StickyKeyConsumerSelector
+from dispatcher.core.selectors.selector import StickyKeyConsumerSelector
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END, sticky_hash
 
 _ONLY_MEMBERS_CACHED_MAX = 64
@@ -39,14 +40,14 @@ class ConsistentHashingStickyKeyConsumerSelector(StickyKeyConsumerSelector):
         self._points: dict[int, NDArray[np.uint16]] = {}
         """By member in the same order; empty while there is one member only."""
 
-    def _add(self, member: Member) -> None:
+    def _add(self, member: ConsumerState) -> None:
         assert member.index not in self._numbers
 
         taken = {number for name, number in self._numbers.values() if name == member.name}
         number = next(candidate for candidate in range(len(taken) + 1) if candidate not in taken)
         self._numbers[member.index] = (member.name, number)
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: ConsumerState) -> None:
         self._numbers.pop(member.index, None)
         self._points.pop(member.index, None)
 

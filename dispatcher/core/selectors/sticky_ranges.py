@@ -6,8 +6,9 @@ limit check, as in Pulsar: a range above 65535 or below 0 is accepted and never 
 
 from itertools import pairwise
 
+from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.selectors.assignment import Assignment, assigned
-from dispatcher.core.selectors.selector import Member, StickyKeyConsumerSelector
+from dispatcher.core.selectors.selector import StickyKeyConsumerSelector
 from dispatcher.errors import ConsumerAssignError, RangeConflictError
 from dispatcher.slots import FULL_RANGE, SLOTS_END
 
@@ -19,13 +20,13 @@ class HashRangeExclusiveStickyKeyConsumerSelector(StickyKeyConsumerSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, ConsumerState] = {}
 
-    def ranges_of(self, member: Member) -> list[tuple[int, int]]:
+    def ranges_of(self, member: ConsumerState) -> list[tuple[int, int]]:
         """Return the ranges as they were asked for: neighbours are not merged."""
         return sorted(member.ranges) if member.index in self._members else []
 
-    def _add(self, member: Member) -> None:
+    def _add(self, member: ConsumerState) -> None:
         _validate(member)
         for known in self._members.values():
             overlap = _overlap(sorted(member.ranges), sorted(known.ranges))
@@ -36,7 +37,7 @@ class HashRangeExclusiveStickyKeyConsumerSelector(StickyKeyConsumerSelector):
                 )
         self._members[member.index] = member
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: ConsumerState) -> None:
         self._members.pop(member.index, None)
 
     def _assignment(self) -> Assignment:
@@ -48,7 +49,7 @@ class HashRangeExclusiveStickyKeyConsumerSelector(StickyKeyConsumerSelector):
         return assigned([(first, last, owner) for first, last, owner in ranges if first <= last])
 
 
-def _validate(member: Member) -> None:
+def _validate(member: ConsumerState) -> None:
     if not member.ranges:
         raise ConsumerAssignError(f"consumer {member.name!r} names no hash range")
     ranges = sorted(member.ranges)

@@ -100,20 +100,15 @@ class SummedSamples:
     """Samples of subscriptions, and their sums for each topic and each namespace before them.
 
     A sample of a topic (its shared index, or its deleted subscriptions) counts in the sums and has no line of its own.
-
-    Args:
-        has_zeros: Whether a sample of zero is written.
     """
 
-    def __init__(self, *, has_zeros: bool = False) -> None:
-        self._has_zeros = has_zeros
+    def __init__(self) -> None:
         self._namespaces: dict[str, float] = {}
         self._topics: dict[str, float] = {}
         self._subscriptions = Samples()
 
     def __iter__(self) -> Iterator[Sample]:
-        samples = chain(self._namespaces.items(), self._topics.items(), self._subscriptions)
-        return samples if self._has_zeros else (sample for sample in samples if sample[1])
+        return chain(self._namespaces.items(), self._topics.items(), self._subscriptions)
 
     def add(self, texts: LabelTexts, value: float) -> None:
         """Take the sample of a subscription, a topic or a namespace."""

@@ -97,10 +97,10 @@ class MetricsPage:
         self._dispatchers = _Table(DISPATCHER_FIGURES, is_summed=not is_by_topic)
         self._consumers = _Table(CONSUMER_FIGURES, is_summed=False)
         self._consumers_out = {"pulsar_out_messages_total": Samples(), "pulsar_out_bytes_total": Samples()}
-        self._gauges = [SummedSamples(has_zeros=True) for _ in INDEX_GAUGES]
-        self._counters = [SummedSamples(has_zeros=True) for _ in INDEX_COUNTERS]
+        self._gauges = [SummedSamples() for _ in INDEX_GAUGES]
+        self._counters = [SummedSamples() for _ in INDEX_COUNTERS]
         self._operations, self._latencies = SummedSamples(), SummedSamples()
-        self._latency_counts, self._latency_sums = SummedSamples(), SummedSamples(has_zeros=True)
+        self._latency_counts, self._latency_sums = SummedSamples(), SummedSamples()
 
     def add(self, topic: TopicSnapshot) -> None:
         """Add the figures of one topic, or a part of them."""

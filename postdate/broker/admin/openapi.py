@@ -15,9 +15,9 @@ from postdate.broker.scheduled.answers import Answer
 _DESCRIPTION: Final = (
     "The scheduled messages of a topic: list them, cancel, move, send now, hold and let go. "
     "A message is scheduled while it has a delivery time and one of the subscriptions meant has not acknowledged it. "
-    "Ids are `ledger:entry`, with a batch index behind them for a message of a batch. "
-    "Counts are of messages, each message of a batch and each chunk as one. A backlog alone counts entries of the log: "
-    "a whole batch is one. An id of a chunk means all chunks of its message. "
+    "Ids are `ledger:entry`. Counts are of messages: a whole batch is one, and so is each chunk. "
+    "A backlog alone counts entries of the log, whether they have a delay or not. "
+    "An id of a chunk means all chunks of its message. "
     "Paths below `/admin/v2` are Pulsar's, count entries of the log, and refuse with Pulsar's `reason`."
 )
 _PARTS: Final = {

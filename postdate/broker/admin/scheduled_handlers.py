@@ -29,7 +29,6 @@ from postdate.broker.admin.topic_stats import KeyStatusAnswer, key_status
 from postdate.broker.admin.web_service import Served
 from postdate.broker.scheduled import answers
 from postdate.broker.scheduled.explanation import explain_key, explain_message
-from postdate.broker.scheduled.filtered_counts import histogram_of
 from postdate.broker.scheduled.listing import (
     counts_of,
     list_messages,
@@ -125,7 +124,7 @@ async def histogram(served: Served, call: Call[Count]) -> answers.HistogramAnswe
     if is_of_all:
         found = await schedule.histogram(selector.from_ms, selector.until_ms, asked.buckets)
     else:
-        found = await histogram_of(schedule, selector, asked.buckets, served.service.now_ms())
+        found = await schedule.histogram_of(selector.wanted, selector.filter, asked.buckets)
     spans = zip(found.edges[:-1], found.edges[1:], found.counts.tolist(), strict=True)
     return answers.HistogramAnswer(
         total=found.totals.count,

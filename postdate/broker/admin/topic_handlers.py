@@ -1,7 +1,7 @@
 """The handlers of Pulsar's admin paths that list, make, empty and remove topics and subscriptions, and show messages.
 
 Paths, statuses and reasons are a real Pulsar's. Where Pulsar answers 500 to a bad argument this is a 400, and a peek at
-a subscription that does not exist is a 404, where Pulsar makes it. A tenant and a namespace come with their first topic.
+a missing subscription is a 404, where Pulsar makes it. A tenant and a namespace come with their first topic.
 `dryRun=true`, which is ours, makes a request answer how many entries it is about, and change nothing.
 
 Counts are of entries of the log, as Pulsar's skip counts them: a whole batch is one, and a delayed message is skipped
@@ -295,7 +295,7 @@ async def _acknowledge(
     subscription.skip(last, is_expiry=is_expiry)
     await subscription.cursor.flush()
     if is_expiry:
-        await subscription.note_expired(topic.ledger.first_position.ledger_id)
+        await subscription.expiry.save(topic.ledger.first_position.ledger_id)
     return None
 
 

@@ -21,7 +21,7 @@ from postdate.broker.configuration.table import (
 from postdate.broker.configuration.unread_keys import check_promises, unread_keys
 from postdate.broker.hosts import is_wildcard
 from postdate.broker.network.listening import check_bind_address, describe_listening
-from postdate.command_line.endings import give_up_output, help_end, refuse
+from postdate.command_line.endings import give_up_output, help_end
 from postdate.command_line.output import json_option, print_json
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,6 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
     """Run the service until SIGTERM, Ctrl-C or the end of its terminal, which end it in order, with exit code 0."""
     configure_logging(log_level)
     config = load_config(config_path, environment=os.environ, overrides=overrides)
-    refuse_in_a_deleted_folder()
     for warning in warnings_at_start(config):
         logger.warning("%s", warning)
     # Imported late: the other commands need none of it, and it takes most of a second.
@@ -78,14 +77,6 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
             give_up_output()
 
     sys.exit(run_on_service_loop(run_service(config, announce=announce, manager=ServiceManager.of(os.environ))))
-
-
-def refuse_in_a_deleted_folder() -> None:
-    """End with one line if the folder that the process was started in is gone: a shell in it does not notice."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        refuse("the folder that this was started in does not exist any more: change to another one")
 
 
 def warnings_at_start(config: BrokerConfig) -> list[str]:

@@ -19,10 +19,8 @@ from typing import Any, Final
 
 from postdate.broker.errors import BrokerError
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.slices import Turns
 from postdate.broker.topics.topic_name import TopicName
-
-AT_A_TURN_MAX: Final = 16
-"""Requests answered in one turn of the event loop at most: some 20 µs each without a wait."""
 
 _NO_TOPIC: Final = ""
 
@@ -112,7 +110,7 @@ class RequestQueues:
 
     async def _answer_all(self, key: str) -> None:
         queue = self._queues[key]
-        answered = 0
+        turns = Turns()
         while queue:
             command, named_id = queue[0]
             await self._answer(command)
@@ -120,9 +118,7 @@ class RequestQueues:
             self._count -= 1
             if named_id is not None:
                 self._note_answered(named_id)
-            answered += 1
-            if answered % AT_A_TURN_MAX == 0:
-                await asyncio.sleep(0)
+            await turns.give_way()
         del self._queues[key]
         if not self._count and self._finished is not None and not self._finished.done():
             self._finished.set_result(None)

@@ -23,8 +23,7 @@ from postdate.broker.configuration.sources import collect
 from postdate.broker.configuration.text import ConfigError, Given, may_hold_password
 from postdate.broker.configuration.tls_config import TlsConfig
 from postdate.broker.hosts import is_host, is_wildcard
-from postdate.broker.topics.inactive import InactiveTopicsConfig
-from postdate.broker.topics.limits import LimitsConfig
+from postdate.broker.topics.limits import InactiveTopicsConfig, LimitsConfig
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.s3.config import S3Config
 from tracker.config import FACTORY_CLASS_NAMES, TrackerConfig

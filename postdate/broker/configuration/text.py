@@ -25,9 +25,6 @@ OWN_PREFIXES = (
 )
 """In lower case: beginnings of this service's own keys. An unknown key that begins so is a mistake."""
 
-WITHDRAWN_KEYS = frozenset({"bucketSnapshotProcessEnabled"})
-"""Keys that this service had once. An older file still has them and is read; they are ignored as unknown ones are."""
-
 LIKENESS = 0.9
 """The similarity from which a key counts as a misspelling of another: one or two letters differ."""
 
@@ -109,7 +106,7 @@ def check_unknown_key(key: str, known: Collection[str], *, where: str, line: int
     Raises:
         ConfigError: The key begins like one of this service, or is similar to a known one.
     """
-    if key in known or key in WITHDRAWN_KEYS:
+    if key in known:
         return
     is_ours = key.lower().startswith(OWN_PREFIXES)
     by_lower_case = {name.lower(): name for name in known}

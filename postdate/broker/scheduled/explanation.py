@@ -227,7 +227,7 @@ def _of_subscription(
         lives_from_ms = max(deliver_at_ms, int(headers.publish_time_ms[row]))
         is_over = 0 < ttl_ms <= now_ms - lives_from_ms
         ended = f" {iso(lives_from_ms + ttl_ms)}" if is_over else ""
-        if subscription.has_expired(position):
+        if subscription.expiry.has(position):
             # Without the end: the configuration may have another time to live by now.
             sentence = f"{position} expired: its time to live ended{ended} before it was acknowledged."
             return answer(state="expired", sentence=sentence, may_have_expired=True)

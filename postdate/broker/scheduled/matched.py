@@ -5,7 +5,6 @@ drops a message without all of them. The chunks of a message share time and key,
 """
 
 from collections.abc import Collection, Sequence
-from typing import Final
 
 from managed_ledger.entries.headers import CHUNK, EntryHeaders
 from managed_ledger.entries.message_metadata import ChunkedMessage
@@ -16,9 +15,6 @@ from postdate.broker.scheduled.messages import OnDamaged, columns_of
 from postdate.broker.scheduled.selection import Rows, Wanted, ordered, rows_of_times
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
 from postdate.broker.slices import Turns
-
-_IDS_PER_LOOK: Final = 64
-"""Ids that are found between two looks at the clock."""
 
 
 async def match_ids(schedule: TopicSchedule, ids: Sequence[Position], on_damaged: OnDamaged) -> tuple[Rows, int]:
@@ -45,7 +41,7 @@ async def match_ids(schedule: TopicSchedule, ids: Sequence[Position], on_damaged
     chunks: list[Position] = []
     unknown = 0
     turns = Turns()
-    for number, at in enumerate(dict.fromkeys(ids), 1):
+    for at in dict.fromkeys(ids):
         header = headers.get(at)
         if header is None or not schedule.is_scheduled(at, header.deliver_at_ms):
             unknown += 1
@@ -53,8 +49,7 @@ async def match_ids(schedule: TopicSchedule, ids: Sequence[Position], on_damaged
             found[at] = header.deliver_at_ms
             if header.flags & CHUNK:
                 chunks.append(at)
-        if number % _IDS_PER_LOOK == 0:
-            await turns.give_way()
+        await turns.give_way()
     if chunks:
         found |= await _other_chunks(schedule, chunks)
     return ordered([rows_of_times(found)]), unknown

@@ -9,8 +9,6 @@ a pause has held since before its time: no consumer can have got it.
 """
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -24,7 +22,7 @@ from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Clock, Int64Array
 from managed_ledger.reading.unread_entries import united
-from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
+from managed_ledger.replacing import NewEntry, by_ledger
 from postdate.broker.protocol.entries import with_delivery_time
 from postdate.broker.scheduled.matched import match_ids
 from postdate.broker.scheduled.portions import Portion, portions
@@ -37,21 +35,16 @@ from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic import Topic
 from tracker.columns.positions import bitmap_of, ledger_groups
 
-logger = logging.getLogger(__name__)
-
 ORIGINAL_PUBLISH_TIME: Final = "postdate.originalPublishTime"
 """The property of a copy that says when the first one was published, in milliseconds."""
 
 MOVED_TOLD_MAX: Final = 10_000
 """The most copies whose positions an answer has: as many as a request can select by ids."""
 
-_CANCEL_ENTRIES: Final = 200
-_CANCEL_ENTRIES_MIN: Final = 10
+_CANCEL_ENTRIES: Final = 100
+"""Acknowledged in one step: each is looked for at every consumer."""
 _MOVE_ENTRIES: Final = 256
 _MOVE_BYTES: Final = 4 * 1024 * 1024
-_PORTIONS_MAX: Final = 4
-_HOLDERS_PER_TURN: Final = 2_000
-_LOG_INTERVAL_S: Final = 5.0
 
 
 class Selector(NamedTuple):
@@ -180,7 +173,6 @@ class Operations:
         self._progress = progress
         self._damaged: dict[int, BitMap] = {}
         self._unknown = 0
-        self._logged_s = asyncio.get_running_loop().time()
 
     async def look_at_cancel(self, selector: Selector) -> ChangeOutcome:
         """Return what a cancel would do now; it waits for no change that is under way.
@@ -208,6 +200,7 @@ class Operations:
         outcome.in_hand += self._in_hand_of(schedule, movable)
         return outcome
 
+    @completed
     async def cancel(self, selector: Selector) -> ChangeOutcome:
         """Acknowledge the selected messages for all subscriptions concerned; durable on return.
 
@@ -217,27 +210,14 @@ class Operations:
             LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
             LedgerError: The log cannot be read.
         """
-        # A task would cost as much as the acknowledgement of a single message.
-        if selector.message_ids is not None and len(selector.message_ids) <= _CANCEL_ENTRIES_MIN:
-            return await self._cancel(selector)
-        return await self._cancel_to_the_end(selector)
-
-    @completed
-    async def _cancel_to_the_end(self, selector: Selector) -> ChangeOutcome:
-        return await self._cancel(selector)
-
-    async def _cancel(self, selector: Selector) -> ChangeOutcome:
         async with self._topic.changes.turn(ScheduledChange(CANCEL, selector.ids, self._progress.sentence)):
             _, matched = await self._found(selector)
             outcome = self._outcome(matched)
-            turns, portion = Turns(), self._cancel_portion
-            for begin in range(0, len(matched), portion):
-                self._cancel_entries(matched.take(slice(begin, begin + portion)), outcome)
+            turns = Turns()
+            for begin in range(0, len(matched), _CANCEL_ENTRIES):
+                self._cancel_entries(matched.take(slice(begin, begin + _CANCEL_ENTRIES)), outcome)
                 await turns.give_way()
-            if len(self._subscriptions) == 1:
-                await self._subscriptions[0].cursor.flush()
-            else:
-                await self._flush()
+            await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
         return outcome
 
     def _cancel_entries(self, rows: Rows, outcome: ChangeOutcome) -> None:
@@ -263,7 +243,7 @@ class Operations:
             deliver_at_ms <= now_ms and at in cancelled
             for at, deliver_at_ms in zip(positions, rows.deliver_at_ms.tolist(), strict=True)
         )
-        self._note(len(positions))
+        self._progress.done += len(positions)
 
     async def _found(self, selector: Selector) -> tuple[TopicSchedule, Rows]:
         """Find the selected messages, those in a hand as well."""
@@ -315,9 +295,6 @@ class Operations:
         outcome = self._outcome(matched, already_due=len(due) - in_hand, in_hand=in_hand)
         return await asyncio.to_thread(matched.take, is_movable), outcome
 
-    async def _flush(self) -> None:
-        await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
-
     @completed
     async def move(
         self,
@@ -347,7 +324,7 @@ class Operations:
             schedule, matched = await self._found(selector)
             movable, outcome = await self._movable(schedule, matched)
             check(movable)
-            self._note(len(matched) - len(movable))
+            self._progress.done += len(matched) - len(movable)
             await self._move(movable, new_time, shifted_by, outcome)
         return outcome
 
@@ -359,53 +336,29 @@ class Operations:
         outcome: ChangeOutcome,
     ) -> None:
         rows = await asyncio.to_thread(_in_order_of_appending, movable, new_time(movable.deliver_at_ms))
-        under_way: deque[asyncio.Task[ChangeOutcome]] = deque()
         seen, damaged_before = 0, outcome.damaged_count
-
-        async def take_one() -> None:
-            nonlocal seen
-            done = await under_way.popleft()
-            seen += done.matched
-            outcome.changed += done.changed
-            outcome.already_due += done.already_due
-            outcome.in_hand += done.in_hand
-            outcome.gone += done.gone
-            outcome.already_shifted += done.already_shifted
-            if len(outcome.moved) < MOVED_TOLD_MAX:
-                outcome.moved |= done.moved
-            self._note(done.matched)
-
-        try:
-            async for portion in portions(
-                self._topic.ledger,
-                rows,
-                entries_max=_MOVE_ENTRIES,
-                bytes_max=_MOVE_BYTES,
-                on_damaged=self._leave_out,
-            ):
-                under_way.append(await self._move_portion(portion, new_time, shifted_by))
-                # Cached rows and finished portions are taken without suspending.
-                await asyncio.sleep(0)
-                # Several at a time, as the cost of a synced write does not depend on its size.
-                if len(under_way) > _PORTIONS_MAX:
-                    await take_one()
-            while under_way:
-                await take_one()
-        finally:
-            await asyncio.gather(*under_way, return_exceptions=True)
+        async for portion in portions(
+            self._topic.ledger, rows, entries_max=_MOVE_ENTRIES, bytes_max=_MOVE_BYTES, on_damaged=self._leave_out
+        ):
+            await self._move_portion(portion, new_time, shifted_by, outcome)
+            seen += len(portion.headers)
+            self._progress.done += len(portion.headers)
         # Those that were trimmed before their portion was read, without the damaged ones, which portions count as gone.
         outcome.gone += len(rows) - seen - (outcome.damaged_count - damaged_before)
 
     async def _move_portion(
-        self, portion: Portion, new_time: Callable[[Int64Array], Int64Array], shifted_by: str | None
-    ) -> "asyncio.Task[ChangeOutcome]":
-        """Begin to move a portion: from the return on no consumer gets the old entries, and the copies are pending."""
+        self,
+        portion: Portion,
+        new_time: Callable[[Int64Array], Int64Array],
+        shifted_by: str | None,
+        outcome: ChangeOutcome,
+    ) -> None:
+        """Move a portion: no consumer gets the old entries from the moment on in which the copies are appended."""
         headers = portion.headers
         positions = list(map(Position, headers.ledger_ids.tolist(), headers.entry_ids.tolist()))
         new_ms = new_time(headers.deliver_at_ms).tolist()
         await asyncio.sleep(0)
         copies: dict[Position, NewEntry] = {}
-        outcome = ChangeOutcome(len(positions))
         turns = Turns()
         now_ms = self._now_ms()
         for row, entry in enumerate(portion.entries):
@@ -421,33 +374,25 @@ class Operations:
         deliver_at_ms = dict(zip(positions, headers.deliver_at_ms.tolist(), strict=True))
         gone, hidden, kept = self._who_gives_up(copies, deliver_at_ms, outcome)
         if not kept:
-            return asyncio.ensure_future(_nothing_moved(outcome))
+            return
+        given_up = {one: gone[one.cursor] for one in self._subscriptions if gone.get(one.cursor)}
         replacement = self._topic.ledger.replace(
             [copies[position] for position in kept],
-            acknowledged={cursor: by_ledger(given_up) for cursor, given_up in gone.items()},
+            acknowledged={one.cursor: by_ledger(positions) for one, positions in given_up.items()},
             hidden=hidden,
         )
-        withdrawn: list[_Withdrawn] = []
-        for subscription in self._subscriptions:
-            given_up = gone.get(subscription.cursor)
-            if given_up:
-                withdrawn.append(_Withdrawn(subscription, by_ledger(given_up), len(given_up)))
-                subscription.withdraw(withdrawn[-1].entries)
-        outcome.moved = dict(zip(kept, replacement.positions, strict=True))
-        return asyncio.ensure_future(self._settle(replacement, withdrawn, outcome))
-
-    async def _settle(
-        self, replacement: Replacement, withdrawn: list["_Withdrawn"], outcome: ChangeOutcome
-    ) -> ChangeOutcome:
+        for subscription, positions in given_up.items():
+            subscription.withdraw(by_ledger(positions))
         try:
             await asyncio.shield(replacement.durable)
         except BaseException:
-            for one in withdrawn:
-                one.subscription.give_back(one.entries)
+            for subscription, positions in given_up.items():
+                subscription.give_back(by_ledger(positions))
             raise
-        for one in withdrawn:
-            one.subscription.count(SubscriptionCounters(rescheduled=one.messages))
-        return outcome
+        for subscription, positions in given_up.items():
+            subscription.count(SubscriptionCounters(rescheduled=len(positions)))
+        if len(outcome.moved) < MOVED_TOLD_MAX:
+            outcome.moved |= zip(kept, replacement.positions, strict=True)
 
     def _who_gives_up(
         self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int], outcome: ChangeOutcome
@@ -472,16 +417,16 @@ class Operations:
         given_up = {cursor: set(positions) for cursor, positions in gone.items()}
         in_any = set().union(*given_up.values())
         kept = [position for position in copies if position in in_any]
-        outcome.changed = len(in_any - in_hand)
-        outcome.in_hand = len(in_hand)
-        outcome.already_due = len(due - in_any - in_hand)
+        outcome.changed += len(in_any - in_hand)
+        outcome.in_hand += len(in_hand)
+        outcome.already_due += len(due - in_any - in_hand)
         outcome.gone += len(copies) - len(in_any | in_hand | due)
         hidden = {
             one.cursor: [place for place, at in enumerate(kept) if at not in given_up.get(one.cursor, ())]
             for one in self._topic.subscriptions.values()
         }
         return (
-            {cursor: positions for cursor, positions in gone.items() if positions},
+            gone,
             {cursor: places for cursor, places in hidden.items() if places},
             kept,
         )
@@ -490,33 +435,6 @@ class Operations:
         """Return the time up to which messages may have been delivered."""
         paused_since_ms = subscription.pause.paused_since_ms
         return (self._now_ms() if paused_since_ms is None else paused_since_ms) + self._early_ms
-
-    @property
-    def _cancel_portion(self) -> int:
-        """Return how many entries to acknowledge in one step: each is looked for at every consumer."""
-        consumers = max((len(subscription.consumers) for subscription in self._subscriptions), default=0)
-        return max(_CANCEL_ENTRIES_MIN, min(_CANCEL_ENTRIES, 10 * _HOLDERS_PER_TURN // max(1, consumers)))
-
-    def _note(self, count: int) -> None:
-        self._progress.done += count
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._logged_s >= _LOG_INTERVAL_S:
-            self._logged_s = now_s
-            logger.info(
-                "%s: %d of %d scheduled messages", self._topic.name, self._progress.done, self._progress.matched
-            )
-
-
-class _Withdrawn(NamedTuple):
-    """Entries that a subscription has given up, until it is known that their copies are durable."""
-
-    subscription: Subscription
-    entries: Entries
-    messages: int
-
-
-async def _nothing_moved(outcome: ChangeOutcome) -> ChangeOutcome:
-    return outcome
 
 
 def _in_order_of_appending(rows: Rows, new_ms: Int64Array) -> Rows:

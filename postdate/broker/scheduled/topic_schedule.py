@@ -203,6 +203,21 @@ class TopicSchedule:
             parts.append(rows)
         return await _in_order(parts)
 
+    async def histogram_of(self, wanted: Wanted, takes: MessageFilter, buckets: int) -> Histogram:
+        """Count the messages that a key or properties select, as `histogram` does: they are found first, then counted.
+
+        Raises:
+            TooManyRowsError: The messages are too many.
+            LedgerError: The log cannot be read.
+        """
+        rows = await self.rows(wanted, takes)
+        is_waited_for = self.is_waited_for(rows)
+        times = rows.deliver_at_ms[is_waited_for]
+        ends_ms = (int(times[0]), int(times[-1])) if len(times) else None
+        counter = HistogramCounter(wanted.from_ms, wanted.until_ms, ends_ms, buckets, self.now_ms)
+        counter.add(times, len(rows) - len(times))
+        return counter.result()
+
     async def histogram(self, from_ms: int | None, until_ms: int | None, buckets: int) -> Histogram:
         """Count messages in equal parts of a span of time, by default from the first to the last one.
 
@@ -227,17 +242,6 @@ class TopicSchedule:
             counter.add(self.times_in(schedule, from_ms, until_ms))
         counter.add(np.empty(0, np.int64), in_hand)
         return counter.result()
-
-    async def totals(self) -> ScheduleTotals:
-        """Count all scheduled messages.
-
-        Raises:
-            LedgerError: The log cannot be read.
-        """
-        totals = TotalsCounter(self.now_ms)
-        async for schedule in self._schedules(None, None):
-            totals.add(self.times_in(schedule, None, None), self.in_hand_in(schedule, None, None))
-        return totals.result()
 
     def is_scheduled(self, position: Position, deliver_at_ms: int) -> bool:
         """Whether a subscription delays an entry with this time and has not acknowledged it; it may be in a hand."""

@@ -35,7 +35,6 @@ from postdate.broker.server.service_manager import ServiceManager
 from postdate.broker.service.clock_steps import steady_ms
 from postdate.broker.service.scheduler import Housekeeping, Job
 from postdate.broker.service.service import TASKS_SHARE, Service
-from postdate.broker.service.snapshot_storages import tell_of_put_aside
 from postdate.broker.topics.limits import ConnectionController
 from postdate.broker.tuning import FREEZE_INTERVAL_S, TRIM_INTERVAL_S, OldObjects, trim_of_c_library
 
@@ -123,7 +122,6 @@ async def serve(
             try:
                 housekeeping.start()
                 service.spawn(service.jobs.visit_unknown())
-                service.spawn(asyncio.to_thread(tell_of_put_aside, config))
                 announce()
                 manager.note_ready()
                 await stop.wait()

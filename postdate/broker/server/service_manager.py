@@ -33,23 +33,11 @@ class ServiceManager:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "ServiceManager":
-        """Return the supervisor that the environment of this process names.
-
-        A wrong value is logged and ignored: serving is more important than being supervised.
-        """
+        """Return the supervisor that the environment of this process names."""
         address = environment.get("NOTIFY_SOCKET") or None
-        if address is not None and address[0] not in "/@":
-            logger.warning("NOTIFY_SOCKET=%s is no path of a socket: the supervisor gets no messages", address)
-            address = None
-        watchdog_usec = environment.get("WATCHDOG_USEC", "")
         is_for_this_process = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        if (
-            not is_for_this_process
-            or not (watchdog_usec.isascii() and watchdog_usec.isdigit())
-            or not int(watchdog_usec)
-        ):
-            return cls(address)
-        return cls(address, watchdog_s=int(watchdog_usec) / USEC_PER_S)
+        watchdog_usec = int(environment.get("WATCHDOG_USEC", 0)) if is_for_this_process else 0
+        return cls(address, watchdog_s=watchdog_usec / USEC_PER_S if watchdog_usec else None)
 
     def note_ready(self) -> None:
         """Say that clients can connect."""

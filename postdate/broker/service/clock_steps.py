@@ -30,28 +30,6 @@ def steady_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class ClockSteps:
-    """Compares the wall clock with one that is never set.
-
-    Args:
-        now_ms: The wall clock.
-        steady_ms: The other.
-    """
-
-    def __init__(self, now_ms: Clock, steady_ms: Clock) -> None:
-        self._now_ms = now_ms
-        self._steady_ms = steady_ms
-        self._last = now_ms(), steady_ms()
-
-    def made_ms(self) -> int:
-        """Return by how much the wall clock has been set since the last call, or since this was made; 0 for not."""
-        before_ms, steady_before_ms = self._last
-        self._last = now_ms, steady_now_ms = self._now_ms(), self._steady_ms()
-        passed_ms = steady_now_ms - steady_before_ms
-        step_ms = now_ms - before_ms - passed_ms
-        return step_ms if abs(step_ms) > STEP_MS_MIN + _SLEWED_SHARE_MAX * passed_ms else 0
-
-
 class ClockWatch:
     """Looks at the clock every second and whenever it is asked to; logs, counts and tells each step once.
 
@@ -61,7 +39,9 @@ class ClockWatch:
     """
 
     def __init__(self, now_ms: Clock, steady_ms: Clock) -> None:
-        self._clock_steps = ClockSteps(now_ms, steady_ms)
+        self._now_ms = now_ms
+        self._steady_ms = steady_ms
+        self._last = now_ms(), steady_ms()
         self._listeners: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self.steps = 0
@@ -82,8 +62,11 @@ class ClockWatch:
 
     def look(self) -> None:
         """Look now, as before something computes with times of day."""
-        step_ms = self._clock_steps.made_ms()
-        if step_ms:
+        before_ms, steady_before_ms = self._last
+        self._last = now_ms, steady_now_ms = self._now_ms(), self._steady_ms()
+        passed_ms = steady_now_ms - steady_before_ms
+        step_ms = now_ms - before_ms - passed_ms
+        if abs(step_ms) > STEP_MS_MIN + _SLEWED_SHARE_MAX * passed_ms:
             self.steps += 1
             logger.warning(
                 "the wall clock was put %s by %.3f s, or the machine slept: periodic work begins anew from now",

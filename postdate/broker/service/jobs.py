@@ -25,7 +25,7 @@ from postdate.broker.service.scheduler import Job
 from postdate.broker.service.topic_lives import TopicLives
 from postdate.broker.slices import in_slices
 from postdate.broker.topics.closed_topics import ClosedTopic
-from postdate.broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
+from postdate.broker.topics.limits import DELETE_WHEN_NO_SUBSCRIPTIONS
 from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName

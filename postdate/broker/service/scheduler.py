@@ -76,10 +76,8 @@ class Housekeeping:
         self._watch = watch
         self._scheduler: AsyncIOScheduler | None = None
         self._scheduled: dict[Job, ScheduledJob] = {}
-        self._timers: dict[Job, asyncio.TimerHandle] = {}
-        """Of the jobs that keep time limits."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Their turns that are under way."""
+        self._time_limits: list[asyncio.Task[None]] = []
+        """Repeat the jobs that keep time limits."""
         watch.add_listener(self._set_anew)
 
     def start(self) -> None:
@@ -105,9 +103,7 @@ class Housekeeping:
         # Last: one that did not start refuses to be shut down, and its own error is the one to be told.
         self._scheduler = scheduler
         loop = asyncio.get_running_loop()
-        for job in self._turns:
-            if job.is_time_limit:
-                self._set_timer(job, loop.time() + job.interval_s)
+        self._time_limits = [loop.create_task(self._repeat(job)) for job in self._turns if job.is_time_limit]
         self._watch.start()
 
     async def close(self, timeout_s: float) -> None:
@@ -116,8 +112,6 @@ class Housekeeping:
             return
         scheduler, self._scheduler = self._scheduler, None
         self._watch.close()
-        for timer in self._timers.values():
-            timer.cancel()
         # A turn that is due meanwhile would be cancelled before it begins, which APScheduler logs as an error. Turns
         # that it has submitted already begin before the locks below are taken.
         scheduler.pause()
@@ -126,7 +120,7 @@ class Housekeeping:
             await asyncio.wait_for(asyncio.gather(*(turn.acquire() for turn in self._turns.values())), timeout_s)
         # APScheduler's shutdown cancels what runs, so it comes after the last job.
         scheduler.shutdown()
-        for task in self._tasks:
+        for task in self._time_limits:
             task.cancel()
         await asyncio.sleep(0)
 
@@ -136,16 +130,14 @@ class Housekeeping:
             for job, scheduled in self._scheduled.items():
                 scheduled.reschedule("interval", seconds=job.interval_s)
 
-    def _set_timer(self, job: Job, at_s: float) -> None:
-        self._timers[job] = asyncio.get_running_loop().call_at(at_s, self._on_timer, job)
-
-    def _on_timer(self, job: Job) -> None:
+    async def _repeat(self, job: Job) -> None:
+        """Give a job that keeps a time limit its turns; missed ones are left out, as by APScheduler."""
         loop = asyncio.get_running_loop()
-        # Missed turns are left out, as by APScheduler.
-        self._set_timer(job, max(self._timers[job].when() + job.interval_s, loop.time()))
-        task = loop.create_task(self._take_turn(job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        at_s = loop.time()
+        while self._scheduler is not None:
+            at_s = max(at_s + job.interval_s, loop.time())
+            await asyncio.sleep(at_s - loop.time())
+            await self._take_turn(job)
 
     async def _take_turn(self, job: Job) -> None:
         turn = self._turns[job]

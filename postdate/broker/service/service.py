@@ -43,13 +43,11 @@ from postdate.broker.service.snapshot_storages import snapshot_storage_of
 from postdate.broker.service.storage_opening import StorageOpening
 from postdate.broker.service.topic_lives import TopicLives
 from postdate.broker.slices import Turns, in_slices, side_by_side
-from postdate.broker.topics.delayed_range import note_delays, settle_notes
 from postdate.broker.topics.limits import ConnectionController
 from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from postdate.broker.topics.producers import TopicEpochs
 from postdate.broker.topics.services import TopicServices
-from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
 from postdate.broker.tuning import trim_of_c_library
 from snapshot_storage.errors import SnapshotStorageError
@@ -191,40 +189,18 @@ class Service:
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
         """Store the policies of a topic or a namespace, None to have none, and put them in force at once.
 
-        When delays are switched off, messages that are in the log keep their times, and later ones are not delayed. A
-        topic that is closed now finds out when it is opened.
+        A topic that is closed now finds out when it is opened.
 
         Raises:
-            LedgerWriteError: They could not be stored; nothing has changed, or all is in force and not noted durably.
+            LedgerWriteError: They could not be stored, and nothing has changed; or they are stored, and in force where
+                a topic could note it.
         """
-        topics = [topic async for topic in self._open_topics_of(owner)]
-        delaying = dict.fromkeys(topic for topic in topics if topic.delayed_delivery.is_active)
-        if policies is None or not policies.is_active:
-            await side_by_side(note_delays(topic.ledger) for topic in delaying)
-        else:
-            # Before the change: after a crash in between, too much is delayed, and nothing is early.
-            await side_by_side(settle_notes(topic.ledger, policies) for topic in topics)
         await self.policies.put(owner, policies)
-        topics = [topic async for topic in self._open_topics_of(owner)]
-        async for topic in in_slices(topics):
-            topic.apply_delayed_delivery(self.policies.applied(topic.name))
-        # Meanwhile messages may have been delayed, and subscriptions made.
-        await side_by_side(
-            note_delays(topic.ledger)
-            if topic in delaying and not topic.delayed_delivery.is_active
-            else settle_notes(topic.ledger, topic.delayed_delivery)
-            for topic in topics
-        )
-
-    async def _open_topics_of(self, owner: PolicyOwner) -> AsyncIterator[Topic]:
-        """Yield the open topics for which the policies of an owner are in force, where it has some."""
         if isinstance(owner, TopicName):
-            if owner in self.topics:
-                yield self.topics[owner]
-            return
-        async for topic in in_slices(self.topics.all_open()):
-            if topic.name.namespace_name == owner and self.policies.of(topic.name) is None:
-                yield topic
+            found = [self.topics[owner]] if owner in self.topics else []
+        else:
+            found = [one async for one in in_slices(self.topics.all_open()) if one.name.namespace_name == owner]
+        await side_by_side(topic.apply_policies() for topic in found)
 
     @completed
     async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:

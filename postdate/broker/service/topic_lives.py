@@ -34,12 +34,14 @@ from postdate.broker.scheduled.delayed_counts import count_delayed
 from postdate.broker.slices import side_by_side
 from postdate.broker.topics.closed_topics import ClosedTopics
 from postdate.broker.topics.figures import TopicSnapshot
-from postdate.broker.topics.inactive import REST_AFTER_MS
 from postdate.broker.topics.services import TopicServices
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 
 logger = logging.getLogger(__name__)
+
+REST_AFTER_MS: Final = 300_000
+"""A topic that is unused for so long is closed; its next use opens it again, in a millisecond."""
 
 OPENED_AT_ONCE_MAX: Final = 16
 """Topics that are opened at one time. Each adds a few callbacks to a turn of the event loop, 0.5 ms for the longest,

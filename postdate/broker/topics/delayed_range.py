@@ -3,12 +3,13 @@
 The messages that are in the log at that moment keep their times, read or not: after a restart nothing tells how far a
 dispatcher had read before it. A property of the cursor has the last such position, for as long as delays are off:
 
-    delays are switched off        the last position of the log, before the policies change
+    delays are switched off        the last position of the log, once the policies have changed
     a topic is opened without them the same, where there is no note: they were switched off while it was closed
     a subscription is made then    no position at all
-    delays are switched on         the note goes, before the policies change, and else when the topic is opened
+    delays are switched on         the note goes, or else when the topic is opened
 
-So nothing is early after a crash between two of these steps. Left out: the delaying (`dispatcher.core.intake`).
+A subscription without a note heeds all delays, so nothing is early after a crash between two of these steps. Left out:
+the delaying (`dispatcher.core.intake`).
 """
 
 import asyncio

@@ -1,8 +1,13 @@
-"""Limits of connections, topics, subscriptions, producers and consumers, and the count of connections.
+"""What the configuration limits: connections, topics, producers and consumers, and for how long unused topics stay.
 
 Names and defaults are Pulsar's, where 0 is no limit. A request over a limit is refused with the error of a real Pulsar,
-and present clients stay. Topics and subscriptions are checked in `postdate.broker.topics.topic`,
-`postdate.broker.topics.subscription` and `postdate.broker.service.service`; connections are counted here.
+and present clients stay. Connections are counted here; all else is checked where it is added.
+
+Deleting inactive topics follows Pulsar's rules. With `delete_when_no_subscriptions` any subscription keeps a topic,
+with a backlog or without; a topic without one is deleted with its messages. With `delete_when_subscriptions_caught_up`
+a backlog keeps it, delayed messages included. Connected producers and consumers keep a topic in both. The condition
+must have held for a while, counted from the opening of the topic at the earliest. Unlike in Pulsar, deleting is off by
+default: nothing irreversible happens by omission.
 """
 
 from collections import Counter
@@ -13,6 +18,9 @@ from typing import Final
 from managed_ledger.positions.value_types import InvalidValueError
 
 _COUNT: Final = (0, 2**31 - 1)
+_SECONDS: Final = (1, 2**31 - 1)
+DELETE_WHEN_NO_SUBSCRIPTIONS: Final = "delete_when_no_subscriptions"
+DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP: Final = "delete_when_subscriptions_caught_up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +40,46 @@ class LimitsConfig:
     )
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            least, most = one.metadata["range"]
-            if not least <= getattr(self, one.name) <= most:
-                value = getattr(self, one.name)
-                raise InvalidValueError(one.name, "from {least} to {most}", value=value, least=least, most=most)
+        _check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InactiveTopicsConfig:
+    """The configuration of deleting unused topics."""
+
+    is_deleted: bool = field(default=False, metadata={"key": "brokerDeleteInactiveTopicsEnabled"})
+    check_interval_s: int = field(
+        default=60, metadata={"key": "brokerDeleteInactiveTopicsFrequencySeconds", "range": _SECONDS}
+    )
+    mode: str = field(
+        default=DELETE_WHEN_NO_SUBSCRIPTIONS,
+        metadata={
+            "key": "brokerDeleteInactiveTopicsMode",
+            "choices": (DELETE_WHEN_NO_SUBSCRIPTIONS, DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP),
+        },
+    )
+    inactive_s_max: int | None = field(
+        default=None,
+        metadata={"key": "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds", "range": _SECONDS},
+    )
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+    @property
+    def inactive_ms_max(self) -> int:
+        """For how long a topic must have been inactive, in milliseconds."""
+        return 1_000 * (self.check_interval_s if self.inactive_s_max is None else self.inactive_s_max)
+
+
+def _check_fields(config: LimitsConfig | InactiveTopicsConfig) -> None:
+    for one in fields(config):
+        value, choices = getattr(config, one.name), one.metadata.get("choices")
+        if choices is not None and value not in choices:
+            raise InvalidValueError(one.name, " or ".join(choices), value=value)
+        least, most = one.metadata.get("range", (None, None))
+        if least is not None and value is not None and not least <= value <= most:
+            raise InvalidValueError(one.name, "from {least} to {most}", value=value, least=least, most=most)
 
 
 def is_full(present: Collection[object], count_max: int) -> bool:

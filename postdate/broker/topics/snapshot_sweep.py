@@ -25,7 +25,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import LedgerError
@@ -45,33 +45,36 @@ If the log refuses the name for longer, the bucket is read from the log again.""
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
+class SweptTopic(Protocol):
+    """What a sweep asks of its topic."""
+
+    @property
+    def ledger(self) -> ManagedLedger:
+        """Its log."""
+
+    def has_tracker(self, cursor_name: str) -> bool:
+        """Whether the cursor of this name has a tracker for its snapshots now."""
+
+    def failed_creates(self) -> int:
+        """Count the creates of the present trackers that have failed so far."""
+
+    def note_lost(self, cursor_name: str, count: int) -> None:
+        """Tell of snapshots of a cursor that are missing."""
+
+
 class SnapshotSweep:
     """Deletes a topic's snapshots without an owner, one sweep at a time.
 
     Args:
-        ledger: The topic's log.
+        topic: The topic.
         residual: Deletes from the storage.
-        has_tracker: Whether the cursor of this name has a tracker for its snapshots now.
-        failed_creates: How many creates of the present trackers have failed so far.
-        on_lost: Called with a cursor's name and how many of its snapshots were missing.
         spawn: Runs work in the background.
     """
 
-    def __init__(
-        self,
-        ledger: ManagedLedger,
-        residual: ResidualSnapshots,
-        *,
-        has_tracker: Callable[[str], bool],
-        failed_creates: Callable[[], int],
-        on_lost: Callable[[str, int], None],
-        spawn: Spawn,
-    ) -> None:
-        self._ledger = ledger
+    def __init__(self, topic: SweptTopic, residual: ResidualSnapshots, spawn: Spawn) -> None:
+        self._topic: SweptTopic | None = topic
+        self._ledger = topic.ledger
         self._residual = residual
-        self._has_tracker = has_tracker
-        self._failed_creates = failed_creates
-        self._on_lost = on_lost
         self._spawn = spawn
         self._failed_before = 0
         self._unnamed_since_s: dict[int, float] = {}
@@ -90,8 +93,8 @@ class SnapshotSweep:
 
     def start(self) -> None:
         """Sweep, unless a sweep is under way."""
-        if self._task is None or self._task.done():
-            failed = self._failed_creates()
+        if self._topic is not None and (self._task is None or self._task.done()):
+            failed = self._topic.failed_creates()
             if failed != self._failed_before:
                 self._failed_before = failed
                 self.note_left()
@@ -99,7 +102,7 @@ class SnapshotSweep:
 
     def close(self) -> None:
         """Stop deleting: the topic is closed. Nothing here refers to it any more."""
-        self._has_tracker, self._failed_creates, self._on_lost = _is_attended, _none, _pass_over
+        self._topic = None
 
     async def finished(self) -> None:
         """Wait for the end of a sweep that is under way.
@@ -164,8 +167,8 @@ class SnapshotSweep:
             lost = await self._residual.remove_missing(
                 cursor, present_ids, is_unattended=partial(self._is_unattended, cursor)
             )
-            if lost:
-                self._on_lost(cursor.name, lost)
+            if lost and self._topic is not None:
+                self._topic.note_lost(cursor.name, lost)
 
     def _is_owned(self, now_s: float, unnamed_since_s: dict[int, float], info: BucketSnapshotInfo) -> bool:
         """Whether a snapshot has an owner, or may have one soon; that is noted then."""
@@ -198,22 +201,12 @@ class SnapshotSweep:
     def _unattended_cursors(self) -> list[Cursor]:
         return [cursor for cursor in self._ledger.cursors.values() if self._is_unattended(cursor)]
 
+    def _has_tracker(self, cursor_name: str) -> bool:
+        # Of a closed topic every snapshot counts as attended, since its next tracker may need it.
+        return self._topic is None or self._topic.has_tracker(cursor_name)
+
     def _is_unattended(self, cursor: Cursor) -> bool:
         return not (cursor.is_closed or self._has_tracker(cursor.name))
-
-
-def _is_attended(_: str) -> bool:
-    """Answer for a closed topic: every snapshot counts as attended, since its next tracker may need it."""
-    return True
-
-
-def _none() -> int:
-    """Count nothing of a closed topic."""
-    return 0
-
-
-def _pass_over(*_: object) -> None:
-    """Tell nothing of a closed topic."""
 
 
 def _first_ledger_unacknowledged(cursor: Cursor) -> int:

@@ -29,12 +29,13 @@ from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.errors import DAMAGE_REMEDY, LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock
 from managed_ledger.reading.unread_entries import named
 from managed_ledger.replacing import Entries
 from postdate.broker.errors import MetadataError
 from postdate.broker.topics.consumer import Consumer
 from postdate.broker.topics.delayed_range import delays_through
-from postdate.broker.topics.expired_entries import EXPIRED_PROPERTY, has_expired, with_expired
+from postdate.broker.topics.expired_entries import Expiry
 from postdate.broker.topics.figures import (
     NOTHING_COUNTED,
     NOTHING_SCHEDULED,
@@ -46,7 +47,7 @@ from postdate.broker.topics.limits import is_full
 from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.pause import PAUSE_PROPERTY, PauseState
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
-from postdate.broker.topics.rates import ConsumerCounters, RateMeter
+from postdate.broker.topics.rates import ConsumerCounters
 from postdate.broker.topics.services import TopicServices
 from snapshot_storage.backoff import Backoff
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
@@ -66,13 +67,32 @@ TYPE_PROPERTY: Final = "#postdate.type"
 _WITHOUT_DELAYS: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 
 
-@dataclass(slots=True)
-class Expiry:
-    """Messages that expired without being acknowledged."""
+class Rebuilds:
+    """How long consumers wait for a new dispatcher after repeated defects; after the first they do not.
 
-    meter: RateMeter
-    last_ms: int = 0
-    """The time of the last check."""
+    Args:
+        steady_ms: A clock that is never set.
+    """
+
+    def __init__(self, steady_ms: Clock) -> None:
+        self._steady_ms = steady_ms
+        self._waits = Backoff(min_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
+        self._last_defect_ms: int | None = None
+        self._from_ms = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no dispatcher is made yet."""
+        return self._steady_ms() < self._from_ms
+
+    def defect(self) -> None:
+        """Count a defect of a dispatcher."""
+        now_ms = self._steady_ms()
+        if self._last_defect_ms is None or now_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
+            self._waits.reset()
+        else:
+            self._from_ms = now_ms + round(1_000 * self._waits.next_seconds())
+        self._last_defect_ms = now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +142,17 @@ class Subscription:
         self._services = services
         self._trackers = trackers
         self._lateness = lateness
-        self._type: SubscriptionType | None = None
+        self.subscription_type: SubscriptionType | None = None
+        """The type of the dispatcher, None without one."""
         self._lock = asyncio.Lock()
-        self._last_active_ms = 0
+        self.last_active_ms = 0
+        """When a consumer last left, or the backlog became less: either may have kept the topic; 0 for never. By the
+        steady clock."""
         self.counters = NOTHING_COUNTED
         """Without those of the dispatcher and of its consumers, which are counted in when they go."""
         self.index_counters_before: TrackerCounters | None = None
         """The counters of its own closed trackers, None if there was none."""
-        self.expiry = Expiry(RateMeter(services.steady_ms(), (0,)))
+        self.expiry = Expiry(ledger.name, cursor, services.steady_ms())
         self.mark_delete_advanced_ms = 0
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
@@ -137,19 +160,10 @@ class Subscription:
         """The last count of delayed and overdue messages and of those in hand; None where it is not known."""
         self._gate = DeliveryGate()
         """Of all its dispatchers, one after the other."""
-        self._rebuild_waits = Backoff(min_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
-        self._last_defect_ms = 0
-        self._rebuild_from_ms = 0
+        self._rebuilds = Rebuilds(services.steady_ms)
         self._is_delay_warned = False
         """Whether the log has said that it does not delay."""
-        self._newly_expired: dict[int, BitMap] = {}
-        """Not noted in the cursor yet."""
         cursor.add_listener(self._on_mark_delete_moved)
-
-    @property
-    def subscription_type(self) -> SubscriptionType | None:
-        """The type of the dispatcher, or None without a subscribe since the start."""
-        return self._type
 
     async def add_consumer(self, consumer: Consumer, subscription_type: SubscriptionType) -> None:
         """Attach a consumer; its type may differ from before only when no other consumer is attached.
@@ -163,11 +177,11 @@ class Subscription:
         """
         async with self._lock:
             await self._drop_failed_dispatcher()
-            if self._services.steady_ms() < self._rebuild_from_ms:
+            if self._rebuilds.is_waiting:
                 raise DispatcherClosedError(f"subscription {self.name!r} is being rebuilt after a defect")
             if is_full(self.consumers, self._services.limits.consumers_per_subscription_max):
                 raise ConsumerBusyError("Subscription reached max consumers limit")
-            if self._type is not subscription_type:
+            if self.subscription_type is not subscription_type:
                 await self._change_type(subscription_type)
             assert self.dispatcher is not None
             try:
@@ -177,14 +191,6 @@ class Subscription:
                     raise
                 self.dispatcher.add_consumer(consumer)
             self.consumers[consumer] = None
-
-    @property
-    def last_active_ms(self) -> int:
-        """When a consumer last left, or the backlog became less: either may have kept the topic; 0 for never.
-
-        By the steady clock.
-        """
-        return self._last_active_ms
 
     def permits_and_unacked_of(self, consumer: Consumer) -> tuple[int, int]:
         """Give a consumer's permits and its unacknowledged messages; zeros when it is detached."""
@@ -327,36 +333,9 @@ class Subscription:
     def expired(self, entries: Entries) -> None:
         """Count entries that have expired, and let the dispatcher know."""
         self.count(SubscriptionCounters(expired=sum(map(len, entries.values()))))
-        self.expiry.last_ms = self._services.now_ms()
-        for ledger_id, entry_ids in entries.items():
-            self._newly_expired[ledger_id] = self._newly_expired.get(ledger_id, BitMap()) | entry_ids
+        self.expiry.add(entries, self._services.now_ms())
         if entries and self.dispatcher is not None:
             self.dispatcher.mark_delete_advanced()
-
-    async def note_expired(self, first_ledger_id: int) -> None:
-        """Note durably which entries expired, for explanations; only a log message tells that it failed.
-
-        Args:
-            first_ledger_id: The first ledger that the log has: earlier ones are forgotten.
-        """
-        entries, self._newly_expired = self._newly_expired, {}
-        if not entries or not self.cursor.is_durable:
-            return
-        seeks = self.cursor.seeks
-        try:
-            # Acknowledged first: the note of an entry that is delivered after a crash would be wrong.
-            await self.cursor.flush()
-            put = with_expired(self.cursor.properties, entries, first_ledger_id=first_ledger_id)
-            await self.cursor.update_properties(put=put, remove=(EXPIRED_PROPERTY,))
-            if self.cursor.seeks != seeks:
-                # Entries that a seek took back meanwhile have not expired.
-                await self.cursor.update_properties(remove=(EXPIRED_PROPERTY,))
-        except LedgerError as error:
-            logger.warning("%s / %s: expired messages could not be noted: %s", self._ledger.name, self.name, error)
-
-    def has_expired(self, position: tuple[int, int]) -> bool:
-        """Whether an entry is acknowledged because it expired, as far as is noted."""
-        return has_expired(self.cursor.properties, position)
 
     def problems(self) -> list[str]:
         """Return the present failures of its deliveries; empty when all is well."""
@@ -393,10 +372,10 @@ class Subscription:
     @property
     def type_without_delays(self) -> SubscriptionType | None:
         """The type where it heeds no delivery times, Exclusive or Failover; None where they are heeded."""
-        if self._type is None:
+        if self.subscription_type is None:
             noted = self.cursor.properties.get(TYPE_PROPERTY)
             return None if noted is None else SubscriptionType(noted)
-        return self._type if self._type in _WITHOUT_DELAYS else None
+        return self.subscription_type if self.subscription_type in _WITHOUT_DELAYS else None
 
     async def set_pause(self, state: PauseState) -> None:
         """Pause or resume deliveries; durable on return.
@@ -453,7 +432,7 @@ class Subscription:
 
         Args:
             last: The last of them.
-            is_expiry: Whether they count as expired; `note_expired` notes it.
+            is_expiry: Whether they count as expired; `expiry.save` notes it.
         """
         entries = self._ledger.unacknowledged_through(self.cursor, last) if is_expiry else {}
         self.cursor.acknowledge_cumulative(last)
@@ -481,11 +460,6 @@ class Subscription:
         return {} if self.dispatcher is None else self.dispatcher.entries_in_hand()
 
     @property
-    def has_bucket_tracker(self) -> bool:
-        """Whether the snapshots of its cursor have a tracker now."""
-        return self.bucket_tracker is not None
-
-    @property
     def bucket_tracker(self) -> BucketDelayedDeliveryTracker | None:
         """The tracker of this subscription's own index, None without one."""
         tracker = None if self.dispatcher is None else self.dispatcher.tracker
@@ -505,7 +479,7 @@ class Subscription:
 
     def _on_mark_delete_moved(self, _: Position) -> None:
         self.mark_delete_advanced_ms = self._services.now_ms()
-        self._last_active_ms = self._services.steady_ms()
+        self.last_active_ms = self._services.steady_ms()
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Put other policies of the topic in force; delayed messages keep their times."""
@@ -522,7 +496,7 @@ class Subscription:
         if stats is not None:
             self.count(SubscriptionCounters(messages_out=stats.msg_out_counter, bytes_out=stats.bytes_out_counter))
         del self.consumers[consumer]
-        self._last_active_ms = self._services.steady_ms()
+        self.last_active_ms = self._services.steady_ms()
         self.dispatcher.remove_consumer(consumer)
 
     async def seek(self, position: Position) -> None:
@@ -538,10 +512,7 @@ class Subscription:
                 await self.dispatcher.reset(position)
             else:
                 await self.cursor.seek(position)
-            self._newly_expired = {}
-            if EXPIRED_PROPERTY in self.cursor.properties:
-                # A seek takes acknowledgements back; an expired message is an acknowledged one.
-                await self.cursor.update_properties(remove=(EXPIRED_PROPERTY,))
+            await self.expiry.clear()
 
     async def prepare_unsubscribe(self, consumer: Consumer, *, is_forced: bool) -> None:
         """Give up the delayed index, so that the cursor can be deleted.
@@ -566,10 +537,6 @@ class Subscription:
             self._disconnect_consumers()
             await self._drop_dispatcher()
 
-    def let_go(self) -> None:
-        """Stop listening to the cursor: it is deleted or closed."""
-        self.cursor.remove_listener(self._on_mark_delete_moved)
-
     async def close(self) -> None:
         """Detach everything; a large enough index is sealed."""
         async with self._lock:
@@ -580,7 +547,7 @@ class Subscription:
         """Return the consumers that have what another one was refused."""
         if isinstance(refusal, RangeConflictError):
             return [one for one in self.consumers if one.name == refusal.consumer_name]
-        return list(self.consumers) if self._type is SubscriptionType.EXCLUSIVE else []
+        return list(self.consumers) if self.subscription_type is SubscriptionType.EXCLUSIVE else []
 
     async def _remove_dead(self, holders: Sequence[Consumer], asking: ClientLink) -> bool:
         """Check the liveness of these consumers, and remove dead ones; return whether there were any."""
@@ -606,7 +573,7 @@ class Subscription:
         self.dispatcher.lateness = self._lateness
         self.dispatcher.use_gate(self._gate)
         self._apply_pause()
-        self._type = subscription_type
+        self.subscription_type = subscription_type
 
     async def _note_type(self, subscription_type: SubscriptionType) -> None:
         """Note durably whether the type delays: without it a cancel of all that delay would reach others later."""
@@ -636,13 +603,8 @@ class Subscription:
         )
 
     def _on_dispatcher_failure(self) -> None:
-        steady_ms = self._services.steady_ms()
         self.count(SubscriptionCounters(rebuilds=1))
-        if self.counters.rebuilds == 1 or steady_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
-            self._rebuild_waits.reset()
-        else:
-            self._rebuild_from_ms = steady_ms + round(1_000 * self._rebuild_waits.next_seconds())
-        self._last_defect_ms = steady_ms
+        self._rebuilds.defect()
         logger.warning(
             "%s / %s: its dispatcher has stopped; its consumers are disconnected, and get what they have not "
             "acknowledged from a new one",
@@ -677,7 +639,7 @@ class Subscription:
                 )
             )
             self.dispatcher = None
-            self._type = None
+            self.subscription_type = None
 
     def _disconnect_consumers(self) -> None:
         for consumer in list(self.consumers):

@@ -26,10 +26,9 @@ from postdate.broker.errors import (
 from postdate.broker.slices import in_slices
 from postdate.broker.topics.change_order import ChangeOrder
 from postdate.broker.topics.consumer import Consumer
-from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, settle_notes
+from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, note_delays, settle_notes
 from postdate.broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
-from postdate.broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
-from postdate.broker.topics.limits import is_full
+from postdate.broker.topics.limits import DELETE_WHEN_NO_SUBSCRIPTIONS, is_full
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.broker.topics.producers import Producer, Producers
 from postdate.broker.topics.rates import RateMeter
@@ -103,14 +102,7 @@ class Topic:
         # Of deleted subscriptions and their indexes; the sums of the topic and of its namespace must not decrease.
         self._deleted_counters = NOTHING_COUNTED
         self._index_counters_before: TrackerCounters | None = None
-        self._sweep = SnapshotSweep(
-            ledger,
-            services.residual,
-            has_tracker=self._has_tracker,
-            failed_creates=self._failed_creates,
-            on_lost=self._note_lost,
-            spawn=services.spawn,
-        )
+        self._sweep = SnapshotSweep(self, services.residual, services.spawn)
         self._lock = asyncio.Lock()
         ledger.set_abandoned_listener(self.producers.disconnect_all)
         self.subscriptions: dict[str, Subscription] = {}
@@ -384,12 +376,26 @@ class Topic:
             subscription.remove_consumer(consumer)
         consumer.disconnect()
 
-    def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
-        """Put other policies in force."""
-        self.delayed_delivery = policies
-        self.delay_ms_max = policies.enforced_delay_ms_max
-        for subscription in self.subscriptions.values():
-            subscription.apply_delayed_delivery(policies)
+    async def apply_policies(self) -> None:
+        """Put the stored policies in force.
+
+        When delays are switched off, messages that are in the log keep their times, and later ones are not delayed.
+        After a crash before that is noted, the next opening notes it: too much is delayed then, and nothing is early.
+
+        Raises:
+            LedgerWriteError: It could not be noted how far delays are heeded; until it is, all are.
+        """
+        # With the lock: a subscription that is being created has its cursor before the change, or is made after it.
+        async with self._lock:
+            was_active = self.delayed_delivery.is_active
+            self.delayed_delivery = policies = self._services.policies.applied(self.name)
+            self.delay_ms_max = policies.enforced_delay_ms_max
+            if was_active and not policies.is_active:
+                await note_delays(self.ledger)
+            else:
+                await settle_notes(self.ledger, policies)
+            for subscription in self.subscriptions.values():
+                subscription.apply_delayed_delivery(policies)
 
     def subscription_of(self, consumer: Consumer) -> Subscription:
         """Give the subscription that a consumer is attached to.
@@ -445,7 +451,7 @@ class Topic:
         """Begin to delete unneeded snapshots without a tracker."""
         self._sweep.start()
 
-    def _note_lost(self, cursor_name: str, count: int) -> None:
+    def note_lost(self, cursor_name: str, count: int) -> None:
         """Tell and count snapshots that were missing before their cursor had a tracker, which does so itself."""
         shown = "the shared index" if cursor_name == INDEX_CURSOR_NAME else subscription_of(cursor_name)
         logger.warning(
@@ -464,7 +470,7 @@ class Topic:
             await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)
         finally:
             for subscription in list(self.subscriptions.values()):
-                await subscription.note_expired(self.ledger.first_position.ledger_id)
+                await subscription.expiry.save(self.ledger.first_position.ledger_id)
 
     def _on_expired(self, cursor_name: str, entries: Entries) -> None:
         subscription = self.subscriptions.get(subscription_of(cursor_name))
@@ -581,8 +587,6 @@ class Topic:
         await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
         if self._index is not None:
             await self._index.close()
-        for subscription in self.subscriptions.values():
-            subscription.let_go()
         self._sweep.close()
         await self.ledger.close()
 
@@ -608,13 +612,14 @@ class Topic:
             if stats is not None:
                 yield name, stats, subscription.index_buckets()
 
-    def _has_tracker(self, cursor_name: str) -> bool:
+    def has_tracker(self, cursor_name: str) -> bool:
+        """Whether the snapshots of a cursor have a tracker now."""
         if cursor_name == INDEX_CURSOR_NAME:
             return self._index is not None and self._index.has_tracker
         subscription = self.subscriptions.get(subscription_of(cursor_name))
-        return subscription is not None and subscription.has_bucket_tracker
+        return subscription is not None and subscription.bucket_tracker is not None
 
-    def _failed_creates(self) -> int:
+    def failed_creates(self) -> int:
         """Count the creates of the present trackers that failed: each may have left a snapshot without a name."""
         indexes = [one.index_stats() for one in self.subscriptions.values()]
         if self._index is not None:
@@ -630,7 +635,6 @@ class Topic:
         """Delete a subscription. Once its cursor is gone, its snapshots have no owner, also after a crash."""
         has_index = subscription.index_counters_before is not None or names_buckets(subscription.cursor.properties)
         del self.subscriptions[subscription.name]
-        subscription.let_go()
         self._count_deleted(subscription.counters, subscription.index_counters_before)
         await self.ledger.delete_cursor(subscription.cursor.name)
         if self._index is not None and not self.subscriptions:

@@ -589,28 +589,6 @@ def test_what_is_remembered_of_objects_is_bounded(moto: S3Server) -> None:
     asyncio.run(scenario())
 
 
-def test_a_snapshot_that_another_process_deleted_is_not_found(moto: S3Server) -> None:
-    """Also by calls that could answer from memory, and where there is nothing to read."""
-    backend = S3Backend(moto)
-
-    async def scenario() -> None:
-        async with backend.storage() as storage:
-            bucket_id = await _create(storage)
-            await storage.get_bucket_snapshot_head(bucket_id)
-            moto.client.delete_object(Bucket=BUCKET, Key=backend.keys()[bucket_id])
-            for read in (
-                storage.get_bucket_snapshot_segment(bucket_id, 9, 9),
-                storage.get_bucket_snapshot_segment(bucket_id, 1, 1),
-                storage.get_bucket_snapshot_length(bucket_id),
-                storage.get_bucket_snapshot_metadata(bucket_id),
-            ):
-                with pytest.raises(BucketNotFoundError):
-                    await read
-            assert await storage.list_bucket_snapshots() == []
-
-    asyncio.run(scenario())
-
-
 def test_no_secret_is_logged(moto: S3Server, caplog: pytest.LogCaptureFixture) -> None:
     """At any level, also by boto3, also in errors; a token neither."""
     caplog.set_level(logging.DEBUG)

@@ -206,8 +206,8 @@ def test_a_flipped_type_of_a_record_refuses_and_is_repaired(
     assert lost <= ENTRIES_OF_A_RECORD
 
 
-@pytest.mark.parametrize("left", ["POSTDATE-LOG", "MANIFEST-*", "OPTIONS-*", "*.log", "*.sst"])
-def test_a_log_is_known_by_any_of_its_files(tmp_path: Path, data: Path, left: str) -> None:
+@pytest.mark.parametrize("left", ["POSTDATE-LOG", "MANIFEST-*", "OPTIONS-*"])
+def test_a_log_is_known_by_any_file_that_says_so(tmp_path: Path, data: Path, left: str) -> None:
     for file in sorted((data / "ledgers").glob(left)):
         (tmp_path / "ledgers").mkdir(exist_ok=True)
         shutil.copy(file, tmp_path / "ledgers")

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from dispatcher import DispatcherConfig
+from dispatcher import DispatcherConfig, SubscriptionType
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import ENTRY
 from dispatcher.core.read_plan import ReadRequest
-from dispatcher.factory import key_shared_core
+from dispatcher.factory import make_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.positions.position import Position
@@ -17,7 +17,9 @@ class CoreFeed:
     """A core that reads what it is told to; returns one entry at a time."""
 
     def __init__(self, portion: int = 1, **config: int) -> None:
-        self.core = key_shared_core(DispatcherConfig(return_entries_max=portion, **config), has_delays=True)
+        self.core = make_core(
+            SubscriptionType.KEY_SHARED, DispatcherConfig(return_entries_max=portion, **config), has_delays=True
+        )
         self.core.start(Position(1, 0), Position(1, -1))
         self.entries = 0
         self.joined = 0

@@ -1,7 +1,7 @@
 """Helpers for tests of the log: a database in memory that can lose power or refuse, and short ways to open one.
 
-The fake keeps the promises of `managed_ledger.disk.database.Database` and no more: writes that were not synced are
-lost by `after_power_loss`, a batch is applied whole or not at all. It counts the operations that went through it.
+The fake keeps the promises of `managed_ledger.disk.reopening.ReopeningDatabase` and no more: writes that were not
+synced are lost by `after_power_loss`, a batch is applied whole or not at all. It counts the operations.
 """
 
 import threading
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk import meta_copies
-from managed_ledger.disk.database import RocksDatabase, WritableDatabase
+from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
+from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
@@ -212,7 +213,7 @@ class LedgerClock:
 
 
 async def open_store(
-    database: WritableDatabase,
+    database: "MemoryDatabase | ReopeningDatabase",
     *,
     clock: LedgerClock | None = None,
     **limits: int,

@@ -5,9 +5,7 @@ import random
 from collections.abc import Callable, Collection
 
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType
-from dispatcher.core.single_active import SingleActiveCore
-from dispatcher.core.subscription_core import SubscriptionCore
-from dispatcher.factory import key_shared_core, shared_core
+from dispatcher.factory import make_core
 from dispatcher.slots import sticky_hash
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor, FakeTracker
 from tests.helpers.fakes.virtual_time import now_ms
@@ -37,18 +35,9 @@ class ShellWorld:
         self.log = log if log is not None else FakeLog(chance=chance)
         self.cursor = FakeLogCursor(self.log)
         has_delays = kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED)
-        cores: dict[SubscriptionType, Callable[[], SubscriptionCore]] = {
-            SubscriptionType.KEY_SHARED: lambda: key_shared_core(
-                self.config, has_delays=True, cursor=self.cursor, ledgers=self.log.ledgers
-            ),
-            SubscriptionType.SHARED: lambda: shared_core(self.config, has_delays=True, cursor=self.cursor),
-            SubscriptionType.FAILOVER: lambda: SingleActiveCore(
-                self.config, topic_name=TOPIC, is_failover=True, cursor=self.cursor
-            ),
-            SubscriptionType.EXCLUSIVE: lambda: SingleActiveCore(
-                self.config, topic_name=TOPIC, is_failover=False, cursor=self.cursor
-            ),
-        }
+        core = make_core(
+            kind, self.config, has_delays=has_delays, cursor=self.cursor, ledgers=self.log.ledgers, topic_name=TOPIC
+        )
 
         def new_tracker(on_available: Callable[[], None]) -> DelayedDeliveryTracker:
             if tracker_config is None:
@@ -59,7 +48,7 @@ class ShellWorld:
             return InMemoryDelayedDeliveryTracker(context, tracker_config, now_ms=now_ms)
 
         self.dispatcher = Dispatcher(
-            kind, cores[kind](), self.log, self.cursor, new_tracker if has_delays else None, self.config, now_ms
+            kind, core, self.log, self.cursor, new_tracker if has_delays else None, self.config, now_ms
         )
         self.dispatcher.open()
         self._consumers: dict[str, FakeConsumer] = {}

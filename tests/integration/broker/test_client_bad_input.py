@@ -5,7 +5,6 @@ real Pulsar differs in something that a user may notice, the test says so.
 """
 
 import asyncio
-import socket
 import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,13 +14,11 @@ import pytest
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import now_ms
 from tests.helpers.services.programs.frames import ConnectionEndedError, RawConnection, command, raw_connection
-from tests.helpers.services.services import DELAY_MAX_MS, RunningService
+from tests.helpers.services.services import RunningService
 from tests.helpers.wire_frames import framed
 
-CHECKSUM_ERROR = 9
 METADATA_ERROR = 1
 CONSUMER_ASSIGN_ERROR = 19
-NOT_ALLOWED_ERROR = 22
 
 FRAME_MAX = 5 * 2**20 + 10 * 2**10
 """The largest message and what surrounds it."""
@@ -81,86 +78,6 @@ def test_a_connection_that_breaks_the_protocol_is_closed(service: RunningService
     beside_a_bystander(service, topic, story)
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(command(frames.PRODUCER, {1: "t", 2: 1, 3: 1}), id="PRODUCER"),
-        pytest.param(command(frames.LOOKUP, {1: "t", 2: 1}), id="LOOKUP"),
-        pytest.param(command(frames.SUBSCRIBE, {1: "t", 2: "s", 3: 1, 4: 1, 5: 1}), id="SUBSCRIBE"),
-        pytest.param(frames.send(metadata(), b"x"), id="SEND"),
-        pytest.param(b"\x00" * 64, id="zeros"),
-    ],
-)
-def test_nothing_is_done_before_the_greeting(service: RunningService, topic: str, first: bytes) -> None:
-    """CONNECT comes first, or the connection ends."""
-
-    async def story(connection: RawConnection) -> None:
-        await connection.write(first)
-        assert await connection.is_ended()
-
-    beside_a_bystander(service, topic, story, greet=False)
-
-
-def test_a_connection_may_end_in_the_middle_of_a_frame(service: RunningService, topic: str) -> None:
-    """Half a frame and then nothing: the service does not wait for the rest, and nothing of it is stored."""
-
-    async def ends_early(connection: RawConnection) -> None:
-        await connection.open_producer(topic)
-        await connection.write(frames.send(metadata(), b"x" * 1000)[:500])
-
-    async def sends_all(connection: RawConnection) -> None:
-        await connection.open_producer(topic)
-        kind, fields = await connection.ask(frames.send(metadata(), b"x" * 1000))
-        assert kind == frames.SEND_RECEIPT, fields
-        assert frames.parsed(fields[3])[2] == 0, "the entry id of the topic's first message"
-
-    beside_a_bystander(service, topic, ends_early)
-    beside_a_bystander(service, topic, sends_all)
-
-
-def test_a_frame_may_come_byte_by_byte(service: RunningService, topic: str) -> None:
-    """How TCP cuts the stream does not matter."""
-
-    async def story(connection: RawConnection) -> None:
-        await connection.open_producer(topic)
-        frame = frames.send(metadata(), b"x")
-        for at in range(len(frame) - 1):
-            await connection.write(frame[at : at + 1])
-        kind, fields = await connection.ask(frame[-1:])
-        assert kind == frames.SEND_RECEIPT, fields
-
-    beside_a_bystander(service, topic, story)
-
-
-def test_a_wrong_checksum_fails_that_message_alone(service: RunningService, topic: str) -> None:
-    """The producer is told which one, and goes on."""
-
-    async def story(connection: RawConnection) -> None:
-        await connection.open_producer(topic)
-        kind, fields = await connection.ask(frames.send(metadata(), b"x", sequence_id=0, checksum=1))
-        assert (kind, fields[2], fields[3]) == (frames.SEND_ERROR, 0, CHECKSUM_ERROR)
-        kind, fields = await connection.ask(frames.send(metadata(), b"y", sequence_id=1))
-        assert (kind, fields[2]) == (frames.SEND_RECEIPT, 1)
-
-    beside_a_bystander(service, topic, story)
-
-
-def test_a_delay_beyond_the_limit_fails_that_message_alone(service: RunningService, topic: str) -> None:
-    """`delayedDeliveryMaxDelayInMillis` is kept; the error says what is allowed."""
-
-    async def story(connection: RawConnection) -> None:
-        await connection.open_producer(topic)
-        too_late = metadata() | {19: now_ms() + DELAY_MAX_MS + 60_000}
-        kind, fields = await connection.ask(frames.send(too_late, b"x", sequence_id=0))
-        assert (kind, fields[2], fields[3]) == (frames.SEND_ERROR, 0, NOT_ALLOWED_ERROR)
-        assert str(DELAY_MAX_MS) in fields[4].decode()
-        in_time = metadata() | {19: now_ms() + DELAY_MAX_MS - 60_000}
-        kind, fields = await connection.ask(frames.send(in_time, b"y", sequence_id=1))
-        assert (kind, fields[2]) == (frames.SEND_RECEIPT, 1)
-
-    beside_a_bystander(service, topic, story)
-
-
 def broken_sends() -> list[Any]:
     """Return SEND frames whose part after the command is not what it should be."""
     header = frames.message({1: frames.SEND, frames.SEND: {1: 1, 2: 0, 3: 1}})
@@ -214,16 +131,6 @@ def test_a_request_about_no_consumer_is_an_error(service: RunningService, topic:
     async def story(connection: RawConnection) -> None:
         kind, fields = await connection.ask(command(request_kind, {1: 77, 2: 5}))
         assert (kind, fields[1], fields[2]) == (frames.ERROR, 5, METADATA_ERROR)
-
-    beside_a_bystander(service, topic, story)
-
-
-def test_closing_what_does_not_exist_succeeds(service: RunningService, topic: str) -> None:
-    """It is as gone as it can be."""
-
-    async def story(connection: RawConnection) -> None:
-        for kind in (frames.CLOSE_PRODUCER, frames.CLOSE_CONSUMER):
-            assert await connection.ask(command(kind, {1: 77, 2: 5})) == (frames.SUCCESS, {1: 5})
 
     beside_a_bystander(service, topic, story)
 
@@ -327,26 +234,5 @@ def test_sticky_ranges_that_make_no_sense_are_refused(
         subscribe = {1: topic, 2: "s", 3: 3, 4: 1, 5: 9, 13: 1, 17: {1: 1, 3: ranges}}
         kind, fields = await connection.ask(command(frames.SUBSCRIBE, subscribe))
         assert (kind, fields[1], fields[2]) == (frames.ERROR, 9, CONSUMER_ASSIGN_ERROR)
-
-    beside_a_bystander(service, topic, story)
-
-
-def test_a_peer_that_resets_its_connection_is_forgotten(service: RunningService, topic: str) -> None:
-    """A producer's name is free again soon after its connection was cut off."""
-
-    async def story(connection: RawConnection) -> None:
-        opened = command(frames.PRODUCER, {1: topic, 2: 1, 3: 1, 4: "only"})
-        await connection.look_up(topic)
-        async with raw_connection(service.port) as first:
-            kind, _ = await first.ask(opened)
-            assert kind == frames.PRODUCER_SUCCESS
-            # Lingering for zero seconds makes the close a reset.
-            first.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        for _ in range(100):
-            kind, _ = await connection.ask(opened)
-            if kind == frames.PRODUCER_SUCCESS:
-                return
-            await asyncio.sleep(0.05)
-        pytest.fail("the name stayed taken")
 
     beside_a_bystander(service, topic, story)

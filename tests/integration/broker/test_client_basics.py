@@ -53,16 +53,6 @@ def test_everything_a_message_carries_arrives(clients: Clients, topic: str) -> N
     assert message.publish_timestamp() > 1_700_000_000_000
 
 
-def test_an_empty_message_is_a_message(clients: Clients, topic: str) -> None:
-    """A payload of no bytes is kept and delivered."""
-    client = clients.new()
-    consumer = subscribe(client, topic)
-
-    client.create_producer(topic).send(b"")
-
-    assert consumer.receive(10_000).data() == b""
-
-
 @pytest.mark.parametrize(
     ("batching", "entries"),
     [(pulsar.BatchingType.Default, {1}), (pulsar.BatchingType.KeyBased, {2})],
@@ -156,22 +146,6 @@ def test_short_and_full_names_mean_the_same_topic(clients: Clients, topic: str, 
     assert consumer.receive(10_000).topic_name() == topic
 
 
-def test_a_topic_name_may_hold_odd_characters(clients: Clients, topic: str) -> None:
-    """Spaces, slashes' escapes and letters beyond ASCII are part of a name."""
-    client = clients.new()
-    name = f"{topic}-ü %2F:x"
-    consumer = subscribe(client, name)
-
-    client.create_producer(name).send(b"x")
-
-    assert consumer.receive(10_000).data() == b"x"
-
-
-def test_a_plain_topic_has_no_partitions(clients: Clients, topic: str) -> None:
-    """The client is told of zero partitions and uses the topic by its own name."""
-    assert clients.new().get_topic_partitions(topic) == [topic]
-
-
 def test_topics_of_one_namespace_are_found_by_pattern(clients: Clients, topic: str) -> None:
     """A regular expression subscribes to every topic that it matches."""
     client = clients.new()
@@ -196,15 +170,3 @@ def test_one_consumer_may_take_several_topics(clients: Clients, topic: str) -> N
     assert {(message.topic_name(), message.data().decode()) for message in received} == {
         (name, name[-1]) for name in names
     }
-
-
-def test_two_subscriptions_each_get_every_message(clients: Clients, topic: str) -> None:
-    """Messages that one subscription acknowledges stay for the other."""
-    client = clients.new()
-    first = subscribe(client, topic, subscription="first")
-    second = subscribe(client, topic, subscription="second")
-
-    send_all(client.create_producer(topic), ["a", "b"])
-
-    assert texts(receive_and_ack(first, 2)) == ["a", "b"]
-    assert texts(receive_and_ack(second, 2)) == ["a", "b"]

@@ -43,18 +43,6 @@ def test_seeking_a_message_brings_what_follows_it(clients: Clients, topic: str, 
     assert nothing_comes(consumer)
 
 
-def test_seeking_a_message_can_include_it(clients: Clients, topic: str) -> None:
-    """The service goes to the message itself; it is the client that drops it."""
-    client = clients.new()
-    consumer = subscribe(client, topic, start_message_id_inclusive=True)
-    ids = send_apart(client.create_producer(topic), "abcd")
-    receive_and_ack(consumer, 4)
-
-    consumer.seek(ids[2])
-
-    assert texts(receive_and_ack(consumer, 2)) == ["c", "d"]
-
-
 def test_seeking_a_time_brings_what_was_published_since(clients: Clients, topic: str) -> None:
     """From the first message with that publish time or a later one."""
     client = clients.new()
@@ -104,20 +92,6 @@ def test_a_seek_moves_every_consumer_of_the_subscription(clients: Clients, topic
     assert sorted(received, key=int) == [str(i) for i in range(20)]
 
 
-def test_a_seek_forgets_redelivery_counts(clients: Clients, topic: str) -> None:
-    """Messages that come again after a seek come as if for the first time."""
-    client = clients.new()
-    consumer = subscribe(client, topic, negative_ack_redelivery_delay_ms=100)
-    client.create_producer(topic).send(b"a")
-    consumer.negative_acknowledge(consumer.receive(10_000))
-    nacked = consumer.receive(10_000)
-
-    consumer.seek(pulsar.MessageId.earliest)
-
-    assert nacked.redelivery_count() == 1
-    assert consumer.receive(10_000).redelivery_count() == 0
-
-
 def test_a_reader_reads_from_where_it_is_put(clients: Clients, topic: str) -> None:
     """From the ends or after a message, leaving no trace."""
     client = clients.new()
@@ -153,21 +127,6 @@ def test_a_reader_knows_whether_more_is_there(clients: Clients, topic: str) -> N
     assert at_end == (False, False)
     assert from_end.has_message_available()
     assert from_end.read_next(10_000).data() == from_start.read_next(10_000).data() == b"c"
-
-
-def test_a_reader_can_seek(clients: Clients, topic: str) -> None:
-    """Back to the start, or to a publish time."""
-    client = clients.new()
-    send_apart(client.create_producer(topic), "abc")
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    messages = [reader.read_next(10_000) for _ in range(3)]
-
-    reader.seek(messages[1].publish_timestamp())
-    by_time = reader.read_next(10_000).data()
-    reader.seek(pulsar.MessageId.earliest)
-
-    assert by_time == b"b"
-    assert reader.read_next(10_000).data() == b"a"
 
 
 def test_the_last_message_id_is_the_last_message(clients: Clients, topic: str) -> None:

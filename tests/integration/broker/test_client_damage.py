@@ -168,26 +168,3 @@ def _is_named(service: PostdateProcess, lost: set[int]) -> None:
     key = f"k{min(lost) % KEYS}"
     state = json.loads(_answer(service, f"/postdate/v1/topics/{TOPIC}/explain?key={key}")[1])
     assert {one["state"] for message in state["messages"] for one in message["subscriptions"]} == {"damaged"}
-
-
-def test_moving_many_moves_all_but_the_damaged_ones_and_names_those(own_service: PostdateProcess) -> None:
-    own_service.start()
-    _publish(own_service, first_due_ms=now_ms() + 3_600_000)
-    _damage(own_service)
-    lost = _lost(own_service.folder / "data")
-    own_service.start()
-
-    moved = _postdate(
-        "scheduled", "reschedule", "orders", "--all", "--shift", "1h", "--yes", "--url", own_service.web_url
-    )
-    assert moved.returncode == 0, moved.stderr
-    assert (
-        f"{MESSAGES - len(lost):,} messages rescheduled; {len(lost):,} are damaged in the log and stay: "
-        in moved.stdout
-    )
-    status, answer = _answer(own_service, f"/postdate/v1/topics/{TOPIC}/scheduled/deliver-now", {"all": True})
-    assert status == 200
-    delivered = json.loads(answer)
-    assert delivered["delivered"] == MESSAGES - len(lost)
-    assert delivered["damagedCount"] == len(lost)
-    assert {int(one.partition(":")[2]) for one in delivered["damaged"]} == lost

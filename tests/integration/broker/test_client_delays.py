@@ -18,7 +18,6 @@ from tests.helpers.services.programs.clients import (
     now_ms,
     receive,
     receive_and_ack,
-    send_all,
     subscribe,
     texts,
 )
@@ -92,35 +91,6 @@ def test_due_messages_come_by_time_and_then_as_sent(clients: Clients, topic: str
     assert [text for text, _ in received_at(consumer, 4)] == ["1", "3", "2", "0"]
 
 
-def test_deliver_after_counts_from_now(clients: Clients, topic: str) -> None:
-    """A delay given as a duration is kept like one given as a time."""
-    client = clients.new()
-    consumer = subscribe(client, topic)
-    sent_ms = now_ms()
-
-    client.create_producer(topic).send(b"x", deliver_after=timedelta(milliseconds=500))
-    (_, arrived_ms) = received_at(consumer, 1)[0]
-
-    assert sent_ms + 500 <= arrived_ms < sent_ms + 500 + LATE_MAX_MS
-
-
-def test_a_delayed_message_is_never_part_of_a_batch(clients: Clients, topic: str) -> None:
-    """It goes on its own at once, and the batch around it is delivered as usual."""
-    client = clients.new()
-    consumer = subscribe(client, topic)
-    producer = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=100)
-    deliver_at_ms = now_ms() + 700
-
-    producer.send_async(b"a", None)
-    producer.send_async(b"later", None, deliver_at=deliver_at_ms)
-    producer.send_async(b"b", None)
-    producer.flush()
-    arrivals = received_at(consumer, 3)
-
-    assert [text for text, _ in arrivals] == ["a", "b", "later"]
-    assert arrivals[2][1] >= deliver_at_ms
-
-
 def test_a_nack_of_a_delayed_message_does_not_delay_it_again(clients: Clients, topic: str) -> None:
     """Its time has come: it is redelivered like any other message."""
     client = clients.new()
@@ -164,20 +134,6 @@ def test_a_subscription_that_becomes_exclusive_lets_go(clients: Clients, topic: 
 
     assert quiet
     assert texts(receive_and_ack(exclusive, 1)) == ["later"]
-
-
-def test_each_subscription_has_its_own_delays(clients: Clients, topic: str) -> None:
-    """One subscription's delivery does not touch the other's."""
-    client = clients.new()
-    consumers = [subscribe(client, topic, subscription=name) for name in ("one", "two")]
-    deliver_at_ms = now_ms() + 400
-
-    client.create_producer(topic).send(b"x", deliver_at=deliver_at_ms)
-    arrivals = [received_at(consumer, 1)[0] for consumer in consumers]
-
-    assert all(
-        text == "x" and deliver_at_ms <= arrived_ms < deliver_at_ms + LATE_MAX_MS for text, arrived_ms in arrivals
-    )
 
 
 def test_seeking_back_keeps_the_delay_and_delivers_once(clients: Clients, topic: str) -> None:
@@ -226,20 +182,6 @@ def test_many_due_at_one_instant_come_once_and_in_order(clients: Clients, topic:
 
     assert arrived_ms >= deliver_at_ms
     assert texts(first + receive_and_ack(consumer, len(sent) - 1)) == sent
-
-
-def test_delays_that_nobody_waits_for_do_no_harm(clients: Clients, topic: str) -> None:
-    """A topic full of far delays delivers its immediate messages as if there were none."""
-    client = clients.new()
-    consumer = subscribe(client, topic, ConsumerType.KeyShared)
-    producer = client.create_producer(topic, max_pending_messages=5000)
-    for i in range(2000):
-        producer.send_async(b"far", None, deliver_after=timedelta(hours=1), partition_key=f"k{i % 50}")
-    producer.flush()
-
-    send_all(producer, ["a", "b", "c"], partition_key="k1")
-
-    assert texts(receive_and_ack(consumer, 3)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("kind", HOLDING)

@@ -17,7 +17,6 @@ from tests.helpers.services.programs.clients import (
     nothing_comes,
     now_ms,
     receive,
-    send_all,
     subscribe,
     texts,
     wait_for,
@@ -187,15 +186,6 @@ def test_the_ordering_key_goes_before_the_partition_key(clients: Clients, topic:
         producer.send(b"x", partition_key=key, ordering_key="one")
 
     assert sorted(len(drain(consumer)) for consumer in consumers) == [0, 0, len(KEYS)]
-
-
-def test_messages_without_a_key_are_spread(clients: Clients, topic: str) -> None:
-    """Without a key the producer's name and the sequence id decide, so that each consumer gets some."""
-    consumers = [subscribe(clients.new(), topic, ConsumerType.KeyShared, consumer_name=name) for name in "abc"]
-
-    send_all(clients.new().create_producer(topic), ["x"] * 60)
-
-    assert all(len(drain(consumer)) > 0 for consumer in consumers)
 
 
 def test_a_nacked_message_stays_with_its_key(clients: Clients, topic: str) -> None:

@@ -12,16 +12,14 @@ import pytest
 from pulsar import ConsumerType
 
 from tests.helpers.services.programs import frames
-from tests.helpers.services.programs.clients import Clients, now_ms, receive, subscribe, wait_for
+from tests.helpers.services.programs.clients import Clients, now_ms, receive, subscribe
 from tests.helpers.services.programs.frames import RawConnection, command, play, raw_connection
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
 from tests.helpers.services.topic_stats import ask_topic
 
 KEY_SHARED = 3
-ACK_RESPONSE = 38
 CONSUMER_BUSY, CONSUMER_ASSIGN_ERROR, NOT_ALLOWED = 5, 19, 22
 EVERYTHING = [{1: 0, 2: 65535}]
-CUMULATIVE = 1
 
 
 async def join(connection: RawConnection, topic: str, consumer_id: int, **policy: Any) -> tuple[int, dict[int, Any]]:
@@ -79,28 +77,6 @@ def test_what_was_not_acknowledged_in_time_comes_again_in_its_place(service: Run
     play(service.port, story)
 
 
-def test_a_key_may_be_acknowledged_through_another_consumer_and_twice(service: RunningService, topic: str) -> None:
-    async def story(connection: RawConnection) -> None:
-        await connection.open_producer(topic)
-        await join(connection, topic, 1)
-        await publish(connection, 3)
-        positions = [at for _, at, _ in await messages(connection, 3)]
-        await join(connection, topic, 2)
-        for _ in range(2):
-            await connection.write(command(frames.ACK, {1: 2, 2: 0, 3: ids(positions)}))
-
-        def is_settled() -> bool:
-            shown = ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]
-            unacked = [one["unackedMessages"] for one in shown["consumers"]]
-            return (shown["msgBacklog"], shown["unackedMessages"], unacked) == (0, 0, [0, 0])
-
-        await asyncio.to_thread(wait_for, is_settled)
-        draining = ask_topic(service, topic, "stats")[1]["subscriptions"]["sub"]["drainingHashesCount"]
-        assert draining == 0
-
-    play(service.port, story)
-
-
 @pytest.mark.parametrize("never_was", [(2**64 - 1, 2**64 - 1), (2**63, 0), (0, 2**32), (0, 2**63)], ids=str)
 def test_an_id_that_cannot_be_is_no_harm_to_the_others_of_its_command(
     service: RunningService, topic: str, never_was: tuple[int, int]
@@ -119,47 +95,6 @@ def test_an_id_that_cannot_be_is_no_harm_to_the_others_of_its_command(
         await connection.write(command(frames.REDELIVER, {1: 1, 2: ids([never_was])}))
         await connection.write(command(frames.REDELIVER, {1: 1}))
         assert await messages(connection, 2) == [(1, second, 1), (1, third, 2)]
-
-    play(service.port, story)
-
-
-def test_a_cumulative_acknowledgement_is_refused_with_an_error(
-    service: RunningService, topic: str, is_real_pulsar: bool
-) -> None:
-    """A real Pulsar ignores it with a warning in its log; nothing is acknowledged by either."""
-
-    async def story(connection: RawConnection) -> None:
-        await connection.open_producer(topic)
-        await join(connection, topic, 1)
-        await publish(connection, 2)
-        positions = [at for _, at, _ in await messages(connection, 2)]
-        ack = {1: 1, 2: CUMULATIVE, 3: ids(positions[1:]), 8: 77}
-        kind, fields = await connection.ask(command(frames.ACK, ack))
-        while kind != ACK_RESPONSE:
-            kind, fields, _ = await connection.read()
-        assert fields[6] == 77
-        if not is_real_pulsar:
-            assert fields[4] == NOT_ALLOWED
-            assert b"one by one" in fields[5]
-        await connection.write(command(frames.REDELIVER, {1: 1}))
-        assert [at for _, at, _ in await messages(connection, 2)] == positions
-
-    play(service.port, story)
-
-
-def test_another_policy_is_refused_while_consumers_are_connected(
-    service: RunningService, topic: str, is_real_pulsar: bool
-) -> None:
-    async def story(connection: RawConnection) -> None:
-        await connection.look_up(topic)
-        assert (await join(connection, topic, 1))[0] == frames.SUCCESS
-        kind, fields = await join(connection, topic, 2, ranges=[{1: 0, 2: 65535}])
-        assert (kind, fields[2]) == (frames.ERROR, CONSUMER_BUSY)
-        if not is_real_pulsar:
-            assert b"another Key_Shared policy" in fields[3]
-        kind, _ = await connection.ask(command(frames.CLOSE_CONSUMER, {1: 1, 2: 9}))
-        assert kind == frames.SUCCESS
-        assert (await join(connection, topic, 2, ranges=[{1: 0, 2: 65535}]))[0] == frames.SUCCESS
 
     play(service.port, story)
 

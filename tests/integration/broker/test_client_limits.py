@@ -3,8 +3,6 @@
 import asyncio
 import urllib.request
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
-from typing import Any
 from uuid import uuid4
 
 import pulsar
@@ -15,7 +13,7 @@ from postdate.demo.process import PostdateProcess
 from tests.helpers.services.kinds import KINDS, require_tools
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import Clients, receive_and_ack, subscribe, texts
-from tests.helpers.services.programs.frames import ConnectionEndedError, command, raw_connection
+from tests.helpers.services.programs.frames import command, raw_connection
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
 
 LIMITS = {
@@ -26,9 +24,7 @@ LIMITS = {
     "maxTopicsPerNamespace": "40",
     "brokerMaxConnectionsPerIp": "25",
 }
-NOT_ALLOWED_ERROR = 22
 PRODUCER_BUSY = 16
-MINUS_ONE = 2**64 - 1
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -142,39 +138,6 @@ def test_one_topic_of_a_namespace_too_many_is_not_allowed(service: RunningServic
         subscribe(client, f"{namespace}/one-more")
 
     client.create_producer(f"{namespace}/t0").send(b"x")
-
-
-def test_one_connection_of_an_address_too_many_hears_so_and_ends(service: RunningService) -> None:
-    async def story() -> None:
-        async with AsyncExitStack() as opened:
-            answers: list[tuple[int, dict[int, Any]]] = []
-            for _ in range(int(LIMITS["brokerMaxConnectionsPerIp"]) + 1):
-                connection = await opened.enter_async_context(raw_connection(service.port, greet=False))
-                answers.append(await connection.ask(frames.connect()))
-                if answers[-1][0] != frames.CONNECTED:
-                    break
-            kind, fields = answers[-1]
-            assert (kind, fields[1], fields[2]) == (frames.ERROR, MINUS_ONE, NOT_ALLOWED_ERROR)
-            assert fields[3].decode().startswith("Reached the maximum number of connections on address")
-            assert await connection.is_ended()
-            # Clients of other tests may have been there, but not many.
-            assert len(answers) > 10
-
-    asyncio.run(story())
-
-
-def test_places_of_connections_that_have_ended_are_free_again(
-    service: RunningService, clients: Clients, topic: str
-) -> None:
-    async def story() -> None:
-        for _ in range(3 * int(LIMITS["brokerMaxConnectionsPerIp"])):
-            with suppress(ConnectionEndedError):
-                async with raw_connection(service.port, greet=False) as connection:
-                    await connection.write(frames.connect())
-
-    asyncio.run(story())
-    client = clients.new()
-    assert client.get_topic_partitions(topic) == [topic]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ The first story runs against a real Pulsar as well; the others kill and start a 
 """
 
 import json
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -25,9 +24,6 @@ from tests.helpers.services.programs.clients import (
     wait_for,
 )
 from tests.helpers.services.services import POSTDATE, make_service
-
-ACK_GROUP_S = 0.3
-"""The client groups acknowledgements for 100 ms before it sends them."""
 
 
 @pytest.fixture
@@ -79,29 +75,6 @@ def test_more_than_a_thousand_messages_of_a_consumer_that_leaves_go_to_the_other
     assert sorted(map(int, texts(drain(other, quiet_ms=2_000)))) == list(range(1_800))
     publish(clients, topic, 100)
     assert sorted(map(int, texts(drain(other)))) == list(range(100))
-
-
-@pytest.mark.parametrize("kind", [ConsumerType.Shared, ConsumerType.KeyShared])
-def test_what_is_acknowledged_after_a_restart_is_not_sent_again(
-    own_service: PostdateProcess, own_clients: Clients, topic: str, kind: ConsumerType
-) -> None:
-    """10,000 delayed messages were received before the kill, and are acknowledged after it."""
-    consumer = subscribe(own_clients.new(), topic, kind, receiver_queue_size=500)
-    publish(own_clients, topic, 10_000, lambda number: 0.5 + number % 100 / 100)
-    got = receive(consumer, 10_000, timeout_ms=30_000)
-
-    own_service.kill()
-    own_service.start()
-    wait_for(lambda: len(stats_of(own_service, topic)["consumers"]) == 1, timeout_s=30)
-    for message in got:
-        consumer.acknowledge(message)
-    wait_for(lambda: stats_of(own_service, topic)["msgBacklog"] == 0, timeout_s=30)
-    time.sleep(ACK_GROUP_S)
-
-    # Messages in the client's queue when it acknowledged come to it all the same, as with a real Pulsar.
-    assert len(drain(consumer, ack=False)) <= 500
-    stats = stats_of(own_service, topic)
-    assert (stats["msgBacklog"], stats["msgDelayed"]) == (0, 0)
 
 
 def test_immediate_messages_of_a_key_keep_their_order_across_a_kill(

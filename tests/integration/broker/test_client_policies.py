@@ -110,14 +110,6 @@ def test_a_topics_policies_stand_over_its_namespaces(clients: Clients, topic: st
     wait_for(lambda: ask("GET", applied) == (200, CONFIGURED))
 
 
-@pytest.mark.parametrize("text", ["garbage", "[]", '"x"', '{"active":"x"}', '{"active":true,"tickTime":"1s"}'])
-def test_a_body_that_is_no_policies_is_refused(clients: Clients, topic: str, ask: Ask, text: str) -> None:
-    clients.new().create_producer(topic)
-
-    assert ask("POST", path_of(topic), text=text)[0] == 400
-    assert ask("GET", path_of(topic)) == (200, None)
-
-
 @pytest.mark.parametrize(
     ("text", "field"),
     [
@@ -149,15 +141,6 @@ def test_a_typo_changes_nothing(
         assert status == 400
         assert field in json.loads(answer)["reason"]
         assert told == (200, own)
-
-
-@pytest.mark.parametrize("method", ["PUT", "PATCH"])
-def test_policies_are_changed_by_post_and_delete_alone(clients: Clients, topic: str, ask: Ask, method: str) -> None:
-    clients.new().create_producer(topic)
-
-    for path in (path_of(topic), NAMESPACE):
-        assert ask(method, path, OFF)[0] == 405
-        assert ask("GET", path) == (200, None)
 
 
 def test_what_is_published_while_delays_are_off_is_delivered_at_once(clients: Clients, topic: str, ask: Ask) -> None:
@@ -252,25 +235,6 @@ def test_the_longest_delay_is_the_topics(service: RunningService, clients: Clien
         wait_for(partial(is_refused, expected))
     assert ask("DELETE", path_of(topic)) == (204, None)
     wait_for(partial(is_refused, [False, False, False, False, True]))
-
-
-def test_policies_outlive_a_kill(tmp_path: Path, topic: str) -> None:
-    """Postdate alone: a real Pulsar takes many seconds to come back."""
-    service = make_service(POSTDATE, tmp_path)
-    service.start()
-    ask = asking(service)
-    clients = Clients(service.url)
-    clients.new().create_producer(topic)
-    clients.close()
-    put(ask, path_of(topic), OFF)
-    put(ask, NAMESPACE, OFF | {"tickTime": 7})
-
-    service.kill()
-    service.start()
-    answers = [ask("GET", path) for path in (path_of(topic), NAMESPACE, path_of(topic) + "?applied=true")]
-    service.stop()
-
-    assert answers == [(200, OFF), (200, OFF | {"tickTime": 7}), (200, OFF)]
 
 
 @pytest.mark.parametrize("tracker", ["BucketDelayedDeliveryTrackerFactory", "InMemoryDelayedDeliveryTrackerFactory"])

@@ -24,17 +24,6 @@ def test_a_producer_without_a_name_gets_one_of_its_own(clients: Clients, topic: 
     assert all(names)
 
 
-def test_a_second_producer_of_the_same_name_is_refused(clients: Clients, topic: str) -> None:
-    """While a named producer lives, its name is taken; afterwards it is free."""
-    first = clients.new().create_producer(topic, producer_name="p")
-
-    with pytest.raises(pulsar.ProducerBusy):
-        clients.new().create_producer(topic, producer_name="p")
-
-    first.close()
-    clients.new().create_producer(topic, producer_name="p").send(b"x")
-
-
 def test_a_second_producer_of_the_same_name_on_one_connection_is_refused(clients: Clients, topic: str) -> None:
     """The first one goes on undisturbed."""
     client = clients.new()

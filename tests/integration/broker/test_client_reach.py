@@ -1,6 +1,5 @@
 """The reach of a service, by the real client and over real HTTP: this machine alone, or all clients let in."""
 
-import json
 import socket
 import urllib.error
 import urllib.request
@@ -13,9 +12,6 @@ import pytest
 
 from postdate.demo.process import PostdateProcess
 from tests.helpers.services.programs.clients import Clients, receive_and_ack, subscribe, texts
-
-POLICIES = "/admin/v2/namespaces/public/default/delayedDelivery"
-OFF = b'{"active":false,"tickTime":1000,"maxDeliveryDelayInMillis":0}'
 
 
 def outer_address() -> str:
@@ -89,29 +85,3 @@ def test_everybody_reaches_it_where_an_operator_says_so(tmp_path: Path, topic: s
     (warning,) = [line for line in log.splitlines() if " WARNING " in line]
     assert "bindAddress=0.0.0.0 is reached from other machines without authentication" in warning
     assert "  Listens on      0.0.0.0, every network of this machine; without authentication\n" in log
-
-
-def test_a_page_that_leads_here_by_its_own_name_reads_and_changes_nothing(local: PostdateProcess) -> None:
-    """DNS rebinding: the browser believes that this port is the page's."""
-    for method, path, body in (("GET", "/metrics", None), ("GET", POLICIES, None), ("POST", POLICIES, OFF)):
-        status, text = answer(local, method, path, body=body, Host=f"evil.example:{local.web_port}")
-
-        assert status == 403
-        assert "is no name of this service" in json.loads(text)["reason"]
-    assert answer(local, "GET", POLICIES) == (200, "")
-
-
-@pytest.mark.parametrize("header", ["Origin", "Sec_Fetch_Site"])
-def test_a_page_of_another_site_changes_nothing(local: PostdateProcess, header: str) -> None:
-    values = {"Origin": "http://evil.example", "Sec_Fetch_Site": "cross-site"}
-
-    for method, body in (("POST", OFF), ("DELETE", None)):
-        assert answer(local, method, POLICIES, body=body, **{header: values[header]})[0] == 403
-    assert answer(local, "GET", POLICIES) == (200, "")
-
-
-def test_a_page_of_the_service_itself_may_change(local: PostdateProcess) -> None:
-    own = {"Origin": f"http://127.0.0.1:{local.web_port}", "Sec_Fetch_Site": "same-origin"}
-
-    assert answer(local, "POST", POLICIES, body=OFF, **own)[0] == 204
-    assert answer(local, "DELETE", POLICIES, **own)[0] == 204

@@ -8,7 +8,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pulsar
@@ -117,26 +116,6 @@ def test_delays_are_kept_over_a_kill(own_service: PostdateProcess, own_clients: 
     twice = [number for number in set(numbers) if numbers.count(number) > 1]
     assert all(due[str(number)] < started_ms for number in twice)
     assert nothing_comes(consumer)
-
-
-def test_a_far_delay_is_still_there(own_service: PostdateProcess, own_clients: Clients, topic: str) -> None:
-    """Sealed or not, delayed messages stay delayed, and are not delivered because of a restart."""
-    client = own_clients.new()
-    consumer = subscribe(client, topic)
-    producer = client.create_producer(topic)
-    for _ in range(333):
-        producer.send_async(b"far", None, deliver_after=timedelta(hours=1))
-    producer.flush()
-
-    kill_and_start(own_service)
-    quiet = nothing_comes(consumer, within_ms=1000)
-    producer.send(b"near")
-
-    assert quiet
-    assert texts(receive_and_ack(consumer, 1)) == ["near"]
-    consumer.close()
-    exclusive = subscribe(client, topic, ConsumerType.Exclusive)
-    assert texts(receive_and_ack(exclusive, 333)) == ["far"] * 333
 
 
 def test_what_had_a_receipt_is_there_after_a_kill(

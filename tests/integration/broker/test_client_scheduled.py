@@ -25,9 +25,8 @@ from tests.helpers.services.programs.clients import (
     subscribe,
     texts,
 )
-from tests.helpers.services.services import GUARDED_SETTINGS, TEST_SETTINGS
+from tests.helpers.services.services import TEST_SETTINGS
 from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, VersityServer
-from tests.helpers.tokens import token
 
 HOUR_MS = 3_600_000
 MEMORY = {
@@ -166,28 +165,6 @@ def schedule(client: pulsar.Client, topic: str, count: int, *, keys: int = 5, in
     return payloads
 
 
-def test_what_is_listed_is_what_was_published_in_order_of_time(
-    own_service: PostdateProcess, own_clients: Clients, topic: str
-) -> None:
-    client = own_clients.new()
-    subscribe(client, topic, ConsumerType.KeyShared)
-    payloads = schedule(client, topic, 60)
-    api = Api(own_service, topic)
-
-    listed = api.listed("&payload=true")
-    histogram = api.ask("GET", "/scheduled/histogram?buckets=6")[1]
-    page = api.ask("GET", "/scheduled?key=k3&property=half=odd&limit=100")[1]
-
-    assert [one["properties"]["n"] for one in listed] == [payload[1:] for payload in payloads]
-    assert [one["deliverAtMs"] for one in listed] == sorted(one["deliverAtMs"] for one in listed)
-    assert (histogram["total"], sum(one["count"] for one in histogram["buckets"])) == (60, 60)
-    assert histogram["nextDueMs"] == listed[0]["deliverAtMs"]
-    assert histogram["lastDueMs"] == listed[-1]["deliverAtMs"]
-    assert [one["properties"]["n"] for one in page["messages"]] == ["3", "13", "23", "33", "43", "53"]
-    summary = next(one for one in api.ask("GET", "", prefix="/postdate/v1/topics")[1]["topics"] if one["delayed"] == 60)
-    assert topic.endswith(summary["name"])
-
-
 def test_cancelled_messages_never_come_and_counts_are_exact_at_once(
     own_service: PostdateProcess, own_clients: Clients, topic: str
 ) -> None:
@@ -221,26 +198,6 @@ def test_cancelled_messages_never_come_and_counts_are_exact_at_once(
     assert api.delayed() == 0
 
 
-def test_what_a_consumer_has_is_told_as_in_hand_and_not_as_cancelled(
-    own_service: PostdateProcess, own_clients: Clients, topic: str
-) -> None:
-    client = own_clients.new()
-    consumer = subscribe(client, topic, ConsumerType.Shared)
-    sent = client.create_producer(topic).send(b"m", deliver_at=now_ms() + 200)
-    api = Api(own_service, topic)
-    message = consumer.receive(20_000)
-    handle = f"{sent.ledger_id()}:{sent.entry_id()}"
-
-    cancelled = api.done("/scheduled/cancel", {"messageIds": [handle]})
-    moved = api.done("/scheduled/reschedule", {"messageIds": [handle], "delayMs": 60_000})
-    listed = api.listed()
-    consumer.acknowledge(message)
-
-    assert (cancelled["matched"], cancelled["inHand"], cancelled["cancelled"]) == (1, 1, 0)
-    assert (moved["matched"], moved["inHand"], moved["rescheduled"], moved["alreadyDue"]) == (1, 1, 0, 0)
-    assert listed == []
-
-
 def test_no_message_is_both_cancelled_and_received_around_its_due_time(
     own_service: PostdateProcess, own_clients: Clients, topic: str
 ) -> None:
@@ -267,29 +224,6 @@ def test_no_message_is_both_cancelled_and_received_around_its_due_time(
     assert cancelled & received == set()
     assert cancelled | received == set(map(str, range(150)))
     assert min(outcomes["cancelled"], outcomes["inHand"]) > 0
-
-
-def test_a_cancel_by_key_right_behind_a_reschedule_of_the_key_prevents_it(
-    own_service: PostdateProcess, own_clients: Clients, topic: str
-) -> None:
-    client = own_clients.new()
-    consumer = subscribe(client, topic, ConsumerType.Shared)
-    producer = client.create_producer(topic, batching_enabled=False)
-    api, other = Api(own_service, topic), Api(own_service, topic)
-    for number in range(40):
-        key = f"k{number}"
-        producer.send(key.encode(), partition_key=key, deliver_at=now_ms() + HOUR_MS)
-        mover = threading.Thread(
-            target=other.ask, args=("POST", "/scheduled/reschedule", {"key": key, "delayMs": 2_000})
-        )
-        mover.start()
-        time.sleep(0.001 * (number % 8))
-        answer = api.done("/scheduled/cancel", {"key": key})
-        mover.join()
-        # A cancel that came first leaves nothing to be moved.
-        assert answer["cancelled"] == 1
-
-    assert nothing_comes(consumer, within_ms=3_000)
 
 
 def test_a_rescheduled_message_comes_once_at_its_new_time_with_all_that_it_had(
@@ -417,129 +351,6 @@ def test_a_pause_holds_what_is_due_across_a_kill_and_lets_it_go_smoothly(tmp_pat
         assert nothing_comes(consumer)
     finally:
         clients.close()
-        service.stop()
-
-
-def test_explain_tells_who_has_a_message_and_when_it_is_over(
-    own_service: PostdateProcess, own_clients: Clients, topic: str
-) -> None:
-    client = own_clients.new()
-    consumer = subscribe(client, topic, ConsumerType.KeyShared, consumer_name="c-1")
-    schedule(client, topic, 1, keys=1)
-    api = Api(own_service, topic)
-    message_id = api.listed()[0]["messageId"]
-
-    def state() -> Any:
-        return api.ask("GET", f"/explain?messageId={message_id}")[1]["messages"][0]["subscriptions"][0]
-
-    delayed = state()
-    new_id = api.done("/scheduled/deliver-now", {"messageIds": [message_id]})["ids"][message_id]
-    replaced = state()
-    message = consumer.receive(10_000)
-    message_id = new_id
-    pending = state()
-    consumer.acknowledge(message)
-    time.sleep(0.3)
-    over = state()
-
-    assert [one["state"] for one in (delayed, replaced, pending, over)] == [
-        "delayed",
-        "acknowledged",
-        "pending",
-        "acknowledged",
-    ]
-    assert pending["consumer"] == "c-1"
-    given = f"{new_id} was given to consumer c-1 at {pending['since']}, which has not acknowledged it."
-    assert pending["sentence"] == given
-    assert abs(pending["sinceMs"] - now_ms()) < 60_000
-
-
-BAD = [
-    ("GET", "/scheduled?limit=1001", None, 400, "limit"),
-    ("GET", "/scheduled?limit=x", None, 400, "limit"),
-    ("GET", "/scheduled?subscription=nobody", None, 404, "subscription"),
-    ("GET", "/scheduled?after=rubbish", None, 400, "after"),
-    ("GET", "/scheduled?form=1", None, 400, "form"),
-    ("GET", "/scheduled/histogram?buckets=0", None, 400, "buckets"),
-    ("GET", "/explain", None, 400, "messageId"),
-    ("GET", "/explain?messageId=9999:1", None, 404, "messageId"),
-    ("POST", "/scheduled/cancel", {}, 400, "messageIds"),
-    ("POST", "/scheduled/cancel", {"key": "nobody"}, 404, "key"),
-    ("POST", "/scheduled/cancel", {"property": "no=one"}, 404, "property"),
-    ("POST", "/scheduled/cancel", {"messageIds": ["9999:1"]}, 404, "messageIds"),
-    ("POST", "/scheduled/cancel", {"until": "1970-01-01T00:00:00.001Z"}, 404, "until"),
-    ("POST", "/scheduled/cancel", {"all": True, "subscription": "nobody"}, 404, "subscription"),
-    ("POST", "/scheduled/cancel", {"all": True, "dryRun": "perhaps"}, 400, "dryRun"),
-    ("POST", "/scheduled/cancel", {"all": True, "dryrun": True}, 400, "dryrun"),
-    ("POST", "/scheduled/cancel", ["all"], 400, None),
-    ("POST", "/scheduled/reschedule", {"all": True}, 400, "deliverAtMs"),
-    ("POST", "/scheduled/reschedule", {"all": True, "deliverAtMs": 1}, 400, "deliverAtMs"),
-    ("POST", "/scheduled/reschedule", {"all": True, "shiftMs": -(10**11)}, 400, "shiftMs"),
-    ("POST", "/scheduled/reschedule", {"all": True, "delayMs": 10**11}, 400, "delayMs"),
-    ("POST", "/scheduled/deliver-now", {"all": True, "delayMs": 5}, 400, "delayMs"),
-    ("POST", "/pause", {"subscription": "nobody"}, 404, "subscription"),
-    ("POST", "/resume", {"ratePerSecond": -1}, 400, "ratePerSecond"),
-]
-
-
-def test_what_makes_no_sense_is_refused_by_its_field_and_changes_nothing(
-    own_service: PostdateProcess, own_clients: Clients, topic: str
-) -> None:
-    client = own_clients.new()
-    subscribe(client, topic, ConsumerType.KeyShared)
-    schedule(client, topic, 10)
-    api = Api(own_service, topic)
-    before = api.listed()
-
-    for method, what, body, status, field in BAD:
-        answered, refusal = api.ask(method, what, body)
-        assert (answered, refusal["field"]) == (status, field), (what, body, refusal)
-        assert refusal["error"]
-        assert refusal["advice"]
-    unknown = Api(own_service, "public/default/there-is-none").ask("GET", "/scheduled")
-
-    assert (unknown[0], unknown[1]["field"]) == (404, "topic")
-    assert api.listed() == before
-    assert api.delayed() == 10
-
-
-def test_reading_and_cancelling_need_a_grant_and_pausing_a_super_user(tmp_path: Path, topic: str) -> None:
-    service = PostdateProcess(tmp_path, TEST_SETTINGS | GUARDED_SETTINGS)
-    service.start()
-    try:
-        path = topic.removeprefix("persistent://")
-        roles = {role: Api(service, topic, token(role).decode()) for role in ("admin", "reader", "stranger")}
-        grants = "/admin/v2/namespaces/public/default/permissions/reader"
-        connection = HTTPConnection("127.0.0.1", service.web_port, timeout=20)
-        admin = {"Authorization": f"Bearer {token('admin').decode()}", "Content-Type": "application/json"}
-        connection.request("POST", grants, json.dumps(["consume"]), admin)
-        assert connection.getresponse().status == 204
-        connection.close()
-        client = pulsar.Client(service.url, authentication=pulsar.AuthenticationToken(token("admin").decode()))
-        subscribe(client, topic, ConsumerType.KeyShared)
-        schedule(client, topic, 3)
-
-        statuses = {
-            role: [
-                api.ask("GET", "/scheduled")[0],
-                api.ask("POST", "/scheduled/cancel", {"all": True, "dryRun": True})[0],
-                api.ask("POST", "/pause", {})[0],
-            ]
-            for role, api in roles.items()
-            if role != "admin"
-        }
-        lists = {
-            role: [one["name"] for one in api.ask("GET", "", prefix="/postdate/v1/topics")[1]["topics"]]
-            for role, api in roles.items()
-        }
-        refusal = roles["stranger"].ask("GET", "/scheduled")[1]
-
-        assert statuses == {"reader": [200, 200, 403], "stranger": [403, 403, 403]}
-        assert lists == {"admin": [path], "reader": [path], "stranger": []}
-        assert set(refusal) == {"error", "field", "advice"}
-        assert len(roles["admin"].listed()) == 3
-        client.close()
-    finally:
         service.stop()
 
 

@@ -139,61 +139,6 @@ def test_three_subscriptions_get_all_through_a_kill(tmp_path: Path, topic: str) 
     service.stop()
 
 
-@pytest.mark.parametrize("late_kind", [ConsumerType.Shared, ConsumerType.KeyShared])
-def test_who_comes_late_gets_what_others_polled(tmp_path: Path, topic: str, late_kind: ConsumerType) -> None:
-    """A subscription without consumers since the start, and one that is made later, get what became due meanwhile."""
-    service = make(tmp_path, is_shared=True)
-    service.start(timeout_s=START_TIMEOUT_S)
-    clients = Clients(service.url)
-    client = clients.new()
-    subscribe(client, topic, late_kind, subscription="idle").close()
-    consumer = subscribe(client, topic, ConsumerType.KeyShared, subscription="busy")
-    service.kill()
-    service.start(timeout_s=START_TIMEOUT_S)
-    producer = client.create_producer(topic)
-    deliver_at_ms = now_ms() + 1_000
-    for number in range(20):
-        producer.send(f"{number}".encode(), deliver_at=deliver_at_ms + number, partition_key="k")
-    expected = [f"{number}" for number in range(20)]
-
-    assert [consumer.receive(10_000).data().decode() for _ in expected] == expected
-    for name in ("idle", "new"):
-        late = subscribe(client, topic, late_kind, subscription=name)
-        assert [late.receive(10_000).data().decode() for _ in expected] == expected
-    clients.close()
-    service.stop()
-
-
-def test_one_subscription_that_goes_or_seeks_harms_no_other(tmp_path: Path, topic: str) -> None:
-    """Unsubscribing and seeking change what one subscription gets; the last one takes the index with it."""
-    service = make(tmp_path, is_shared=True)
-    service.start(timeout_s=START_TIMEOUT_S)
-    clients = Clients(service.url)
-    client = clients.new()
-    stays, seeks, goes = (subscribe(client, topic, subscription=name) for name in ("stays", "seeks", "goes"))
-    producer = client.create_producer(topic)
-    deliver_at_ms = now_ms() + 1_500
-    for number in range(700):
-        producer.send_async(b"%d" % number, None, deliver_at=deliver_at_ms)
-    producer.flush()
-    goes.unsubscribe()
-    seeks.seek(pulsar.MessageId.latest)
-
-    got = {stays.receive(10_000).data() for _ in range(700)}
-    with pytest.raises(pulsar.Timeout):
-        seeks.receive(500)
-    seeks.seek(pulsar.MessageId.earliest)
-    again = {seeks.receive(10_000).data() for _ in range(700)}
-
-    assert got == again == {b"%d" % number for number in range(700)}
-    for consumer in (stays, seeks):
-        consumer.unsubscribe()
-    wait_for(lambda: figure(service, "pulsar_delayed_message_index_bucket_snapshot_size_bytes") == 0)
-    assert figure(service, "pulsar_subscriptions_count") == 0
-    clients.close()
-    service.stop()
-
-
 def test_sharing_indexes_each_message_once(tmp_path: Path, topic: str) -> None:
     """Three subscriptions cost the snapshots of one; without sharing, of three."""
     shared_bytes = snapshot_bytes(tmp_path / "shared", topic, is_shared=True)

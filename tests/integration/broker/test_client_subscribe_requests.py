@@ -14,7 +14,6 @@ from tests.helpers.services.services import RunningService
 
 EXCLUSIVE, SHARED = 0, 1
 EARLIEST = 1
-CUMULATIVE = 1
 TOPIC_NOT_FOUND, NOT_ALLOWED_ERROR = 11, 22
 QUIET_S = 1.0
 
@@ -127,26 +126,5 @@ def test_a_producer_may_bring_a_subscription_along(service: RunningService, topi
 
         assert (await subscribe(connection, topic, 1, may_create=False))[0] == frames.SUCCESS
         assert await received(connection, 1) == [b"1"]
-
-    play(service.port, story)
-
-
-def test_an_acknowledgement_beyond_the_end_is_of_nothing(service: RunningService, topic: str) -> None:
-    """Also of messages that are published later, up to the position that it names."""
-
-    async def story(connection: RawConnection) -> None:
-        await connection.open_producer(topic)
-        await subscribe(connection, topic, 1)
-        message_id = await publish(connection, b"1")
-        assert await received(connection, 1) == [b"1"]
-
-        beyond = {1: message_id[1], 2: 1_000}
-        await connection.write(frames.command(frames.ACK, {1: 1, 2: CUMULATIVE, 3: [beyond]}))
-        await connection.write(frames.send({1: "p", 2: 1, 3: now_ms()}, b"2"))
-        assert await received(connection, 1) == [b"2"]
-        await close(connection, 1)
-
-        assert (await subscribe(connection, topic, 2))[0] == frames.SUCCESS
-        assert await received(connection, 2) == [b"1", b"2"]
 
     play(service.port, story)

@@ -171,27 +171,6 @@ def test_consumers_of_one_key_shared_subscription_agree_on_the_policy(
         subscribe(clients.new(), topic, ConsumerType.KeyShared, key_shared_policy=second)
 
 
-def test_no_policy_is_auto_split_in_order(clients: Clients, topic: str) -> None:
-    """A consumer that says nothing agrees with one that asks for the default."""
-    consumers = [
-        subscribe(clients.new(), topic, ConsumerType.KeyShared, key_shared_policy=policy()),
-        subscribe(clients.new(), topic, ConsumerType.KeyShared),
-    ]
-    producer = clients.new().create_producer(topic)
-    for number in range(100):
-        producer.send_async(f"{number}".encode(), None, partition_key=f"key-{number % 50}")
-    producer.flush()
-
-    received = [[int(text) for text in texts(drain(consumer))] for consumer in consumers]
-
-    assert sorted(received[0] + received[1]) == list(range(100))
-    first, second = [{number % 50 for number in numbers} for numbers in received]
-    assert first
-    assert second
-    assert not first & second
-    assert received == [sorted(numbers) for numbers in received]
-
-
 def test_sticky_ranges_must_not_overlap(clients: Clients, topic: str) -> None:
     """Both ends belong to a range; adjacent and interleaved ranges are fine."""
 
@@ -252,17 +231,6 @@ def test_a_subscription_that_is_gone_starts_afresh(clients: Clients, topic: str)
     consumer.unsubscribe()
 
     assert texts(receive_and_ack(subscribe(client, topic), 1)) == ["a"]
-
-
-@pytest.mark.parametrize("name", ["a/b", "with space", "ü%2F", "x" * 200])
-def test_a_subscription_may_have_any_name(clients: Clients, topic: str, name: str) -> None:
-    """Names are text, and each is a subscription of its own."""
-    client = clients.new()
-    consumer = subscribe(client, topic, subscription=name)
-
-    client.create_producer(topic).send(b"x")
-
-    assert texts(receive_and_ack(consumer, 1)) == ["x"]
 
 
 def test_a_new_subscription_starts_where_it_asks(clients: Clients, topic: str) -> None:

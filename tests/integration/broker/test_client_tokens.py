@@ -5,12 +5,10 @@ a moment after it has answered, so answers are waited for; Postdate applies it b
 """
 
 import asyncio
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,7 @@ from tests.helpers.services.programs.clients import (
     texts,
     wait_for,
 )
-from tests.helpers.services.programs.frames import ConnectionEndedError, raw_connection
-from tests.helpers.services.real_pulsar import RealPulsar
+from tests.helpers.services.programs.frames import raw_connection
 from tests.helpers.services.services import ADMIN, POSTDATE, RunningService, make_guarded
 from tests.helpers.tokens import SECRET_KEY, token
 
@@ -113,64 +110,7 @@ def test_the_official_client_gets_nowhere_without_a_good_token(
             client.create_producer(topic)
 
 
-def test_a_client_that_speaks_for_another_is_refused(guarded: RunningService) -> None:
-    async def story() -> None:
-        async with raw_connection(guarded.port, greet=False) as connection:
-            fields = {1: "tests", 3: token(ADMIN), 4: frames.PROTOCOL_VERSION, 5: "token", 6: "", 7: "anna"}
-            kind, answer = await connection.ask(frames.command(frames.CONNECT, fields))
-            assert (kind, answer[2]) == (frames.ERROR, AUTHORIZATION_ERROR)
-            assert await connection.is_ended()
-
-    asyncio.run(story())
-
-
 # ---- expiry ----
-
-
-def test_a_client_is_asked_for_a_new_token_and_goes_on_with_it(guarded: RunningService) -> None:
-    """Postdate asks before the token ends, a real Pulsar after it."""
-
-    async def story() -> None:
-        async with raw_connection(guarded.port, greet=False) as connection:
-            kind, _ = await connection.ask(frames.connect(ending_in(3)))
-            assert kind == frames.CONNECTED
-            kind, fields, _ = await connection.read()
-            assert kind == frames.AUTH_CHALLENGE
-            assert frames.parsed(fields[2]) == {1: b"token", 2: b"PulsarAuthRefresh"}
-            await connection.write(frames.auth_response(token(ADMIN)))
-            await asyncio.sleep(4)
-            assert (await connection.ask(frames.command(frames.PING, {})))[0] == frames.PONG
-
-    asyncio.run(story())
-
-
-@pytest.mark.parametrize("answer", ["nothing", "its old token", "another role"])
-def test_a_client_that_has_no_new_token_is_disconnected(guarded: RunningService, answer: str) -> None:
-    async def story() -> None:
-        async with raw_connection(guarded.port, greet=False) as connection:
-            shown = ending_in(3)
-            kind, _ = await connection.ask(frames.connect(shown))
-            assert kind == frames.CONNECTED
-            answers = {"its old token": shown, "another role": token("another")}
-            with suppress(ConnectionEndedError):
-                while True:
-                    kind, _, _ = await connection.read()
-                    if kind == frames.AUTH_CHALLENGE and answer in answers:
-                        await connection.write(frames.auth_response(answers[answer]))
-
-    asyncio.run(story())
-
-
-def test_a_client_that_cannot_be_asked_is_disconnected_when_its_token_ends(guarded: RunningService) -> None:
-    async def story() -> None:
-        async with raw_connection(guarded.port, greet=False) as connection:
-            shown = ending_in(2)
-            kind, _ = await connection.ask(frames.connect(shown, can_refresh=False))
-            assert kind == frames.CONNECTED
-            with pytest.raises(ConnectionEndedError):
-                await connection.read()
-
-    asyncio.run(story())
 
 
 def test_the_official_client_renews_its_token_and_keeps_its_connection(
@@ -221,32 +161,6 @@ def test_a_grant_is_for_one_action(
     finally:
         revoke(guarded, path, role)
     wait_for(lambda: not may(attempts[action]))
-
-
-def test_topics_are_listed_for_who_may_use_the_namespace(
-    guarded: RunningService, clients: Clients, existing: str, role: str
-) -> None:
-    pattern = re.compile(existing[:-3] + ".*")
-    client = as_role(clients, role)
-    grant(guarded, path_of(existing), role, "consume")
-    wait_for(lambda: may(lambda: client.subscribe(existing, "sub")))
-    with pytest.raises(pulsar.PulsarException):
-        client.subscribe(pattern, "sub")
-
-    grant(guarded, NAMESPACE, role, "consume")
-
-    try:
-        wait_for(lambda: _subscribes(client, pattern))
-    finally:
-        revoke(guarded, NAMESPACE, role)
-
-
-def _subscribes(client: pulsar.Client, pattern: re.Pattern[str]) -> bool:
-    try:
-        client.subscribe(pattern, "sub").close()
-    except pulsar.PulsarException:
-        return False
-    return True
 
 
 def test_who_loses_a_grant_loses_producer_and_consumer_at_once(
@@ -301,42 +215,6 @@ def test_grants_are_shown_as_pulsar_shows_them(guarded: RunningService, existing
         for owner, name in ((NAMESPACE, role), (NAMESPACE, other), (topic, role), (topic, role), (NAMESPACE, role)):
             revoke(guarded, owner, name)
     wait_for(lambda: (shown(NAMESPACE), shown(topic)) == ({}, {}))
-
-
-@pytest.mark.parametrize("body", ["produce", {}, {"produce": True}])
-def test_what_is_no_list_of_actions_is_refused(guarded: RunningService, existing: str, role: str, body: Any) -> None:
-    for owner in (NAMESPACE, path_of(existing)):
-        assert ask(guarded, ADMIN, "POST", f"{owner}/permissions/{role}", body)[0] == 400
-        assert role not in ask(guarded, ADMIN, "GET", f"{owner}/permissions")[1]
-
-
-def test_the_web_port_takes_the_same_tokens_and_grants(guarded: RunningService, existing: str, role: str) -> None:
-    """Where Postdate answers 403, a real Pulsar sometimes answers 401."""
-    topic, nobody = path_of(existing), f"{role}-2"
-    grant(guarded, topic, role, "consume")
-    wait_for(lambda: ask(guarded, role, "GET", f"{topic}/stats")[0] == 200)
-
-    assert ask(guarded, role, "GET", f"{topic}/internalStats")[0] == 200
-    assert ask(guarded, role, "GET", f"{topic}-2/stats")[0] in (401, 403)
-    for shown in (None, b"a.b.c", token(ADMIN, key=bytes(32)), token(ADMIN, exp=1_000)):
-        for path in (f"{topic}/stats", f"{NAMESPACE}/permissions", "/admin/v2/brokers/health"):
-            assert ask(guarded, shown, "GET", path)[0] == 401
-    for asking in (role, nobody):
-        for method, path, body in (
-            ("GET", f"{NAMESPACE}/permissions", None),
-            ("POST", f"{NAMESPACE}/permissions/{asking}", ["produce"]),
-            ("DELETE", f"{NAMESPACE}/permissions/{asking}", None),
-            ("GET", f"{topic}/permissions", None),
-            ("POST", f"{topic}/permissions/{asking}", ["produce"]),
-            ("POST", f"{NAMESPACE}/delayedDelivery", {"active": False, "tickTime": 1}),
-            ("GET", "/admin/v2/brokers/health", None),
-        ):
-            assert ask(guarded, asking, method, path, body)[0] in (401, 403), path
-    assert ask(guarded, nobody, "GET", f"{topic}/stats")[0] in (401, 403)
-    assert ask(guarded, ADMIN, "GET", "/admin/v2/brokers/health") == (200, "ok")
-    assert ask(guarded, None, "GET", "/metrics/")[0] == 200
-    if not isinstance(guarded, RealPulsar):
-        assert ask(guarded, None, "GET", "/health")[0] == 200
 
 
 # ---- Postdate alone ----

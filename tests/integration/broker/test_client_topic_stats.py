@@ -226,35 +226,6 @@ def test_a_key_says_who_holds_it_up(
     assert "blocked   by holder since 20" in told.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["nobody-made-this", "sub", "k"], "There is no topic"),
-        (["{topic}", "no such", "k"], "There is no subscription no such"),
-        (["{topic}", "sub", "=", "--base64"], "keyBase64 is not base64"),
-        (["{topic}", "sub", "k", "--url", "nowhere"], "write http://host:port"),
-        (["{topic}", "sub", "k", "--url", "http://127.0.0.1:1"], "no service answers at http://127.0.0.1:1"),
-        (["non-persistent://a/b/c", "sub", "k"], "is no topic"),
-        (["{topic}", "plain", "k"], "has no Key_Shared consumers"),
-    ],
-)
-def test_the_command_for_keys_says_what_is_wrong(
-    clients: Clients, service: RunningService, topic: str, is_real_pulsar: bool, arguments: list[str], complaint: str
-) -> None:
-    if is_real_pulsar:
-        pytest.skip("the command is for Postdate")
-    subscribe(clients.new(), topic, ConsumerType.KeyShared)
-    clients.new().subscribe(topic, "plain", consumer_type=ConsumerType.Shared)
-    given = [topic if one == "{topic}" else one for one in arguments]
-    url = [] if "--url" in given else ["--url", service.web_url]
-    told = CliRunner().invoke(main, ["keys", *given, *url])
-
-    assert told.exit_code == 2
-    assert told.output.startswith("postdate: ")
-    assert complaint in told.output
-    assert told.output.count("\n") == 1
-
-
 def test_a_key_that_is_not_text_is_asked_for_as_base64(
     clients: Clients, service: RunningService, topic: str, is_real_pulsar: bool
 ) -> None:

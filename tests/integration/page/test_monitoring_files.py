@@ -12,13 +12,11 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from promql_parser import VectorSelector, parse, walk
 
 from tests.helpers.monitoring_files import ALERTS, DASHBOARD, PANELS
 from tests.helpers.services.services import RunningService
 
 ASKED = [target["expr"] for panel in PANELS for target in panel["targets"]]
-ASKED_IN_PROMQL = ASKED + [rule["expr"] for rule in ALERTS]
 ASKED += [one["definition"] for one in DASHBOARD["templating"]["list"] if "definition" in one]
 ASKED += [rule["expr"] for rule in ALERTS]
 METRIC = re.compile(r"\b((?:postdate|pulsar|process)_\w+)(?:\{([^}]*)\})?")
@@ -53,17 +51,6 @@ def test_what_is_asked_for_is_there(told: dict[str, set[str]], asked: str) -> No
         assert {*re.findall(r"(\w+)(?:=~|!~|!=|=)\"", matchers)} | grouped <= told[name], name
 
 
-def test_a_panel_has_a_place_of_its_own() -> None:
-    taken: dict[tuple[int, int], Any] = {}
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        for x in range(at["x"], at["x"] + at["w"]):
-            for y in range(at["y"], at["y"] + at["h"]):
-                assert taken.setdefault((x, y), panel["id"]) == panel["id"]
-    assert max(x for x, _ in taken) == 23
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-
-
 def test_grafana_knows_every_field_of_the_dashboard() -> None:
     """Its own models, which are made from its schemas, give all of it back; they drop fields that they do not know."""
     register_default_plugins()
@@ -89,30 +76,6 @@ def _lost(asked: Any, known: Any, path: str = "") -> list[str]:
         pairs = zip(asked, known, strict=True)
         return [place for at, pair in enumerate(pairs) for place in _lost(*pair, f"{path}/{at}")]
     return [] if asked == known else [path]
-
-
-@pytest.mark.parametrize("expression", ASKED_IN_PROMQL)
-def test_an_expression_is_promql(expression: str) -> None:
-    """Prometheus reads the same metrics and labels from it as `test_what_is_asked_for_is_there` does."""
-    for name in ("$cluster", "$namespace", "$topic"):
-        expression = expression.replace(name, ".*")
-    expression = expression.replace("$__rate_interval", "5m")
-    selectors: list[VectorSelector] = []
-
-    def visit(node: object) -> bool:
-        if isinstance(node, VectorSelector):
-            selectors.append(node)
-        return True
-
-    walk(parse(expression), visit)
-
-    metrics = METRIC.findall(expression)
-    assert metrics
-    assert sorted((one.name, len(one.matchers.matchers)) for one in selectors) == sorted(
-        (name, len(re.findall(r"(?:=~|!~|!=|=)\"", matchers))) for name, matchers in metrics
-    )
-    with pytest.raises(ValueError, match="unexpected right parenthesis"):
-        parse(f"{expression} )")
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])

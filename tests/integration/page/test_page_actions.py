@@ -73,16 +73,6 @@ def test_a_chosen_message_is_cancelled_after_a_question_that_says_how_many(
     assert ask(page_service, topic, "scheduled?limit=1")["messages"][0]["messageId"] != first
 
 
-def test_who_closes_the_question_changes_nothing(shown: Page, page_service: RunningService, topic: str) -> None:
-    shown.press("Cancel all…")
-    shown.text_has("dialog .foreseen", "300 messages will be cancelled.")
-
-    ActionChains(shown.driver).send_keys(Keys.ESCAPE).perform()
-
-    shown.until("document.querySelector('dialog') === null")
-    assert delayed(page_service, topic) == 300
-
-
 def test_a_schedule_is_moved_and_delivered(
     shown: Page, page_service: RunningService, topic: str, schedule: Any
 ) -> None:
@@ -259,23 +249,6 @@ def test_a_message_is_found_by_its_key_and_by_its_id(
     assert all("404" in one for one in shown.complaints())
 
 
-@pytest.mark.parametrize(
-    ("typed", "searched"), [("%E0%A4%A", "%E0%A4%A"), ("100%", "100%"), ("a%3Fb", "a?b"), ("a?b", "a?b")]
-)
-def test_an_address_that_a_person_has_typed_is_searched_for_as_it_stands(
-    page: Page, topic: str, schedule: pulsar.Consumer, typed: str, searched: str
-) -> None:
-    page.use()
-    page.topic(topic, f"search?{typed}")
-
-    page.text_has("#found", "has no unacknowledged message of this key")
-
-    assert page.one("#search").get_attribute("value") == searched
-    assert not page.driver.execute_script("return !document.getElementById('problem').hidden")
-    # The browser itself notes each answer that is a 404.
-    assert all("404" in one for one in page.complaints())
-
-
 def test_everything_is_done_with_the_keyboard_alone(shown: Page, page_service: RunningService, topic: str) -> None:
     def tab_to(text: str) -> None:
         for _ in range(80):
@@ -320,13 +293,3 @@ def test_a_name_that_looks_like_markup_is_shown_as_text(page: Page, client: puls
 
     assert page.all("main img") == []
     assert "owned" not in page.driver.title
-
-
-def test_the_theme_that_was_chosen_stays(page: Page) -> None:
-    page.use()
-    page.open()
-    page.one("#theme").click()
-    page.open()
-
-    page.until("document.documentElement.dataset.theme === 'dark'")
-    assert page.one("#theme").text == "Light"

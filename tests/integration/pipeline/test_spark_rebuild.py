@@ -1,7 +1,5 @@
 """The rebuild on a real Spark: the bytes of the live tracker, an old index that survives, and errors in one line."""
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,10 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursors.cursor_properties import CursorName
-from managed_ledger.errors import StoreLockedError
-from managed_ledger.ledger_store import LedgerStore
 from postdate.broker.topics.topic_index import INDEX_CURSOR_NAME
 from postdate.index.comparing import IndexFinding
 from postdate.pipeline.jobs.log_rebuild import rebuild_log
@@ -118,35 +113,6 @@ def test_an_empty_log_is_fine(spark: SparkSession, tmp_path: Path) -> None:
     write_log(tmp_path, {"a": []})
     assert rebuild_log(spark, str(tmp_path), rules=RULES).rows == 0
     assert stored(tmp_path, SUB) == []
-
-
-def test_a_log_in_use_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
-    """The service must stop before its index is replaced under it."""
-
-    async def beside() -> None:
-        store = await LedgerStore.open(tmp_path / "ledgers", ManagedLedgerConfig(), now_ms=lambda: NOW_MS)
-        try:
-            with pytest.raises(StoreLockedError, match="in use by another process"):
-                await asyncio.to_thread(rebuild_log, spark, str(tmp_path), rules=RULES)
-        finally:
-            await store.close()
-
-    asyncio.run(beside())
-
-
-def test_progress_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    """Every stage, and every step of it."""
-    write_log(tmp_path, {"a": some_times(6, 330)})
-    stages: list[list[int | str]] = []
-
-    def on_step(steps: int) -> None:
-        assert isinstance(stages[-1][2], int)
-        stages[-1][2] += steps
-
-    on_stage: Callable[[str, int], None] = lambda name, steps: stages.append([name, steps, 0])  # noqa: E731
-    rebuild_log(spark, str(tmp_path), rules=RULES, on_stage=on_stage, on_step=on_step)
-
-    assert stages == [["count", 1, 1], ["build", 2, 2]]
 
 
 def _frame(spark: SparkSession, headers: list[tuple[str | None, int | None, int | None, int | None]]) -> DataFrame:

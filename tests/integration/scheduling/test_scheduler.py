@@ -191,33 +191,3 @@ def test_a_service_that_is_away_is_told_from_a_refusal() -> None:
         away.count()
 
     assert error.value.retriable
-
-
-@pytest.mark.parametrize(
-    ("compression", "name"),
-    [
-        (pulsar.CompressionType.NONE, None),
-        (pulsar.CompressionType.ZLib, None),
-        (pulsar.CompressionType.LZ4, "LZ4"),
-        (pulsar.CompressionType.ZSTD, "ZSTD"),
-        (pulsar.CompressionType.SNAPPY, "SNAPPY"),
-    ],
-)
-def test_a_payload_that_is_compressed_still_says_by_what(
-    scheduler: Scheduler,
-    postdate_service: RunningService,
-    topic: str,
-    compression: pulsar.CompressionType,
-    name: str | None,
-) -> None:
-    payload = b"water the plants " * 20
-    client = pulsar.Client(postdate_service.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    client.create_producer(topic, compression_type=compression).send(payload, deliver_after=HOUR)
-    client.close()
-
-    (found,) = scheduler.upcoming(has_payload=True)
-    (without,) = scheduler.upcoming()
-
-    assert found.payload_compression == name
-    assert (found.payload == payload) == (name is None)
-    assert (without.payload, without.payload_compression) == (None, None)

@@ -3,7 +3,6 @@
 The service is the one of the example in `docs/operations.md`, and takes tokens beside certificates.
 """
 
-import asyncio
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,7 +16,6 @@ from click.testing import CliRunner, Result
 from postdate.broker.configuration.access import TLS_PROVIDER
 from postdate.command_line.program import postdate
 from postdate.demo.process import PostdateProcess, free_ports, wait_until
-from postdate.scheduling.async_scheduler import AsyncScheduler
 from postdate.scheduling.scheduler import Scheduler
 from tests.helpers.certificates import Authority
 from tests.helpers.services.services import TEST_SETTINGS
@@ -97,16 +95,6 @@ def test_a_scheduler_shows_its_certificate_on_both_ports(strict_service: StrictS
         handle = scheduler.schedule(b"water the plants", after=HOUR)
 
         assert scheduler.cancel(handle).changed == 1
-
-
-def test_an_async_scheduler_shows_its_certificate_on_both_ports(strict_service: StrictService) -> None:
-    async def schedule_and_cancel() -> int:
-        files = strict_service.files()
-        async with AsyncScheduler(strict_service.url, strict_service.web_url, TOPIC, **files) as scheduler:
-            handle = await scheduler.schedule(b"water the plants", after=HOUR)
-            return (await scheduler.cancel(handle)).changed
-
-    assert asyncio.run(schedule_and_cancel()) == 1
 
 
 @pytest.mark.parametrize(("role", "is_allowed"), [("berta", True), ("carla", False)])

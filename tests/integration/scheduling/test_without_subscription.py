@@ -1,6 +1,5 @@
 """A message that no consumer would get: a scheduler refuses it or makes the subscription; a producer's is counted."""
 
-import asyncio
 import json
 from datetime import timedelta
 
@@ -10,7 +9,6 @@ from click.testing import CliRunner
 
 from postdate.command_line.program import postdate as main
 from postdate.demo.process import PostdateProcess
-from postdate.scheduling.async_scheduler import AsyncScheduler
 from postdate.scheduling.errors import NoSubscriptionError, ScheduleRequestError
 from postdate.scheduling.scheduler import Scheduler
 from tests.helpers.services.services import RunningService
@@ -77,19 +75,6 @@ def test_schedule_alone_makes_the_subscription_that_is_named(postdate_service: R
     with pytest.raises(pulsar.Timeout):
         consumer.receive(timeout_millis=300)
     client.close()
-
-
-def test_the_asynchronous_one_does_the_same(postdate_service: RunningService, topic: str) -> None:
-    async def schedule(subscription: str | None) -> int:
-        async with AsyncScheduler(
-            postdate_service.url, postdate_service.web_url, topic, subscription=subscription
-        ) as scheduler:
-            await asyncio.gather(*(scheduler.schedule(b"x", after=HOUR) for _ in range(5)))
-            return await scheduler.count()
-
-    with pytest.raises(NoSubscriptionError):
-        asyncio.run(schedule(None))
-    assert asyncio.run(schedule("workers")) == 5
 
 
 def test_what_a_producer_publishes_for_nobody_is_counted_and_warned_of_once(

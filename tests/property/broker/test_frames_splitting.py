@@ -95,14 +95,6 @@ def feed_all(splitter: FrameSplitter, chunks: list[bytes]) -> str | None:
     return None
 
 
-@given(st.lists(st.binary(max_size=60), max_size=5))
-def test_noise_raises_nothing_else(chunks: list[bytes]) -> None:
-    """Arbitrary bytes are refused or wait for more; no other error comes out."""
-    reason = feed_all(FrameSplitter(1024), chunks)
-
-    assert reason is None or reason
-
-
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_well_framed_noise_raises_nothing_else(command: bytes, rest: bytes) -> None:
     """Nor from noise that has the lengths of a frame, so that the parsers see it."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyroaring import BitMap
 
-from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
+from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig, SubscriptionType
 from dispatcher.core.actions import Action, Deliver, ForgetDelayed, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
@@ -26,7 +26,7 @@ from dispatcher.core.key_shared import KeySharedAssignor
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import LogPart, ReadRequest
 from dispatcher.core.selectors.assignment import NO_OWNER
-from dispatcher.factory import key_shared_core, shared_core
+from dispatcher.factory import make_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END
 from managed_ledger.entries.headers import (
     CHUNK,
@@ -267,7 +267,7 @@ class _Machine(RuleBasedStateMachine):
             if needs_index and ledger_id in self.recovering:
                 left_out.setdefault(ledger_id, []).append(entry.position)
                 continue
-            early = plan.taken_early_in(ledger_id) or BitMap()
+            early = plan.taken_early.bitmaps.get(ledger_id, BitMap())
             if entry.position not in self.acknowledged and entry.position not in self.tracked and entry_id not in early:
                 found.append(entry)
         self.read = (request, found, left_out, self._position_at(after))
@@ -530,7 +530,7 @@ class _Machine(RuleBasedStateMachine):
         fence = None if self.keys is None else self.keys.fence
         if not isinstance(fence, DrainingHashesTracker):
             return
-        draining = {entry.slot: entry.owner_index for entry in fence.entries()}
+        draining = {entry.hash: entry.owner_index for entry in fence.entries()}
         for slot, owner in self.draining.items():
             if draining.get(slot) != owner:
                 self.cleared[owner] += 1
@@ -645,7 +645,7 @@ class KeySharedMachine(_Machine):
             serve_entries_max=serve_max,
             return_entries_max=portion,
         )
-        self.core = key_shared_core(config, has_delays=True)
+        self.core = make_core(SubscriptionType.KEY_SHARED, config, has_delays=True)
         self.is_prompt = is_prompt
         self._start(recovering, published)
 
@@ -656,7 +656,7 @@ class AutoSplitMachine(_Machine):
     @initialize(published=st.integers(0, 20), portion=st.sampled_from([1, 2_000]))
     def start(self, published: int, portion: int) -> None:
         config = DispatcherConfig(use_consistent_hashing=False, look_ahead_per_consumer=3, return_entries_max=portion)
-        self.core = key_shared_core(config, has_delays=True)
+        self.core = make_core(SubscriptionType.KEY_SHARED, config, has_delays=True)
         self._start(set(), published)
 
 
@@ -683,7 +683,7 @@ class OlderModesMachine(_Machine):
             consistent_hashing_replica_points=3,
             return_entries_max=portion,
         )
-        self.core = key_shared_core(config, has_delays=True, cursor=self, ledgers=self.ledgers)
+        self.core = make_core(SubscriptionType.KEY_SHARED, config, has_delays=True, cursor=self, ledgers=self.ledgers)
         self._start(recovering, published)
 
     # The log and the cursor, as the fence sees them.
@@ -727,7 +727,7 @@ class SharedMachine(_Machine):
 
     @initialize(recovering=st.sets(st.integers(1, 3)), published=st.integers(0, 20))
     def start(self, recovering: set[int], published: int) -> None:
-        self.core = shared_core(_CONFIG, has_delays=True)
+        self.core = make_core(SubscriptionType.SHARED, _CONFIG, has_delays=True)
         self._start(recovering, published)
 
         self.begun: dict[int, tuple[_Client, list[Key]]] = {}

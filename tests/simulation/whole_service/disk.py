@@ -31,7 +31,7 @@ class _SpoiledRows(MemoryRows):
 
 
 class DiskHandle:
-    """One life's way to the disk (a `managed_ledger.disk.database.Database`)."""
+    """One life's way to the disk (a `managed_ledger.disk.reopening.ReopeningDatabase`)."""
 
     def __init__(self, disk: MemoryDatabase, chance: Random) -> None:
         self.read_failure_rate = 0.0

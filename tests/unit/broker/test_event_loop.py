@@ -5,7 +5,6 @@ import inspect
 import subprocess
 import sys
 import textwrap
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -111,61 +110,6 @@ def test_others_have_a_turn_after_each_slice() -> None:
 
     assert asyncio.run(story()) == [0, 1, 2, 3, 4]
     assert turns >= 4
-
-
-def test_many_pieces_of_work_begin_few_at_a_turn_and_wait_together() -> None:
-    """One that takes long holds up no other, and each error is told."""
-
-    async def scenario() -> None:
-        begun: list[int] = []
-        may_end = asyncio.Event()
-
-        async def work(number: int) -> None:
-            begun.append(number)
-            if number == 0:
-                await may_end.wait()
-                raise ValueError("the first one")
-
-        all_of_them = asyncio.ensure_future(side_by_side((work(number) for number in range(100)), has_errors=True))
-        counts = []
-        while len(begun) < 100:
-            await asyncio.sleep(0)
-            counts.append(len(begun))
-        assert max(after - before for before, after in pairwise([0, *counts])) == BEGUN_A_TURN_MAX
-        assert not all_of_them.done()
-        may_end.set()
-        assert [str(error) for error in await all_of_them] == ["the first one"]
-        with pytest.raises(ValueError, match="the first one"):
-            await side_by_side([work(0)])
-
-    asyncio.run(scenario())
-
-
-class CountedFuture(asyncio.Future[None]):
-    """Counts how often it is asked to tell of its end."""
-
-    asked = 0
-
-    def add_done_callback(self, *args: Any, **kwargs: Any) -> None:
-        CountedFuture.asked += 1
-        super().add_done_callback(*args, **kwargs)
-
-
-def test_no_turn_takes_on_the_ends_of_many_pieces_of_work() -> None:
-    async def scenario() -> int:
-        works: list[Any] = [CountedFuture() for _ in range(5 * BEGUN_A_TURN_MAX)]
-        all_of_them = asyncio.ensure_future(side_by_side(works))
-        most = before = CountedFuture.asked
-        while not all_of_them.done():
-            await asyncio.sleep(0)
-            most, before = max(most, CountedFuture.asked - before), CountedFuture.asked
-            if before:
-                for work in works:
-                    if not work.done():
-                        work.set_result(None)
-        return most
-
-    assert 0 < asyncio.run(scenario()) <= BEGUN_A_TURN_MAX
 
 
 def test_all_pieces_of_work_end_with_the_one_that_waits_for_them() -> None:

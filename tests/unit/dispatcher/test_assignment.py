@@ -1,19 +1,16 @@
-"""Assignments of slots: the runs say what a table by slot would, and take what their number asks for."""
+"""Assignments of slots: the runs say what a table by slot would, and take a few kilobytes."""
 
 import tracemalloc
-import weakref
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.config import DispatcherConfig
+from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from dispatcher.core.selectors.assignment import NO_OWNER, TABLES_MAX, assigned
-from dispatcher.core.selectors.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
-from dispatcher.factory import key_shared_core
+from dispatcher.core.selectors.assignment import NO_OWNER, assigned
+from dispatcher.factory import make_core
 from dispatcher.slots import SLOTS_END
 
 _runs = st.lists(
@@ -42,15 +39,6 @@ def test_an_assignment_says_of_each_slot_what_its_ranges_say(ends: list[tuple[in
         assert owned == np.flatnonzero(table == owner).tolist()
 
 
-def test_two_assignments_differ_where_the_owner_is_another() -> None:
-    one, other = assigned([(1, 9, 1), (10, 19, 2)]), assigned([(1, 4, 1), (5, 19, 2)])
-
-    assert (
-        other.differs(one, np.array([1, 4, 5, 9, 10, 20], np.int32)).tolist()
-        == [False, False, True, True] + [False] * 2
-    )
-
-
 def test_a_subscription_with_one_consumer_takes_a_few_kilobytes() -> None:
     """The target is 35 KB for a topic with all that belongs to it; a table by slot alone is 128 KiB."""
     config = DispatcherConfig()
@@ -63,39 +51,8 @@ def test_a_subscription_with_one_consumer_takes_a_few_kilobytes() -> None:
     assert size < 8_000
 
 
-@pytest.mark.slow
-def test_a_thousand_consumers_take_what_their_points_take() -> None:
-    config = DispatcherConfig()
-    core = _core_with_consumers(config, 1_000)
-
-    # Two columns of 4 bytes, a run for each point that is not its neighbour's owner's.
-    ring = core.assignor.selector.owners
-    assert len(ring) <= 65_537
-    ranges = sorted((*span, index) for index in core.consumers for span in ring.ranges_of(index))
-    tracemalloc.start()
-    owners = assigned(ranges)
-    size = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert len(owners) == len(ring)
-    assert size < 8 * len(owners) + 2_000
-
-
-def test_equal_assignments_share_a_table_and_old_ones_lose_theirs() -> None:
-    first = ConsistentHashingStickyKeyConsumerSelector()
-    second = ConsistentHashingStickyKeyConsumerSelector()
-    for selector in (first, second):
-        for index in range(3):
-            selector.add_consumer(ConsumerState(index, f"consumer-{index}"))
-
-    assert first.owners.table() is second.owners.table()
-    old = weakref.ref(first.owners.table())
-    for last in range(TABLES_MAX):
-        assigned([(0, last, 1)]).table()
-    assert old() is None
-
-
 def _core_with_consumers(config: DispatcherConfig, consumers: int) -> MultipleConsumersCore:
-    core = key_shared_core(config, has_delays=True)
+    core = make_core(SubscriptionType.KEY_SHARED, config, has_delays=True)
     for index in range(consumers):
         core.add_consumer(ConsumerState(index, f"consumer-{index}"))
     return core

@@ -12,7 +12,7 @@ _OF_A_CORE = {"core", "_core", "_intake", "plan", "consumer"}
 """How the shell names a core, and those of its parts that it refers to."""
 
 _READERS = {"get", "items", "keys", "values", "damaged", "damaged_in", "are_damaged"}
-_READERS |= {"draining", "key_status", "newcomers", "ranges_of"}
+_READERS |= {"cleared_total", "entries", "key_status", "newcomers", "ranges_of"}
 
 
 def _shell() -> list[Path]:

@@ -79,19 +79,6 @@ def test_what_is_due_when_it_is_read_needs_no_tracker(kind: SubscriptionType) ->
     run(main())
 
 
-def test_without_a_backlog_the_tracker_is_made_at_once() -> None:
-    """The first delayed message does not wait for it then."""
-
-    async def main() -> None:
-        world = _DeferringWorld()
-        dispatcher = await world.open()
-
-        assert dispatcher.tracker is not None
-        await dispatcher.close()
-
-    run(main())
-
-
 def test_the_first_delayed_entry_makes_the_tracker() -> None:
     async def main() -> None:
         world = _DeferringWorld()

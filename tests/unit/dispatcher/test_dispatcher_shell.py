@@ -5,7 +5,6 @@ import gc
 import random
 import weakref
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 
@@ -238,25 +237,6 @@ def test_permits_count_messages_and_a_batch_is_never_split(kind: SubscriptionTyp
         world.dispatcher.consumer_flow(consumer, 1)
         await settle()
         assert len(consumer.deliveries) == 4
-        await world.dispatcher.close()
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("kind", list(SubscriptionType))
-def test_a_batch_that_uses_up_the_permits_is_the_last_one(kind: SubscriptionType) -> None:
-    async def scenario() -> None:
-        world = ShellWorld(kind)
-        for number in range(6):
-            world.log.append(b"%d" % number, key_hash=7, message_count=5)
-        consumer = world.join("c", permits=10)
-        await settle()
-        assert len(consumer.deliveries) == 2
-        assert world.dispatcher.stats().consumers[0].available_permits == 0
-
-        world.dispatcher.consumer_flow(consumer, 5)
-        await settle()
-        assert len(consumer.deliveries) == 3
         await world.dispatcher.close()
 
     run(scenario())
@@ -551,20 +531,6 @@ def test_permits_of_what_is_not_sent_any_more_serve_what_waits(kind: Subscriptio
     run(scenario())
 
 
-def test_a_failing_payload_read_is_repeated_and_never_skips() -> None:
-    async def scenario() -> None:
-        world = ShellWorld(chance=random.Random(3))
-        world.log.failures = 0.4
-        consumer = world.join("c")
-        world.publish(200)
-        await settle(600)
-
-        assert consumer.payloads == [b"%d" % n for n in range(200)]
-        await world.dispatcher.close()
-
-    run(scenario())
-
-
 def test_entries_that_the_log_lost_are_acknowledged_away() -> None:
     async def scenario() -> None:
         log = _TrimmedLog()
@@ -848,32 +814,6 @@ def test_what_is_acknowledged_while_it_is_read_is_not_given(kind: SubscriptionTy
     run(scenario())
 
 
-def test_what_a_leaver_held_is_given_in_portions() -> None:
-    async def scenario() -> None:
-        world = ShellWorld()
-        leaver = world.join("a", permits=10_000)
-        world.publish(5_000, keys=500)
-        await settle()
-        assert len(leaver.payloads) == 5_000
-        heir = world.join("b", permits=10_000)
-        core = world.dispatcher.core
-        assert isinstance(core, MultipleConsumersCore)
-        world.dispatcher.remove_consumer(leaver)
-        assert len(core.replay_queue.returning) == 5_000 - core.replay_queue.return_entries_max
-        given = [0]
-        while given[-1] < 5_000:
-            core.check()
-            await asyncio.sleep(0)
-            given.append(len(core.consumers[1].pending))
-        assert max(after - before for before, after in pairwise(given)) <= core.config.serve_entries_max
-        await settle()
-
-        assert heir.payloads == leaver.payloads
-        await world.dispatcher.close()
-
-    run(scenario())
-
-
 @pytest.mark.parametrize("mode", ["draining", "out of order", "sticky"])
 def test_delayed_messages_keep_the_order_of_their_key_in_every_policy(mode: str) -> None:
     """Several fall due at once, behind earlier ones of their key that wait for permits."""
@@ -894,25 +834,6 @@ def test_delayed_messages_keep_the_order_of_their_key_in_every_policy(mode: str)
         await settle()
 
         assert consumer.payloads == [b"5", b"1", b"3", b"2", b"0", b"4"]
-        await world.dispatcher.close()
-
-    run(scenario())
-
-
-def test_a_message_whose_time_has_passed_joins_the_due_ones_in_order_of_time() -> None:
-    """Read from the log after an outage, in log order; delivered in order of time."""
-
-    async def scenario() -> None:
-        log = FakeLog()
-        start = now_ms()
-        for number, due in enumerate((50, 10, 30, 20, 40)):
-            log.append(b"%d" % number, key_hash=sticky_hash(b"k"), deliver_at_ms=start + due)
-        await asyncio.sleep(1)
-        world = ShellWorld(log=log)
-        consumer = world.join("c")
-        await settle()
-
-        assert consumer.payloads == [b"1", b"3", b"2", b"4", b"0"]
         await world.dispatcher.close()
 
     run(scenario())

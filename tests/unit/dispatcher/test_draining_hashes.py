@@ -4,7 +4,7 @@ import asyncio
 
 from dispatcher import Dispatcher, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
 from dispatcher.core.fences.draining_hashes import DrainingHashesTracker
-from dispatcher.factory import key_shared_core
+from dispatcher.factory import make_core
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from tests.helpers.fakes.core_feed import CoreFeed
 from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor, FakeTracker
@@ -16,7 +16,7 @@ class _DrainingWorld:
         config = DispatcherConfig(consistent_hashing_replica_points=10)
         self.log = FakeLog()
         self.cursor = FakeLogCursor(self.log)
-        self.core = key_shared_core(config, has_delays=True)
+        self.core = make_core(SubscriptionType.KEY_SHARED, config, has_delays=True)
         self.dispatcher = Dispatcher(
             SubscriptionType.KEY_SHARED, self.core, self.log, self.cursor, FakeTracker, config, now_ms
         )
@@ -211,7 +211,7 @@ def test_a_draining_slot_waits_for_the_last_message_of_a_batch() -> None:
         assert (done, feed.given(actions), holder.unacked) == ([], [], unacked - 1)
         entry = fence.get(slot)
         assert entry is not None
-        assert (entry.ref_count, entry.blocked_count) == (1, 1)
+        assert (entry.unack_msgs, entry.blocked_attempts) == (1, 1)
 
     done, actions = feed.core.acknowledge(holder, [(1, moved)], {(1, moved): (0b011,)})
     assert done == [(1, moved)]

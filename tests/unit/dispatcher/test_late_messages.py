@@ -148,20 +148,3 @@ def test_late_ones_keep_the_bound_of_what_waits(kind: SubscriptionType) -> None:
         await world.dispatcher.close()
 
     run(scenario())
-
-
-@pytest.mark.parametrize("kind", _MANY)
-def test_late_ones_stay_in_columns_while_nothing_waits(kind: SubscriptionType) -> None:
-    """They overtake nothing there, and take less memory than objects."""
-
-    async def scenario() -> None:
-        world = ShellWorld(kind)
-        world.join("c", permits=0)
-        world.publish(100, delay_ms=-1_000)
-        await settle()
-        core = world.dispatcher.core
-        assert isinstance(core, MultipleConsumersCore)
-        assert (len(core.replay_queue), len(core.intake.held_due)) == (0, 100)
-        await world.dispatcher.close()
-
-    run(scenario())

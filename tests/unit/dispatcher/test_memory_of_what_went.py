@@ -1,4 +1,4 @@
-"""Memory of what was handed out and acknowledged: it is let go, although nothing more is given."""
+"""Memory of what consumers held: it is let go with the acknowledgements, although nothing more is given."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -8,9 +8,6 @@ import pytest
 
 from dispatcher.core.acknowledgements.pending_acks import PendingAcksMap
 from dispatcher.core.items import Item, position_of
-from dispatcher.core.queues.held_headers import HeldHeaders
-from managed_ledger.entries.headers import EntryHeaders
-from tracker.columns.row_order import NEVER, first_key_at
 
 COUNT = 20_000
 
@@ -45,28 +42,6 @@ def test_what_a_consumer_held_goes_with_its_acknowledgements(take: Take) -> None
     assert held_bytes > 100 * COUNT
     # The table of the positions stays, as large as it was.
     assert left_bytes < held_bytes / 3
-
-
-def test_the_columns_of_headers_that_were_taken_go_although_a_few_wait_on() -> None:
-    """After an outage most of what was held is delivered, and the consumers stop before the last of it."""
-    held = HeldHeaders()
-    tracemalloc.start()
-    try:
-        numbers = np.arange(COUNT)
-        ones = np.ones(COUNT, np.int64)
-        small = ones.astype(np.int32)
-        times_ms = numbers * 7_919 % COUNT
-        held.add(EntryHeaders(ones, numbers, times_ms, ones, small, small, small, small.astype(np.uint32)))
-        del numbers, times_ms, ones, small
-        held_bytes = column_bytes()
-        while len(held) > COUNT // 100:
-            held.take(COUNT // 100, first_key_at(NEVER))
-        left_bytes = column_bytes()
-    finally:
-        tracemalloc.stop()
-
-    assert len(held) == COUNT // 100
-    assert left_bytes < held_bytes / 20
 
 
 def column_bytes() -> int:

@@ -21,36 +21,6 @@ from tests.helpers.fakes.virtual_time import now_ms, run
 _MANY = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
 
 
-@pytest.mark.parametrize("kind", _MANY)
-@pytest.mark.parametrize("is_leaving", [True, False])
-def test_more_than_a_portion_that_is_given_back_goes_to_the_other_consumer(
-    kind: SubscriptionType, is_leaving: bool
-) -> None:
-    """1,000 entries return to their queues at a time."""
-
-    async def scenario() -> None:
-        world = ShellWorld(kind)
-        first = world.join("a", permits=5_000)
-        world.publish(3_500)
-        await settle()
-        other = world.join("b", permits=0)
-        if is_leaving:
-            world.dispatcher.remove_consumer(first)
-        else:
-            world.dispatcher.redeliver_unacknowledged_messages(first)
-        world.dispatcher.consumer_flow(other, 5_000)
-        await settle()
-        world.publish(100)
-        await settle()
-
-        last_round = set(other.positions()) | set(first.positions()[3_500:])
-        assert len(last_round) == 3_600
-        assert world.dispatcher.failure is None
-        await world.dispatcher.close()
-
-    run(scenario())
-
-
 def _publish(log: FakeLog, ledger_id: int, delays_ms: list[int | None]) -> None:
     """Fill a ledger of one key."""
     for number, delay_ms in enumerate(delays_ms):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
+from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig, SubscriptionType
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fences.recently_joined import LastSentPositionFence, RecentlyJoinedFence
 from dispatcher.core.items import Key, position_of
-from dispatcher.factory import key_shared_core
+from dispatcher.factory import make_core
 from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NO_CHUNK, NOT_DELAYED, EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
@@ -30,7 +30,7 @@ class _Subscription:
         self.entries = dict(ledgers)
         self.first = first
         self.acknowledged: dict[int, BitMap] = {}
-        self.core = key_shared_core(config, has_delays=False, cursor=self, ledgers=self.ledgers)
+        self.core = make_core(SubscriptionType.KEY_SHARED, config, has_delays=False, cursor=self, ledgers=self.ledgers)
         self.core.start(first, first)
         self.given: list[tuple[str, Key]] = []
 

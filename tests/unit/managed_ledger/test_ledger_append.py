@@ -42,21 +42,6 @@ def test_a_position_is_given_at_once_and_read_once_durable() -> None:
     asyncio.run(scenario())
 
 
-def test_columns_cannot_be_changed() -> None:
-    async def scenario() -> None:
-        store = await open_store(MemoryDatabase())
-        ledger = await store.open_managed_ledger("orders")
-        await append_all(ledger, [b"a", b"b"])
-
-        headers = (await ledger.read_headers(ledger.first_position, entries_max=2)).headers
-
-        with pytest.raises(ValueError, match="read-only"):
-            headers.deliver_at_ms[0] = 1
-        await store.close()
-
-    asyncio.run(scenario())
-
-
 def test_concurrent_appends_of_all_topics_share_one_sync(tmp_path: Path) -> None:
     """A hundred coroutines on four topics: one write, and one more for what came meanwhile."""
 

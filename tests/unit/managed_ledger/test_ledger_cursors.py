@@ -32,13 +32,12 @@ async def _ledger(database: MemoryDatabase, entries: int, **limits: int) -> Mana
     return ledger
 
 
-@pytest.mark.slow
-def test_a_million_holes_persist_and_load_in_few_bytes() -> None:
-    """Every other entry of two million acknowledged: 40 bitmaps of at most 8 KiB, read back in as many records."""
+def test_scattered_holes_persist_and_load_in_few_bytes() -> None:
+    """Every other entry of 400,000 acknowledged: 8 bitmaps of at most 8 KiB, read back in as many records."""
 
     async def scenario() -> None:
         database = MemoryDatabase()
-        ledger = await _ledger(database, 2_000_000)
+        ledger = await _ledger(database, 400_000)
         cursor = await ledger.open_cursor("subscription")
         ids = [info.ledger_id for info in ledger.ledgers() if not info.is_open]
         written = database.bytes_written
@@ -47,37 +46,36 @@ def test_a_million_holes_persist_and_load_in_few_bytes() -> None:
             cursor.acknowledge([ledger_id] * 25_000, range(1, 50_000, 2))
         await cursor.flush()
 
-        assert cursor.backlog == 1_000_000
+        assert cursor.backlog == 200_000
         assert cursor.mark_delete_position == Position(ids[0], -1)
-        assert database.bytes_written - written < 40 * 8_400
+        assert database.bytes_written - written < 8 * 8_400
         await ledger.close()
         read, rows = database.bytes_read, database.rows_read
         store = await open_store(database)
         cursor = (await store.open_managed_ledger("orders")).cursors["subscription"]
-        assert database.bytes_read - read < 40 * 8_400 + 10_000
+        assert database.bytes_read - read < 8 * 8_400 + 10_000
         assert database.rows_read - rows < 100
-        assert cursor.backlog == 1_000_000
+        assert cursor.backlog == 200_000
         assert cursor.acknowledged_in(ids[7]) == BitMap(range(1, 50_000, 2))
-        assert cursor.is_acknowledged(ids[39], 49_999)
-        assert not cursor.is_acknowledged(ids[39], 49_998)
+        assert cursor.is_acknowledged(ids[0], 49_999)
+        assert not cursor.is_acknowledged(ids[0], 49_998)
         await store.close()
 
     asyncio.run(scenario())
 
 
-@pytest.mark.slow
 def test_a_flush_costs_what_is_new_and_not_what_is_there() -> None:
-    """Behind half a million holes, one more acknowledgement is a record of some dozen bytes."""
+    """Behind 50,000 holes, one more acknowledgement is a record of some dozen bytes."""
 
     async def scenario() -> None:
         database = MemoryDatabase()
-        ledger = await _ledger(database, 1_000_000, entries_per_ledger_max=1_000_001)
+        ledger = await _ledger(database, 100_000, entries_per_ledger_max=100_001)
         cursor = await ledger.open_cursor("subscription")
-        cursor.acknowledge([1] * 500_000, range(1, 1_000_000, 2))
+        cursor.acknowledge([1] * 50_000, range(1, 100_000, 2))
         await cursor.flush()
         written = database.bytes_written
 
-        cursor.acknowledge([1], [500_000])
+        cursor.acknowledge([1], [50_000])
         await cursor.flush()
 
         assert database.bytes_written - written < 100
@@ -136,25 +134,6 @@ def test_acknowledgements_are_journalled_soon_and_together() -> None:
     asyncio.run(scenario())
 
 
-def test_a_cumulative_acknowledgement_of_everything_is_a_tiny_record() -> None:
-    async def scenario() -> None:
-        database = MemoryDatabase()
-        ledger = await _ledger(database, 200_000)
-        cursor = await ledger.open_cursor("subscription")
-        written = database.bytes_written
-
-        assert cursor.acknowledge_cumulative(ledger.last_confirmed_position) == 200_000
-        await cursor.flush()
-
-        assert database.bytes_written - written < 100
-        assert cursor.backlog == 0
-        assert cursor.mark_delete_position == ledger.last_confirmed_position
-        assert len(cursor.acknowledged_in(1)) == 50_000
-        await ledger.close()
-
-    asyncio.run(scenario())
-
-
 def test_mark_delete_moves_into_later_ledgers_and_tells() -> None:
     async def scenario() -> None:
         ledger = await _ledger(MemoryDatabase(), 10, entries_per_ledger_max=4)
@@ -171,25 +150,6 @@ def test_mark_delete_moves_into_later_ledgers_and_tells() -> None:
         assert moved == [Position(2, 3)]
         assert cursor.mark_delete_position == Position(3, 0)
         assert cursor.next_unacknowledged_position == Position(3, 1)
-        await ledger.close()
-
-    asyncio.run(scenario())
-
-
-def test_unknown_positions_are_ignored() -> None:
-    async def scenario() -> None:
-        ledger = await _ledger(MemoryDatabase(), 4)
-        cursor = await ledger.open_cursor("subscription")
-        ledger.append_nowait(b"not durable yet", publish_time_ms=1)
-
-        assert cursor.acknowledge([], []) == 0
-        assert cursor.acknowledge([9], [0]) == cursor.acknowledge([1], [-1]) == cursor.acknowledge([1], [4]) == 0
-        assert cursor.acknowledge([9, 1, 1, 1, 1, 1], [0, 4, -1, 2, 2, 1]) == 2
-        assert cursor.acknowledge_cumulative(Position(0, 5)) == 0
-        assert cursor.acknowledge_cumulative(Position(7, 0)) == 2
-        assert cursor.backlog == 0
-        await ledger.committed()
-        assert cursor.backlog == 1
         await ledger.close()
 
     asyncio.run(scenario())

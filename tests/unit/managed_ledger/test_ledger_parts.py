@@ -1,7 +1,6 @@
 """The small parts: the database and its fake alike, the cache, the committer, configuration, errors."""
 
 import asyncio
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from managed_ledger import errors
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.disk.database import Batch, Database, RocksDatabase, rewritten_bytes
 from managed_ledger.disk.keys import FIRST_KEY, Family, block_key, ledger_range
-from managed_ledger.disk.rocksdb_edge import log_settings
 from managed_ledger.entries.blocks import FreshPayloads, HeaderBlock, PayloadBlock
-from managed_ledger.entries.headers import ROW_BYTES, EntryHeaders
-from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
+from managed_ledger.entries.headers import ROW_BYTES
+from managed_ledger.errors import LedgerWriteError, StoreClosedError
 from managed_ledger.reading.block_cache import BlockCache
-from managed_ledger.rocksdb_store.opening import open_to_write
-from managed_ledger.rocksdb_store.store import LISTED_AT_ONCE, RocksDBStore
+from managed_ledger.rocksdb_store.store import LISTED_AT_ONCE
 from managed_ledger.writing.committer import Committer
 from tests.helpers.deleted_ledgers import write_deleted_ledger
 from tests.helpers.fakes.life_loop import LoopExecutor
@@ -95,27 +91,6 @@ def test_a_list_has_the_rows_of_a_scan(database: Database) -> None:
         assert database.listed(Family.PAYLOADS, *bounds) == list(database.scan(Family.PAYLOADS, *bounds))
 
 
-def test_a_list_leaves_the_cache_of_tables_to_scattered_reads(tmp_path: Path) -> None:
-    """Ten thousand topics that are looked at once after a start would fill it for nothing."""
-    opened = open_to_write(tmp_path, log_settings(2**20, creates=True, is_compacting=True))
-    headers = opened.database.get_column_family(Family.HEADERS)
-    store = RocksDBStore(opened)
-    batch = store.new_batch()
-    for entry_id in range(1_000):
-        batch.put(Family.HEADERS, block_key(7, entry_id), bytes(range(256)))
-    store.write(batch, sync=True)
-    store.flush()
-    cached_bytes = [headers.property_int_value("rocksdb.block-cache-usage")]
-
-    for read in (store.listed, store.scan):
-        assert len(list(read(Family.HEADERS, *ledger_range(7)))) == 1_000
-        cached_bytes.append(headers.property_int_value("rocksdb.block-cache-usage"))
-
-    headers.close()
-    store.release()
-    assert cached_bytes[0] == cached_bytes[1] < cached_bytes[2]
-
-
 def test_a_compaction_is_judged_by_the_tables_of_its_family_that_reach_beyond_the_deleted_range(tmp_path: Path) -> None:
     """The deletion of the range is a table of its own, which ends where the range does and goes with it."""
     database = RocksDatabase.open(tmp_path / "ledgers", write_buffer_bytes=2**20)
@@ -182,37 +157,6 @@ def test_small_commits_are_joined_and_each_entry_is_found_as_it_was_committed(si
     kept = {block.first: block for entry_id in range(first) if (block := headers.find(7, entry_id)) is not None}
     assert headers.bytes_used == sum(block.cost for block in kept.values()) <= bytes_max
     assert len(headers) == len(kept)
-
-
-def test_ten_commits_of_a_message_each_are_one_block() -> None:
-    """The overhead of a block is not paid for each message of a quiet topic."""
-    cache: BlockCache[PayloadBlock] = BlockCache(10_000)
-
-    for entry_id in range(10):
-        cache.add_next(7, FreshPayloads(entry_id, [b"payload"], 7))
-
-    assert len(cache) == 1
-
-
-def test_the_cache_takes_nothing_larger_than_itself() -> None:
-    cache: BlockCache[HeaderBlock] = BlockCache(100)
-
-    cache.add(1, _block(0, 50))
-
-    assert len(cache) == cache.bytes_used == 0
-
-
-def test_a_block_added_twice_counts_once() -> None:
-    cache: BlockCache[FreshPayloads] = BlockCache(10_000)
-
-    for _ in range(2):
-        cache.add(1, FreshPayloads(3, [b"x", b"y"], 2))
-
-    assert len(cache) == 1
-    assert cache.bytes_used == FreshPayloads(3, [b"x", b"y"], 2).cost
-    assert cache.next_first(1, 2) == 3
-    assert cache.next_first(1, 3) is None
-    assert cache.find(1, 2) is None
 
 
 class _Broken:
@@ -309,31 +253,6 @@ def test_a_log_is_marked_once_a_second_and_never_while_nothing_is_written() -> N
     run(scenario())
 
 
-def test_only_failures_that_last_are_called_so() -> None:
-    async def scenario() -> None:
-        database = MemoryDatabase()
-        failed_at = iter((0.0, 30.0, 30.5, 33.0, 34.0))
-        committer = Committer(
-            database, stamp=lambda batch: None, participants_max=PARTICIPANTS_MAX, monotonic=failed_at.__next__
-        )
-        database.failures_to_come = 4
-
-        for lasts in (False, False, True, True):
-            with pytest.raises(LedgerWriteError):
-                await committer.write(lambda batch: batch.put(Family.META, b"k", b"v"))
-            assert (committer.watch.failed is not None) == lasts
-        assert (
-            "The last 4 commits failed, for 33 s now, though the log was opened again meanwhile: the disk says no"
-            in str(committer.watch.failed)
-        )
-
-        await committer.write(lambda batch: batch.put(Family.META, b"k", b"v"))
-        assert committer.watch.failed is None
-        await committer.close()
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -350,18 +269,3 @@ def test_only_failures_that_last_are_called_so() -> None:
 def test_a_bad_limit_is_named(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{name} must be .*, but is {value}"):
         ManagedLedgerConfig(**{name: value})
-
-
-def test_every_error_has_the_one_base() -> None:
-    raised = [value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__]
-
-    assert len(raised) > 5
-    assert all(issubclass(error, LedgerError) for error in raised)
-
-
-def test_headers_join_and_select() -> None:
-    empty = EntryHeaders.empty()
-
-    assert len(empty) == len(EntryHeaders.concatenate([])) == len(EntryHeaders.concatenate([empty, empty])) == 0
-    assert empty.deliver_at_ms.dtype == "int64"
-    assert empty.sticky_hashes.dtype == "int32"

@@ -54,21 +54,20 @@ def test_a_reader_at_the_tail_never_waits() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.slow
-def test_skipping_a_million_reads_only_the_blocks_that_are_left() -> None:
-    """Ten wanted entries in a million: ten header blocks of a thousand, and no payload."""
+def test_skipping_much_reads_only_the_blocks_that_are_left() -> None:
+    """Ten wanted entries in 100,000: ten header blocks of a thousand, and no payload."""
 
     async def scenario() -> None:
         database = MemoryDatabase()
-        store = await open_store(database, entries_per_ledger_max=1_000_000, cache_bytes_max=0)
+        store = await open_store(database, entries_per_ledger_max=100_000, cache_bytes_max=0)
         ledger = await store.open_managed_ledger("orders")
-        for _ in range(1000):
+        for _ in range(100):
             for _ in range(1000):
                 ledger.append_nowait(b"", publish_time_ms=1)
             await ledger.committed()
-        wanted = list(range(50_000, 1_000_000, 100_000))
+        wanted = list(range(5_000, 100_000, 10_000))
         skipped = BitMap()
-        skipped.add_range(0, 1_000_000)
+        skipped.add_range(0, 100_000)
         skipped -= BitMap(wanted)
 
         read = await ledger.read_headers(ledger.first_position, entries_max=100, skip=lambda _ledger_id: skipped)

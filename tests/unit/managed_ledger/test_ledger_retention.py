@@ -155,20 +155,6 @@ def test_entries_expire_as_a_prefix() -> None:
     asyncio.run(scenario())
 
 
-def test_expiry_passes_over_whole_ledgers_without_reading() -> None:
-    async def scenario() -> None:
-        database = MemoryDatabase()
-        ledger = await _ledger(database, 10, cache_bytes_max=0)
-        await ledger.open_cursor("subscription")
-
-        assert await ledger.expire(START_MS + 107, 100) == {"subscription": 8}
-
-        assert database.rows_read <= 1
-        await ledger.close()
-
-    asyncio.run(scenario())
-
-
 def test_each_cursor_tells_of_what_expired_before_the_next_is_looked_at() -> None:
     """Its dispatcher must know in the step in which the cursor moves."""
 

@@ -95,26 +95,6 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_trimmed_log_comes_back_trimmed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        await _fill(tmp_path)
-        store = await _open(tmp_path)
-        ledger = await store.open_managed_ledger("orders")
-        ledger.cursors["subscription"].acknowledge_cumulative(Position(3, 10))
-
-        assert await ledger.trim() == 2
-        await store.close()
-
-        store = await _open(tmp_path)
-        ledger = await store.open_managed_ledger("orders")
-        assert ledger.first_position == Position(3, 0)
-        assert ledger.cursors["subscription"].backlog == 989
-        assert await ledger.read_payloads([2, 3], [0, 0]) == [None, b"payload 001000"]
-        await store.close()
-
-    asyncio.run(scenario())
-
-
 def test_what_was_trimmed_is_given_back_to_the_disk(tmp_path: Path) -> None:
     async def scenario() -> None:
         database = CountingDatabase(tmp_path)
@@ -377,15 +357,6 @@ def test_a_write_ahead_log_that_ends_before_the_marker_is_refused(tmp_path: Path
         asyncio.run(_open(tmp_path / "crashed"))
 
 
-def test_a_missing_current_file_does_not_start_an_empty_log(tmp_path: Path) -> None:
-    asyncio.run(_fill(tmp_path))
-
-    (tmp_path / "CURRENT").unlink()
-
-    with pytest.raises(StoreCorruptedError):
-        asyncio.run(_open(tmp_path))
-
-
 def test_an_empty_database_in_place_of_a_full_one_is_refused(tmp_path: Path) -> None:
     """A damaged MANIFEST can look like this: RocksDB opens without an error and holds nothing."""
     asyncio.run(_fill(tmp_path / "full"))
@@ -452,28 +423,6 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "log"):
         with pytest.raises(StoreUnavailableError, match=r"Cannot open the log.*choose another folder"):
             asyncio.run(_open(path))
-
-
-def test_a_damaged_block_is_an_error_when_it_is_read(tmp_path: Path) -> None:
-    """Not a shorter answer: RocksDB's plain iteration stops silently there."""
-    asyncio.run(_fill(tmp_path))
-    database = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20)
-    for family in Family:
-        database.compact(family, b"", b"\xff" * 16)
-    database.close()
-    for table in tmp_path.glob("*.sst"):
-        _flip(table, table.stat().st_size // 3)
-
-    async def read_all() -> None:
-        store = await _open(tmp_path)
-        try:
-            ledger = await store.open_managed_ledger("orders")
-            await read_entries(ledger, ledger.first_position, entries_max=5000)
-        finally:
-            await store.close()
-
-    with pytest.raises(StoreCorruptedError, match="Restore the folder from a copy"):
-        asyncio.run(read_all())
 
 
 @pytest.mark.parametrize("kind", [CURSOR_MARK_DELETE, CURSOR_PROPERTIES, CURSOR_BASE, CURSOR_JOURNAL])

@@ -81,11 +81,3 @@ def test_of_the_lists_of_files_the_one_in_use_is_read(tmp_path: Path) -> None:
     ):
         (tmp_path / "CURRENT").write_bytes(current)
         assert recycled_fragment_in(tmp_path) == found
-
-
-def test_what_is_no_file_is_left_to_rocksdb(tmp_path: Path) -> None:
-    (tmp_path / "000003.log").mkdir()
-    (tmp_path / "000004.log").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "CURRENT").mkdir()
-
-    assert recycled_fragment_in(tmp_path) is None

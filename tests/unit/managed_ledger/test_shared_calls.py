@@ -1,7 +1,6 @@
 """Reads that wait for a thread are made together, and each has its own answer."""
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from managed_ledger.reading.shared_calls import READS_A_CALL_MAX, SharedCalls
+from managed_ledger.reading.shared_calls import SharedCalls
 
 
 class HeldExecutor(Executor):
@@ -47,23 +46,6 @@ def test_reads_that_come_while_all_threads_are_busy_are_one_call() -> None:
     asyncio.run(scenario())
 
 
-def test_a_call_has_a_limited_number_of_reads() -> None:
-    async def scenario() -> None:
-        executor = HeldExecutor()
-        calls = SharedCalls(executor, 1)
-        count = 1 + READS_A_CALL_MAX + 1
-        reads = [asyncio.ensure_future(calls.run(partial(int, number))) for number in range(count)]
-        await asyncio.sleep(0)
-
-        for _ in range(3):
-            executor.let_go()
-            await asyncio.sleep(0)
-
-        assert await asyncio.gather(*reads) == list(range(count))
-
-    asyncio.run(scenario())
-
-
 def test_an_error_is_the_answer_to_its_own_read_alone() -> None:
     async def scenario() -> None:
         executor = HeldExecutor()
@@ -82,25 +64,6 @@ def test_an_error_is_the_answer_to_its_own_read_alone() -> None:
     asyncio.run(scenario())
 
 
-def test_the_read_of_a_cancelled_caller_is_not_made() -> None:
-    async def scenario() -> None:
-        executor = HeldExecutor()
-        calls = SharedCalls(executor, 1)
-        made: list[int] = []
-        reads = [asyncio.ensure_future(calls.run(partial(made.append, number))) for number in range(3)]
-        await asyncio.sleep(0)
-        reads[1].cancel()
-        await asyncio.sleep(0)
-        executor.let_go()
-        await asyncio.sleep(0)
-        executor.let_go()
-        await asyncio.wait(reads)
-
-        assert made == [0, 2]
-
-    asyncio.run(scenario())
-
-
 def test_a_read_after_the_shutdown_of_the_threads_fails() -> None:
     async def scenario() -> None:
         executor = ThreadPoolExecutor(1)
@@ -108,15 +71,5 @@ def test_a_read_after_the_shutdown_of_the_threads_fails() -> None:
 
         with pytest.raises(RuntimeError, match="shutdown"):
             await SharedCalls(executor, 1).run(lambda: 1)
-
-    asyncio.run(scenario())
-
-
-def test_reads_run_in_the_threads_of_the_executor() -> None:
-    async def scenario() -> None:
-        with ThreadPoolExecutor(1, thread_name_prefix="ledger-read") as executor:
-            name = await SharedCalls(executor, 1).run(lambda: threading.current_thread().name)
-
-        assert name.startswith("ledger-read")
 
     asyncio.run(scenario())

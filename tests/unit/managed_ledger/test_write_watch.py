@@ -48,33 +48,6 @@ def test_a_refusal_is_logged_once_a_minute() -> None:
     assert logged == [0, 60, 120, 180]
 
 
-def test_a_refusal_that_comes_and_goes_is_logged_once_a_minute() -> None:
-    watch = WriteWatch()
-
-    logged = [
-        (second, line.split(";")[0].split(",")[0])
-        for second in range(100)
-        if (line := watch.note(None, SHORT if second % 2 else PLENTY, second)) is not None
-    ]
-
-    assert logged == [
-        (1, "New messages are refused"),
-        (2, "New messages are taken again"),
-        (61, "New messages are refused"),
-        (62, "New messages are taken again"),
-    ]
-
-
-def test_a_full_disk_is_never_a_lasting_failure() -> None:
-    watch = WriteWatch()
-
-    for second in range(1_000):
-        watch.note(FULL, None, second)
-
-    assert watch.failed is None
-    assert watch.refusal is not None
-
-
 def test_other_failures_refuse_nothing_before_they_last() -> None:
     watch = WriteWatch()
 

@@ -87,11 +87,3 @@ def test_charts_are_drawn_whatever_is_ahead(far: int, tmp_path: Path) -> None:
 def test_nothing_ahead_has_no_chart(tmp_path: Path) -> None:
     """An empty input is fine."""
     assert draw_forecast(_forecast(), tmp_path) == []
-
-
-@pytest.mark.slow
-def test_charts_are_drawn_of_topics_in_any_script(tmp_path: Path) -> None:
-    """Without a word of what the font has not (a warning fails a test here)."""
-    found = _forecast(("persistent://public/default/" + "予" * 40, 1, 5), ("b $x_y$ {z}", 2, 5))
-
-    assert [path.name for path in draw_forecast(found, tmp_path)] == ["deliveries.png", "ahead.png"]

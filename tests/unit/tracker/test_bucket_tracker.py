@@ -16,8 +16,7 @@ from pyroaring import BitMap
 from managed_ledger.positions.position import Position
 from postdate.testing import VIRTUAL_START_MS as START_MS
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
-from snapshot_storage.errors import StorageUnavailableError
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
@@ -26,7 +25,6 @@ from tests.helpers.seeds import seeds
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.errors import TrackerClosedError
 from tracker.shell.tracker_calls import InThreads
 from tracker.stats import BucketOperation
 
@@ -247,89 +245,6 @@ def test_an_hour_of_outage_is_told_once_and_fills_memory_up_to_the_limit(
     run_virtually(main())
 
 
-def test_segments_that_cannot_be_read_for_long_come_late_and_the_rest_on_time(sound_world: BucketTrackerWorld) -> None:
-    """Delivery from loaded segments goes on; the dispatcher is told when the outage is over."""
-
-    async def main() -> None:
-        tracker = await sound_world.tracker()
-        add(tracker, 60_000, *range(1, 6))
-        add(tracker, 120_000, 6)
-        await sound_world.rest()
-        sound_world.storage.is_down = True
-        await asyncio.sleep(121)
-        assert [row[1] for row in tracker.get_scheduled_messages(10).to_rows()] == [6]
-        sound_world.storage.is_down = False
-        sound_world.told_at_ms.clear()
-        await asyncio.sleep(31)
-        assert sound_world.told_at_ms
-        assert [row[1] for row in tracker.get_scheduled_messages(10).to_rows()] == [1, 2, 3, 4, 5]
-        await tracker.close()
-
-    run_virtually(main())
-
-
-class PartlyDownStorage(MemoryBucketSnapshotStorage):
-    """Has snapshots whose segments cannot be read for now."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down_ids: set[int] = set()
-        self.failed_reads = 0
-
-    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        if bucket_id in self.down_ids:
-            self.failed_reads += 1
-            raise StorageUnavailableError(f"snapshot {bucket_id} cannot be read for now")
-        return await super().get_bucket_snapshot_segment(bucket_id, first_entry, last_entry)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [10, *(pytest.param(step, marks=pytest.mark.exhaustive) for step in (2, 1))])
-def test_buckets_that_cannot_be_read_for_an_hour_keep_no_other_ones_waiting(step: int) -> None:
-    """Every tenth, or every second, with a few calls a minute each; where it is every one, for all together."""
-    config = TrackerConfig(index_count_per_bucket_min=10, tick_time_ms=0)
-    bucket_total = 60
-
-    async def main() -> None:
-        cursor, storage = FakeCursor(), PartlyDownStorage()
-        await storage.start()
-        factory = BucketDelayedDeliveryTrackerFactory(
-            config, storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(1)
-        )
-        context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
-        tracker = factory.new_tracker(context)
-        # Due over an hour, and of each bucket at ten times.
-        deliver_at_ms = {
-            (ledger_id, entry_id): START_MS + 120_000 + (entry_id * 997 + ledger_id * 13) * 1_000 % (HOUR_S * 1_000)
-            for ledger_id in range(1, bucket_total + 2)
-            for entry_id in range(10)
-        }
-        for position, time_ms in deliver_at_ms.items():
-            tracker.add_message(*position, time_ms)
-        await asyncio.sleep(10)
-        await tracker.close()
-        tracker = factory.new_tracker(context)
-        await asyncio.sleep(10)
-        down = range(step, bucket_total + 1, step)
-        storage.down_ids = {int(cursor.properties[bucket_key(ledger_id, ledger_id)]) for ledger_id in down}
-        late_ms: list[int] = []
-        for _ in range(HOUR_S + 120):
-            await asyncio.sleep(1)
-            rows = tracker.get_scheduled_messages(1_000).to_rows()
-            late_ms += [virtual_now_ms() - deliver_at_ms[ledger_id, entry_id] for _, ledger_id, entry_id in rows]
-
-        assert len(late_ms) == 10 * (bucket_total - len(down))
-        assert max(late_ms, default=0) <= TrackerConfig().order_wait_ms_max
-        assert 0 < storage.failed_reads < 60 * (6 if step == 1 else 4 * len(down))
-        storage.down_ids = set()
-        await asyncio.sleep(120)
-        rest = tracker.get_scheduled_messages(1_000)
-        assert len(late_ms) + len(rest) == 10 * bucket_total
-        await tracker.close()
-
-    run_virtually(main())
-
-
 def test_property_writes_that_fail_are_repeated(sound_world: BucketTrackerWorld) -> None:
     """Nothing is leaked, and rows stay in memory until it worked."""
 
@@ -429,28 +344,6 @@ def test_a_snapshot_that_is_lost_while_in_use_is_handed_back_for_reading(world: 
         await asyncio.sleep(5)
         assert len(tracker.get_scheduled_messages(10)) == 6
         await tracker.close()
-
-    run_virtually(main())
-
-
-def test_clearing_deletes_every_snapshot_and_keeps_what_is_added_meanwhile(world: BucketTrackerWorld) -> None:
-    """Also those in flight when it was called."""
-
-    async def main() -> None:
-        tracker = await world.tracker()
-        add(tracker, 60_000, *range(1, 12))
-        await world.rest()
-        add(tracker, 60_000, *range(12, 17))
-        await tracker.clear()
-        add(tracker, 60_000, 17)
-        # The next sweep finds the snapshot of a create that failed after its effect.
-        await world.rest()
-        assert world.cursor.properties == {}
-        assert await world.snapshot_ids() == set()
-        assert tracker.number_of_delayed_messages() == 1
-        await tracker.close()
-        with pytest.raises(TrackerClosedError):
-            await tracker.clear()
 
     run_virtually(main())
 
@@ -883,31 +776,6 @@ def test_what_came_due_while_the_storage_was_away_comes_in_order_when_it_is_back
             received += [row[1] for row in tracker.get_scheduled_messages(3).to_rows()]
             await asyncio.sleep(0.1)
         assert received == list(range(10, 0, -1))
-        await tracker.close()
-
-    run_virtually(main())
-
-
-def test_what_is_withheld_no_longer_is_told_although_there_is_nothing_else(sound_world: BucketTrackerWorld) -> None:
-    """Nothing is loaded and the storage never answers: the dispatcher holds due messages of its own back meanwhile."""
-
-    async def main() -> None:
-        tracker = await sound_world.tracker()
-        add(tracker, 1_000, *range(1, 7))
-        await sound_world.rest()
-        tracker.abandon()
-        await tracker.close()
-        sound_world.told_at_ms.clear()
-        sound_world.storage.is_hanging = True
-
-        tracker = await sound_world.tracker()
-        began_ms = virtual_now_ms()
-        await sound_world.rest()
-        assert tracker.first_withheld_time() is not None
-        await asyncio.sleep(30)
-        assert tracker.first_withheld_time() is None
-        assert sound_world.told_at_ms == [began_ms + sound_world.config.order_wait_ms_max]
-        tracker.abandon()
         await tracker.close()
 
     run_virtually(main())

@@ -222,16 +222,6 @@ def test_many_messages_that_are_due_cost_no_more_calls_than_few(driver: Driver) 
     assert {ledger_id for _, ledger_id, _ in driver.pop(1_000)} == set(range(1, 21))
 
 
-def test_the_callers_arrays_may_be_reused(driver: Driver) -> None:
-    """Messages that were added do not change with them."""
-    times = np.array([2_000, 2_001])
-    driver.core.add_messages([1, 1], [0, 1], times, now_ms=NOW_MS)
-    times[:] = 9_000
-    driver.now_ms = 2_001
-
-    assert driver.pop() == [(2_000, 1, 0), (2_001, 1, 1)]
-
-
 # Sealing.
 
 
@@ -534,24 +524,6 @@ def test_a_position_of_a_segment_that_is_not_loaded_that_is_added_again_comes_on
         assert rows == ([expected] if expected[0] == now_ms else [])
 
 
-def test_a_refused_message_is_counted_no_more_where_its_segment_is_not_loaded(runner: asyncio.Runner) -> None:
-    """It is due, and delivered; its row comes with its segment, and is dropped then."""
-    driver = Driver(runner, index_count_per_bucket_min=4)
-    driver.add(*((NOW_MS + 60_000, 1, entry_id) for entry_id in range(4)), (NOW_MS + 90_000, 2, 0))
-    driver.answer_all()
-    assert driver.core.tracked.count == driver.core.future_count(now_ms=NOW_MS) == 5
-
-    assert driver.add((NOW_MS, 1, 0)) == [False]
-
-    assert not driver.core.contains_message(1, 0)
-    assert driver.core.tracked.count == driver.core.future_count(now_ms=NOW_MS) == 4
-    driver.now_ms += 60_000
-    driver.plan()
-    driver.answer_all()
-    assert [row[1:] for row in driver.pop()] == [(1, 1), (1, 2), (1, 3)]
-    check(driver.core)
-
-
 def sealed_ledger(runner: asyncio.Runner) -> Driver:
     """Return a driver of which ledger 1 is sealed: entry 0 is due first, entries 1 to 3 an hour later."""
     driver = Driver(
@@ -605,24 +577,6 @@ def test_a_bucket_with_a_row_to_hand_out_stays_when_all_others_are_cancelled(run
     driver.plan()
     driver.answer_all()
     assert driver.bucket_names == []
-
-
-def test_a_bucket_with_a_row_to_hand_out_is_merged_when_all_others_are_cancelled(runner: asyncio.Runner) -> None:
-    """Its snapshot still has all rows that entry 0 names, and is no damaged one."""
-    driver = Driver(runner, index_count_per_bucket_min=3, segment_row_count_max=1, prefetch_ms=0, bucket_count_max=1)
-    driver.add((NOW_MS + 1_000, 1, 0), *((NOW_MS + 3_600_000, 1, entry_id) for entry_id in (1, 2, 3)))
-    driver.add(*((NOW_MS + 7_200_000, 2, entry_id) for entry_id in range(3)))
-    driver.answer_all()
-    driver.now_ms += 1_000
-    driver.plan()
-    driver.answer_all()
-    cancel(driver, 1, 2, 3)
-
-    driver.add((NOW_MS + 7_200_000, 3, 0))
-    driver.answer_all()
-
-    assert (driver.bucket_names, driver.core.pop_losses()) == (["1_2"], [])
-    assert driver.pop() == [(NOW_MS + 1_000, 1, 0)]
 
 
 @pytest.mark.parametrize("is_due", [False, True])
@@ -761,21 +715,6 @@ def test_what_a_snapshot_lost_and_is_seen_again_is_not_reported(runner: asyncio.
     assert driver.pop() == [(58_001, 1, 4)]
 
     assert driver.core.pop_to_read_again() == {1: BitMap([2, 8, 9])}
-
-
-def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(runner: asyncio.Runner) -> None:
-    """No reader passed over its messages in the log."""
-    driver = recovered_driver(runner)
-    [bucket_id] = map(int, driver.cursor.properties.values())
-    driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
-    driver.recover()
-    assert driver.core.is_recovering(3)
-    driver.plan()
-    driver.answer_all()
-
-    assert not driver.core.is_recovering(3)
-    assert driver.core.pop_to_read_again() == {}
-    assert len(driver.core.pop_losses()) == 1
 
 
 # Trimming, clearing, merging.

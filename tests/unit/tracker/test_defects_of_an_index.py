@@ -134,24 +134,6 @@ def test_a_tracker_stops_for_a_defect_and_tells_its_owner(name: str) -> None:
     run_virtually(story())
 
 
-def test_refused_offers_are_no_defect() -> None:
-    async def story() -> None:
-        storage = MemoryBucketSnapshotStorage()
-        await storage.start()
-        context = TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=lambda: None)
-        tracker = _factory(storage).new_tracker(context)
-        with pytest.raises(ValueError, match="entry"):
-            tracker.add_message(1, -1, START_MS + 1_000)
-        with pytest.raises(ValueError, match="tick"):
-            tracker.reset_tick_time(-1)
-
-        assert tracker.failure is None
-        assert tracker.add_message(1, 1, START_MS + 1_000)
-        await tracker.close()
-
-    run_virtually(story())
-
-
 def test_a_defect_of_a_shared_index_is_told_to_every_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         storage = MemoryBucketSnapshotStorage()

@@ -13,7 +13,6 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
-from tracker.errors import TrackerClosedError
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
@@ -103,20 +102,6 @@ def test_a_column_is_no_single_offer(run: Run, entry_id: Any, deliver_at: Any, r
     run(test)
 
 
-@pytest.mark.parametrize("entry_ids", [[1], {1}, range(1, 2), 1, None])
-def test_acknowledgements_that_are_no_bitmap_are_refused_before_anything_changes(run: Run, entry_ids: Any) -> None:
-    """And do not stop the tracker, as a defect of its own does."""
-
-    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
-        assert tracker.add_messages([1, 1], [0, 1], [LATER_MS, LATER_MS]).all()
-        with pytest.raises(ValueError, match=r"a pyroaring\.BitMap, not "):
-            tracker.remove_acknowledged(1, entry_ids)
-        clock.now_ms = LATER_MS
-        assert len(tracker.get_scheduled_messages(10)) == 2
-
-    run(test)
-
-
 def test_columns_that_do_not_belong_together_are_refused(run: Run) -> None:
     """Of different lengths, of no length, or of times that no signed integer holds."""
 
@@ -160,18 +145,6 @@ def test_a_tick_below_0_is_refused(run: Run) -> None:
         assert tracker.add_message(1, 1, LATER_MS)
 
     run(test)
-
-
-def test_a_closed_tracker_takes_nothing(run: Run) -> None:
-    """True would be a promise that no tracker keeps, and False would have the message delivered early."""
-    closed: list[DelayedDeliveryTracker] = []
-    run(lambda tracker, clock: closed.append(tracker))
-
-    with pytest.raises(TrackerClosedError):
-        closed[0].add_message(1, 1, LATER_MS)
-    with pytest.raises(TrackerClosedError):
-        closed[0].add_messages([1], [1], [LATER_MS])
-    assert closed[0].number_of_delayed_messages() == 0
 
 
 def test_every_time_up_to_the_last_there_is_can_be_tracked(run: Run) -> None:

@@ -103,12 +103,6 @@ def test_the_document_says_what_its_counts_count() -> None:
     assert topic["backlog"]["description"].startswith("Entries of the log")
 
 
-def test_each_operation_has_an_id_of_its_own() -> None:
-    ids = [one["operationId"] for operations in document()["paths"].values() for one in operations.values()]
-
-    assert len(set(ids)) == len(ids)
-
-
 def test_answers_are_what_the_document_says(tmp_path: Path) -> None:
     async def story(server: WebServer, _: Peer) -> None:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:

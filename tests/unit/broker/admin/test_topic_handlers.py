@@ -316,7 +316,7 @@ def test_old_entries_expire_by_age_and_by_id(tmp_path: Path) -> None:
         assert (world.unacknowledged(), len(world.unacknowledged("other"))) == (positions[4:], 6)
         subscription = world.topic.subscriptions["s"]
         ledger_id, entry_id = map(int, positions[0].split(":"))
-        assert (subscription.counters.expired, subscription.has_expired((ledger_id, entry_id))) == (4, True)
+        assert (subscription.counters.expired, subscription.expiry.has((ledger_id, entry_id))) == (4, True)
         path = f"{T}/all_subscription/expireMessages/0"
         assert await world.ask("POST", f"{path}?dryRun=true") == (200, {"entries": 4, "redelivered": 0})
         assert await world.ask("POST", path) == (204, b"")

@@ -66,10 +66,6 @@ def test_health_says_ok_and_more() -> None:
     assert json.loads(body) == {"status": "ok", "version": version("postdate"), "pid": 7, "uptime_ms": 12}
 
 
-def test_pulsars_own_health_check_works() -> None:
-    assert ask("GET", "/admin/v2/brokers/health")[:3] == (200, "text/plain; charset=utf-8", "ok")
-
-
 def test_health_says_what_is_wrong_with_503() -> None:
     def problems() -> list[str]:
         return ["nothing can be stored: the disk is full", "t: snapshots fail"]
@@ -189,18 +185,6 @@ def test_a_port_in_use_is_an_oserror_and_leaves_nothing_open() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="address already in use"):
         asyncio.run(start_on(taken.getsockname()[1]))
-
-
-def test_a_closed_server_listens_no_more() -> None:
-    async def scenario() -> int:
-        server = await start()
-        await server.close()
-        return server.port
-
-    port = asyncio.run(scenario())
-
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/admin/v2/brokers/health", "/nothing"])

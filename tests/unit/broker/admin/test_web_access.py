@@ -1,6 +1,5 @@
 """Rights of roles on the web port, over real HTTP and on a real service."""
 
-import asyncio
 import io
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -312,14 +311,6 @@ def test_the_anonymous_role_counts_for_requests_without_a_token_alone(tmp_path: 
     play_web(tmp_path, story, anonymous_role="guest")
 
 
-def test_a_request_that_speaks_for_another_is_refused(tmp_path: Path) -> None:
-    async def story(service: Service, ask: Ask) -> None:
-        headers = {"X-Original-Principal": "anna"}
-        assert (await ask("root", "GET", f"{NAMESPACE}/permissions", headers=headers))[0] == 403
-
-    play_web(tmp_path, story)
-
-
 def test_grants_are_given_shown_and_taken(tmp_path: Path) -> None:
     async def story(service: Service, ask: Ask) -> None:
         async def show(owner: str) -> Any:
@@ -410,16 +401,6 @@ def test_lists_have_what_a_role_may_see(tmp_path: Path) -> None:
         for path in ("/admin/v2/namespaces/bank", "/admin/v2/persistent/bank/eu"):
             assert (await ask("anna", "GET", path))[0] == 404
             assert (await ask("root", "GET", path))[0] == 200
-
-    play_web(tmp_path, story)
-
-
-def test_requests_that_come_at_once_are_all_in_force(tmp_path: Path) -> None:
-    async def story(service: Service, ask: Ask) -> None:
-        await asyncio.gather(
-            *(ask("root", "POST", f"{NAMESPACE}/permissions/role-{n}", ["produce"]) for n in range(20))
-        )
-        assert len((await ask("root", "GET", f"{NAMESPACE}/permissions"))[1]) == 20
 
     play_web(tmp_path, story)
 

@@ -1,7 +1,6 @@
 """Credentials: clients are admitted or refused at CONNECT, asked again later, and disconnected when theirs expire."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -203,18 +202,6 @@ def test_a_client_that_cannot_be_asked_is_not_asked_and_ends_with_its_token(tmp_
     play(tmp_path, story)
 
 
-def test_a_token_without_an_end_is_never_asked_for_again(tmp_path: Path) -> None:
-    async def story(service: Service, clock: FakeClock) -> None:
-        peer = connect(service, token())
-        clock.now_ms += 10**13
-        peer.connection.check_credentials()
-
-        assert await kinds(peer) == [BaseCommand.CONNECTED]
-        assert not peer.transport.closed
-
-    play(tmp_path, story)
-
-
 def test_a_token_that_is_nearly_over_is_asked_for_at_once_and_then_no_more(tmp_path: Path) -> None:
     async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, token(exp=NOW_S + 1))
@@ -281,13 +268,3 @@ def test_a_wrong_token_is_logged_once_a_minute_for_each_reason_with_a_count(
         assert len(lines()) == 5
 
     play(tmp_path, story)
-
-
-def test_reasons_that_are_ever_new_take_no_memory(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = RefusalLog(lambda: 0.0)
-
-    for number in range(5_000):
-        refusals.log(logging.getLogger("test"), logging.WARNING, number, "refused")
-
-    assert len(caplog.records) == 5_000
-    assert len(refusals) <= 1_000

@@ -161,11 +161,6 @@ def test_a_beginning_is_exact_and_a_skew_moves_it() -> None:
     assert role_of(shown, now_s=NOW_S - 10, token_clock_skew_s=10).role == "anna"
 
 
-def test_a_token_of_the_future_is_accepted() -> None:
-    """As in Pulsar: `iat` is not looked at."""
-    assert role_of(token(iat=NOW_S + 1_000)).role == "anna"
-
-
 @pytest.mark.parametrize("value", ["soon", True, [NOW_S], {}, math.inf, -math.inf, math.nan, 10**30])
 def test_a_time_that_is_none_is_refused(value: Any) -> None:
     refused(token(exp=value), "is not a time|not accepted")
@@ -236,10 +231,6 @@ def test_what_is_no_token_is_refused(shown: bytes) -> None:
 
 def test_a_token_that_is_too_long_is_not_looked_at() -> None:
     refused(token(padding="x" * 70_000), "too long")
-
-
-def test_two_providers_of_the_same_name_are_one() -> None:
-    assert role_of(token(), provider_class_names=(TOKEN_PROVIDER, TOKEN_PROVIDER)).role == "anna"
 
 
 # ---- keys ----
@@ -313,13 +304,6 @@ def test_a_key_that_cannot_be_used_names_its_place_and_what_to_do(
     assert caught.value.key == key
     assert "hush" not in f"{caught.value!r}"
     assert "aHVz" not in f"{caught.value!r}" or key == "tokenPublicKey"
-
-
-def test_without_authentication_no_key_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "broker.conf"
-    path.write_text("tokenSecretKey=file:///no/such/file\n")
-
-    assert Authenticator.from_config(load_config(path, environment={}, overrides=[])) is None
 
 
 # ---- over HTTP ----

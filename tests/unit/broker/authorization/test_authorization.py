@@ -370,34 +370,3 @@ def test_a_client_that_speaks_for_another_is_refused_as_there_are_no_proxies(tmp
         assert peer.transport.closed
 
     play(tmp_path, story)
-
-
-def test_the_anonymous_role_has_what_is_granted_to_it(tmp_path: Path) -> None:
-    async def story(service: Service) -> None:
-        guest = connect(service, None)
-        assert error_of(await produce_request(guest)) == ServerError.AuthorizationError
-        await service.set_grant(ORDERS, "guest", PRODUCE)
-        assert error_of(await produce_request(guest)) is None
-
-    play(tmp_path, story, anonymous_role="guest")
-
-
-def test_without_authorization_everybody_who_is_known_may_do_everything(tmp_path: Path) -> None:
-    async def story(service: Service) -> None:
-        anna = connect(service, token("anna"))
-        assert error_of(await produce_request(anna)) is None
-        assert error_of(await subscribe_request(anna)) is None
-
-    play(tmp_path, story, is_authorization_enabled=False)
-
-
-def test_grants_are_there_after_a_restart(tmp_path: Path) -> None:
-    async def first(service: Service) -> None:
-        await service.set_grant(ORDERS, "anna", PRODUCE)
-
-    async def second(service: Service) -> None:
-        assert error_of(await produce_request(connect(service, token("anna")))) is None
-        assert error_of(await subscribe_request(connect(service, token("anna")))) == ServerError.AuthorizationError
-
-    play(tmp_path, first)
-    play(tmp_path, second)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import resource
 import shlex
 import socket
@@ -42,10 +41,6 @@ def refusal(*words: str, environment: dict[str, str] | None = None) -> str:
     (line,) = result.stderr.splitlines()
     assert line.startswith("postdate: ")
     return line.removeprefix("postdate: ")
-
-
-def test_the_version_is_the_packages() -> None:
-    assert run("--version").output == f"postdate, version {version('postdate')}\n"
 
 
 @pytest.mark.parametrize("words", [(), ("serve",), ("config",), ("demo",)])
@@ -104,13 +99,6 @@ def test_config_can_print_the_commented_file(tmp_path: Path) -> None:
     assert run("config", "--changed", "--config", str(tmp_path / "mine.conf")).output == "webServicePort=8081\n"
 
 
-def test_one_way_to_print_at_a_time() -> None:
-    result = run("config", "--commented", "--changed")
-
-    assert result.exit_code == 2
-    assert "exclude each other" in result.stderr
-
-
 @pytest.mark.parametrize("command", ["serve", "config"])
 def test_a_bad_value_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
@@ -120,10 +108,6 @@ def test_a_bad_value_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -
     assert refusal(command, "--config", str(path)) == expected
     assert refusal(command, "--set", "x") == "--set x: must be key=value"
     assert refusal(command, environment={"webServicePort": "y"}).startswith("environment variable webServicePort: ")
-
-
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    assert refusal("serve", "--config", str(tmp_path / "none")).startswith(f"{tmp_path / 'none'}: the file cannot be")
 
 
 def start_refusal(*words: str) -> str:
@@ -292,28 +276,6 @@ def test_a_service_that_cannot_print_its_addresses_serves(tmp_path: Path, words:
 
     assert line.endswith("the addresses cannot be printed, and clients can connect: No space left on device\n")
     assert (service.returncode, "Exception" in rest) == (0, False)
-
-
-@pytest.mark.slow
-def test_a_start_in_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    command = [sys.executable, "-m", "postdate", "serve", *settings(tmp_path / "data", *free_ports(2))]
-
-    result = subprocess.run(
-        ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *command],
-        cwd=gone,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-    assert result.returncode == 2
-    assert result.stderr.splitlines()[-1] == (
-        "postdate: the folder that this was started in does not exist any more: change to another one"
-    )
 
 
 @pytest.mark.parametrize(

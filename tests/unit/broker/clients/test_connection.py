@@ -5,7 +5,6 @@ import struct
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from dispatcher import DispatcherConfig
 from postdate.broker.admin.topic_stats import subscription_stats
 from postdate.broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX, Connection
 from postdate.broker.clients.requests import HANDLERS
-from postdate.broker.clients.writability import READ_BYTES_MAX
 from postdate.broker.protocol.commands import frame
 from postdate.broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
@@ -81,49 +79,6 @@ def pings(count: int) -> bytes:
 def pongs(peer: Peer) -> int:
     """How many of them were answered."""
     return sum(one.type == BaseCommand.PONG for one in peer.answers())
-
-
-def test_many_frames_received_at_once_are_handled_in_slices_and_nothing_is_read_before_their_end(
-    tmp_path: Path,
-) -> None:
-    async def story(service: Service) -> None:
-        # Each frame takes half a slice.
-        peer = Peer(service, clock_s=count(0, SLICE_S / 2).__next__)
-        await asyncio.sleep(0)
-
-        peer.send_bytes(pings(9))
-        was_reading = peer.transport.reads
-        answered = []
-        while not peer.transport.reads:
-            # What a turn writes is sent in the next one.
-            await asyncio.sleep(0)
-            answered.append(pongs(peer))
-
-        assert not was_reading
-        assert answered[:2] == [2, 4]
-        await until(lambda: pongs(peer) == 9)
-
-    play(tmp_path, story)
-
-
-def test_what_is_written_in_one_turn_is_sent_in_the_next_or_before_the_connection_ends(tmp_path: Path) -> None:
-    async def story(service: Service) -> None:
-        peer = Peer(service)
-        await asyncio.sleep(0)
-        peer.transport.written.clear()
-
-        for number in range(3):
-            peer.connection.write(b"%d" % number)
-        in_the_turn = list(peer.transport.written)
-        await asyncio.sleep(0)
-        after_it = list(peer.transport.written)
-        peer.connection.write(b"last")
-        peer.connection.close()
-
-        assert (in_the_turn, after_it) == ([], [b"012"])
-        assert peer.transport.written == [b"012", b"last"]
-
-    play(tmp_path, story)
 
 
 def test_sends_that_wait_for_a_slice_keep_their_order_also_before_what_comes_later(tmp_path: Path) -> None:
@@ -282,30 +237,6 @@ def test_what_a_closed_connection_has_sent_counts_for_the_others_until_it_is_sto
     play(tmp_path, story, publish_buffer_bytes_max=1_000)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "answer"),
-    [
-        ("Shared", "Shared", "PRODUCER_SUCCESS"),
-        ("Shared", "Exclusive", "ERROR"),
-        ("Exclusive", "Shared", "ERROR"),
-        ("Exclusive", "Exclusive", "ERROR"),
-        ("Exclusive", "ExclusiveWithFencing", "PRODUCER_SUCCESS"),
-    ],
-)
-def test_who_may_produce_beside_whom(tmp_path: Path, first: str, second: str, answer: str) -> None:
-    async def story(service: Service) -> None:
-        one, other = Peer(service), Peer(service)
-        await producer(one, ProducerAccessMode.Value(first), "one")
-
-        got = await producer(other, ProducerAccessMode.Value(second), "other")
-
-        assert BaseCommand.Type.Name(got.type) == answer
-        was_sent_away = any(one.type == BaseCommand.CLOSE_PRODUCER for one in one.answers())
-        assert was_sent_away == (second == "ExclusiveWithFencing")
-
-    play(tmp_path, story)
-
-
 def test_a_producer_that_waits_becomes_ready_when_the_topic_is_free(tmp_path: Path) -> None:
     async def story(service: Service) -> None:
         one, other = Peer(service), Peer(service)
@@ -434,25 +365,6 @@ def test_a_client_that_is_still_sending_reads_all_that_it_was_sent_before_a_stop
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_two_producers_of_one_name_on_one_connection_are_busy(tmp_path: Path, epoch: int) -> None:
-    """The first stays; a producer id that is asked for again is the same producer."""
-
-    async def story(service: Service) -> None:
-        peer = Peer(service)
-        await producer(peer, name="p")
-        values: dict[str, Any] = {"topic": "t", "producer_name": "p", "epoch": epoch}
-
-        second = await peer.request(BaseCommand.PRODUCER, "producer", producer_id=2, **values)
-        again = await peer.request(BaseCommand.PRODUCER, "producer", producer_id=1, **values)
-
-        assert second.error.error == ServerError.ProducerBusy
-        assert again.type == BaseCommand.PRODUCER_SUCCESS
-        assert not any(one.type == BaseCommand.CLOSE_PRODUCER for one in peer.answers())
-
-    play(tmp_path, story)
-
-
 def test_a_silent_client_is_pinged_once_and_then_let_go(tmp_path: Path) -> None:
     async def story(service: Service) -> None:
         peer = Peer(service)
@@ -510,38 +422,6 @@ def test_a_client_that_reads_no_more_gives_up_its_consumers_at_once(tmp_path: Pa
     play(tmp_path, story)
 
 
-def test_consumers_that_wait_for_reads_of_others_take_turns_in_being_first(tmp_path: Path) -> None:
-    """Where the connection takes too little for all, the last ones would get nothing."""
-
-    async def story(service: Service) -> None:
-        peer = Peer(service)
-        await producer(peer)
-        for consumer_id in (1, 2, 3):
-            await subscribe(peer, consumer_id, subscription=f"s{consumer_id}")
-            peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": consumer_id, "messagePermits": 10}))
-
-        def served() -> list[int]:
-            return [one.message.consumer_id for one in peer.answers() if one.type == BaseCommand.MESSAGE]
-
-        for number in range(3):
-            peer.connection.begin_read(READ_BYTES_MAX)
-            peer.send_bytes(send_frame(number))
-            await until(lambda: all(unsent(service)))
-            await asyncio.sleep(0)
-            peer.connection.end_read(READ_BYTES_MAX)
-            await until(lambda: not any(unsent(service)))
-
-        assert served() == [2, 3, 1, 3, 1, 2, 1, 2, 3]
-
-    play(tmp_path, story)
-
-
-def unsent(service: Service) -> list[int]:
-    """Return how many entries of topic t wait to be sent, by subscription."""
-    dispatchers = [one.dispatcher for one in service.topics[TopicName.parse("t")].subscriptions.values()]
-    return [sum(one.unsent_entries for one in dispatcher.stats().consumers) for dispatcher in dispatchers if dispatcher]
-
-
 @pytest.mark.parametrize("message_size_max", [5 * 2**20, UNREAD_BYTES_MAX])
 def test_answers_that_nobody_reads_end_the_connection(tmp_path: Path, message_size_max: int) -> None:
     """A message of the largest size does not."""
@@ -575,24 +455,6 @@ def test_reading_pauses_while_too_many_requests_wait(tmp_path: Path) -> None:
         assert has_paused
 
     play(tmp_path, story)
-
-
-def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> None:
-    async def story(service: Service) -> None:
-        peer = Peer(service)
-        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="a/b", subType=1, consumer_id=1)
-
-    async def after(service: Service) -> None:
-        (figures,) = service.topics.closed_figures()
-        topic = await service.topics.get_or_create(TopicName.parse("t"))
-
-        assert figures.name == "persistent://public/default/t"
-        assert [one.name for one in figures.subscriptions] == ["a/b"]
-        assert list(topic.subscriptions) == ["a/b"]
-        assert list(service.topics.closed_figures()) == []
-
-    play(tmp_path, story)
-    play(tmp_path, after)
 
 
 @pytest.mark.parametrize("has_reader", [False, True])

@@ -31,11 +31,3 @@ def test_it_is_writable_again_when_both_reasons_against_it_are_gone() -> None:
 
     assert (while_the_client_does_not_read, while_others_are_read_for, writability.is_writable) == (False, False, True)
     assert tells == [False, False, True]
-
-
-def test_little_reads_tell_nobody() -> None:
-    writability = Writability(read_bytes_max=10)
-
-    for _ in range(3):
-        writability.begin_read(9)
-        assert not writability.end_read(9)

@@ -155,14 +155,6 @@ def load(
     return load_config(path, environment=environment or {}, overrides=overrides)
 
 
-def test_without_anything_the_defaults_are_in_force() -> None:
-    assert load() == BrokerConfig()
-
-
-def test_the_bucket_tracker_is_the_default() -> None:
-    assert BrokerConfig().tracker.factory_class_name == BUCKET_FACTORY
-
-
 def test_an_advertised_address_is_one_that_clients_can_connect_to(tmp_path: Path) -> None:
     for address in ("0.0.0.0", "::"):
         with pytest.raises(ConfigError, match="must be one host that clients can connect to"):
@@ -197,20 +189,6 @@ def test_units_are_converted_once_at_reading() -> None:
     assert config.tracker.segment_step_ms_max == 7_000
     assert config.ttl_ms == 9_000
     assert config.expiry_check_interval_s == 240
-
-
-def test_every_kind_of_value_is_read() -> None:
-    config = load(
-        overrides=[
-            "isDelayedDeliveryDeliverAtTimeStrict=TRUE",
-            "dataDirectory=/var/lib/postdate",
-            "advertisedAddress=me",
-        ]
-    )
-
-    assert config.tracker.is_deliver_at_time_strict is True
-    assert config.data_directory == Path("/var/lib/postdate")
-    assert config.advertised_address == "me"
 
 
 def test_an_empty_value_means_the_default() -> None:
@@ -266,13 +244,6 @@ def test_a_tracker_is_named_as_in_java_or_in_python(spelling: str, expected: str
     config = load(overrides=[f"delayedDeliveryTrackerFactoryClassName={spelling}"])
 
     assert config.tracker.factory_class_name == expected
-
-
-@pytest.mark.parametrize("dotted", ["tracker.bucket_tracker.Bucket", "tracker.in_memory.InMemory"])
-def test_the_python_paths_exist(dotted: str) -> None:
-    module, _, name = f"{dotted}DelayedDeliveryTrackerFactory".rpartition(".")
-
-    assert hasattr(__import__(module, fromlist=[name]), name)
 
 
 def test_every_field_has_one_bad_value_here() -> None:
@@ -382,13 +353,6 @@ def test_the_key_at_fault_is_named_among_others_that_are_fine() -> None:
         load(overrides=overrides)
 
 
-def test_the_two_ports_must_differ() -> None:
-    with pytest.raises(ConfigError, match=r"webServicePort=6650: must be another port than brokerServicePort"):
-        load(overrides=["webServicePort=6650"])
-    with pytest.raises(ConfigError, match=r"brokerServicePort=8080: webServicePort must be another port"):
-        load(overrides=["brokerServicePort=8080"])
-
-
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [
@@ -419,13 +383,6 @@ def test_a_misspelled_key_is_an_error_with_a_suggestion(wrong: str, right: str, 
 def test_a_key_of_ours_that_is_like_no_other_is_an_error_too() -> None:
     with pytest.raises(ConfigError, match=r"delayedDeliveryZzz: there is no such key$"):
         check_unknown_key("delayedDeliveryZzz", ["brokerServicePort"], where="here")
-
-
-def test_a_key_that_was_withdrawn_is_ignored_as_an_unknown_one(tmp_path: Path) -> None:
-    """Each file that came with the service had it, and begins like a key of ours."""
-    config = load("bucketSnapshotProcessEnabled=true\n", folder=tmp_path)
-
-    assert list(config.unread) == ["bucketSnapshotProcessEnabled"]
 
 
 def test_a_key_that_stands_twice_in_a_file_is_an_error(tmp_path: Path) -> None:
@@ -507,14 +464,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_line_that_is_no_setting_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^broker.conf:2: the line is neither a comment nor key=value"):
         parse_config_text("a=b\nbrokerServicePort 6650\n", name="broker.conf")
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_no_trouble(tmp_path: Path) -> None:
-    path = tmp_path / "broker.conf"
-    path.write_bytes(b"\xef\xbb\xbf# Ports\r\nbrokerServicePort=7\r\nwebServicePort=x\r\n")
-
-    with pytest.raises(ConfigError, match=r"broker.conf:3: webServicePort=x: must be a whole number$"):
-        load_config(path, environment={}, overrides=[])
 
 
 def test_the_text_is_read_as_java_reads_properties() -> None:

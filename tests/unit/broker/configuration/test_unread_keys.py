@@ -76,13 +76,6 @@ def test_security_is_never_ignored(key: str, value: str) -> None:
     assert "unsupportedConfigIgnored" not in str(error)
 
 
-def test_a_default_is_not_worth_a_word() -> None:
-    every = {one.key: one.default for one in pulsar_keys().values()}
-
-    assert found(**every) == []
-    assert check_promises([], is_unsupported_ignored=False) == []
-
-
 def test_what_pulsars_own_files_have_starts_with_one_warning() -> None:
     """No operator has asked for these keys. With `bindAddress=0.0.0.0`, the refusal is about that alone."""
     stock = {one.key: one.stock[-1] if one.stock else one.default for one in pulsar_keys().values()}

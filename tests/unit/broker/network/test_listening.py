@@ -161,13 +161,6 @@ def test_the_advertised_address_is_the_services_own() -> None:
     assert not refused("post.example:9000", advertised="Post.Example")
 
 
-def test_two_host_headers_are_refused() -> None:
-    audience = WebAudience.of(BrokerConfig(), public_host="x")
-    hosts = ["localhost", "localhost"]
-
-    assert audience.refusal(method="GET", hosts=hosts, origins=[], fetch_site=None, local="127.0.0.1") is not None
-
-
 @pytest.mark.parametrize("method", ["POST", "DELETE", "PUT"])
 @pytest.mark.parametrize(
     "headers",

@@ -43,12 +43,6 @@ def shown_certificate(tls: ServerTls, authority: Authority) -> str:
     return str(certificate["serialNumber"])
 
 
-def test_without_a_port_for_tls_no_file_is_looked_at(tmp_path: Path) -> None:
-    overrides = [f"tlsCertificateFilePath={tmp_path}/none.pem", f"tlsKeyFilePath={tmp_path}/none.key"]
-
-    assert open_tls(load_config(None, environment={}, overrides=overrides)) is None
-
-
 def break_certificate_missing(files: CertificateFiles, _: Authority) -> None:
     files.certificate.unlink()
 

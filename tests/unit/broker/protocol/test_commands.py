@@ -76,11 +76,6 @@ def test_an_error_carries_its_code_and_text() -> None:
     assert (error.request_id, error.error, error.message) == (7, ServerError.TopicNotFound, "no such topic")
 
 
-def test_an_unknown_error_code_is_a_fault_of_ours() -> None:
-    with pytest.raises(ValueError, match="NoSuchError"):
-        commands.error(7, error="NoSuchError", message="m")
-
-
 def test_a_refused_acknowledgement_says_why() -> None:
     response = parse(commands.ack_response(1, 2, error="NotAllowedError", message="why")).ackResponse
 

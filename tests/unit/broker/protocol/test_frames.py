@@ -86,15 +86,6 @@ def test_a_request_of_http_is_named_as_such(method: str) -> None:
         FrameSplitter().feed(f"{method} /metrics HTTP/1.1\r\n".encode())
 
 
-def test_a_frame_may_come_byte_by_byte() -> None:
-    frame = framed(send_command(), entry_of(metadata_with().SerializeToString(), bytes(200_000)))
-    splitter = FrameSplitter()
-
-    frames = [one for at in range(len(frame)) for one in frames_in(frame[at : at + 1], splitter)]
-
-    assert [type(one) for one in frames] == [Send]
-
-
 def text_that_is_no_text() -> bytes:
     good = BaseCommand(
         type=BaseCommand.PARTITIONED_METADATA,

@@ -1,22 +1,20 @@
 """How many messages wait for their time, where no consumer has come since the start."""
 
 import asyncio
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
+from postdate.broker.topics.inactive import REST_AFTER_MS
 
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.positions.position import Position
-from managed_ledger.reading.selection import HeadersRead, RowsRead
+from managed_ledger.reading.selection import HeadersRead
 from postdate.broker.admin.topic_stats import topic_stats
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.delayed_counts import COUNTING_SHARE, count_delayed, delayed_counts
 from postdate.broker.service.service import Service
-from postdate.broker.topics.figures import ScheduledCounts
-from postdate.broker.topics.inactive import REST_AFTER_MS
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import until
@@ -165,69 +163,5 @@ def test_a_long_log_is_counted_now_and_then_and_not_kept(tmp_path: Path) -> None
         not_yet_s = 101 + 1 / COUNTING_SHARE
         assert await counted(not_yet_s - 0.1) == 6
         assert await counted(not_yet_s, not_yet_s) == 5
-
-    play(tmp_path, _six_delayed_of_ten, after)
-
-
-def test_a_long_log_is_read_once_for_all_subscriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[Position] = []
-    read_rows = ManagedLedger.read_rows
-
-    async def read_and_note(log: ManagedLedger, first: Position, **values: Any) -> RowsRead:
-        reads.append(first)
-        return await read_rows(log, first, **values)
-
-    async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topics.get_or_create(NAME)
-        for name in ("other", "third"):
-            peer = await subscribe(service, name=name)
-            await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
-        await service.close()
-        service = await Service.open(service.config, now_ms=clock)
-        topic = await service.topics.get_or_create(NAME)
-        monkeypatch.setattr(ManagedLedger, "read_rows", read_and_note)
-
-        await count_delayed(topic, ScheduleCatalog(), clock, kept_entries_max=9)
-
-        assert [one.delayed_in_log.count for one in topic.subscriptions.values()] == [6, 6, 6]
-        assert len(reads) == len({first.ledger_id for first in reads}) == 3
-        await service.close()
-
-    play(tmp_path, _six_delayed_of_ten, after)
-
-
-def test_what_has_not_changed_is_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No consumer comes, so no dispatcher knows."""
-    reads: list[Position] = []
-    read_rows = ManagedLedger.read_rows
-
-    async def read_and_note(log: ManagedLedger, first: Position, **values: Any) -> RowsRead:
-        reads.append(first)
-        return await read_rows(log, first, **values)
-
-    async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topics.get_or_create(NAME)
-        subscription, times_s = topic.subscriptions["s"], itertools.count(1_000)
-        monkeypatch.setattr(ManagedLedger, "read_rows", read_and_note)
-
-        async def counted() -> tuple[ScheduledCounts | None, bool]:
-            before = len(reads)
-            await count_delayed(topic, ScheduleCatalog(), clock, kept_entries_max=9, monotonic_s=lambda: next(times_s))
-            # Counting takes a second, and a small share of the time.
-            for _ in range(100):
-                next(times_s)
-            return subscription.scheduled, len(reads) > before
-
-        assert await counted() == ((6, 4, 0), True)
-        assert await counted() == ((6, 4, 0), False)
-        clock.now_ms += 2 * HOUR_MS
-        assert await counted() == ((4, 6, 0), True)
-        await topic.ledger.append(b"x", publish_time_ms=clock.now_ms, deliver_at_ms=clock.now_ms + 1)
-        assert await counted() == ((5, 6, 0), True)
-        subscription.cancel([topic.ledger.last_confirmed_position])
-        assert await counted() == ((4, 6, 0), True)
-        clock.now_ms += 9 * HOUR_MS
-        assert await counted() == ((0, 10, 0), True)
-        assert await counted() == ((0, 10, 0), False)
 
     play(tmp_path, _six_delayed_of_ten, after)

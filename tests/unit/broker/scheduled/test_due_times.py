@@ -16,8 +16,8 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.delayed_counts import COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT, count_delayed
 from postdate.broker.service.service import Service
+from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.figures import ScheduledCounts
-from postdate.broker.topics.inactive import REST_AFTER_MS
 from postdate.broker.topics.pause import PauseState
 from postdate.broker.topics.topic import Topic
 from postdate.testing import FakeClock
@@ -71,48 +71,6 @@ def test_before_a_consumer_comes_the_log_says_what_is_due_next(tmp_path: Path) -
         assert await _told(topic, clock) == [4, 10]
 
     play(tmp_path, _ten, after)
-
-
-def test_a_cancelled_message_is_not_the_next_one_of_a_count(tmp_path: Path) -> None:
-    async def after(service: Service, clock: FakeClock) -> None:
-        topic = await service.topics.get_or_create(NAME)
-        first = topic.ledger.first_position
-        topic.subscriptions["s"].cancel([first, (first.ledger_id, first.entry_id + 1)])
-
-        assert await _told(topic, clock) == [3, 10]
-
-    play(tmp_path, _ten, after)
-
-
-@pytest.mark.parametrize("is_paused", [True, False])
-def test_behind_what_is_due_and_not_sent_the_next_one_is_found(tmp_path: Path, is_paused: bool) -> None:
-    """A pause holds the first three, or their consumer asks for none."""
-
-    async def story(service: Service, clock: FakeClock) -> None:
-        await _ten(service, clock)
-        topic = service.topics[NAME]
-        dispatcher = await _read_to_the_end(topic)
-        if is_paused:
-            await topic.subscriptions["s"].set_pause(PauseState(paused_since_ms=clock()))
-        clock.now_ms += 3 * HOUR_MS
-        assert dispatcher.tracker is not None
-        assert (dispatcher.tracker.next_delivery_time() or 0) <= clock()
-
-        assert await _told(topic, clock) == [4, 10]
-
-    play(tmp_path, story)
-
-
-def test_while_the_index_says_it_the_log_is_not_counted(tmp_path: Path) -> None:
-    async def story(service: Service, clock: FakeClock) -> None:
-        await _ten(service, clock)
-        topic = service.topics[NAME]
-        await _read_to_the_end(topic)
-
-        assert await _told(topic, clock) == [1, 10]
-        assert topic.subscriptions["s"].delayed_in_log.through is None
-
-    play(tmp_path, story)
 
 
 @pytest.mark.parametrize("share", [COUNTING_SHARE, COUNTING_SHARE_WHILE_SENT])

@@ -115,19 +115,6 @@ def test_a_message_waits_for_a_consumer_that_has_no_room(tmp_path: Path, kind: i
     play(tmp_path, story)
 
 
-def test_a_message_waits_for_the_room_of_any_consumer(tmp_path: Path) -> None:
-    async def story(world: ExplainedTopic) -> None:
-        for name in ("a", "b"):
-            await world.consumer(name, SHARED, permits=0)
-
-        state = await world.explain(f"messageId={await world.append(None)}")
-
-        assert (state["state"], state["consumer"]) == ("waiting", None)
-        assert state["reason"].startswith("none of its 2 consumers has room")
-
-    play(tmp_path, story)
-
-
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED])
 def test_a_message_waits_for_the_rate_of_a_resume(tmp_path: Path, kind: int) -> None:
     async def story(world: ExplainedTopic) -> None:

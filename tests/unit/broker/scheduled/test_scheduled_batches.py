@@ -7,10 +7,8 @@ import pytest
 
 from managed_ledger.entries.messages import message_of
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
-from managed_ledger.positions.position import Position
 from postdate.broker.admin.web import WebServer
-from postdate.broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
-from postdate.broker.scheduled.topic_schedule import TopicSchedule
+from postdate.broker.scheduled.operations import early_ms_of
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.scheduled_topic import NOW_MS, ScheduledApi, play, subscribed
@@ -70,16 +68,6 @@ def test_messages_may_be_early_by_the_tick_of_their_topic_and_strict_ones_never(
     asyncio.run(story())
 
 
-def test_what_is_no_batch_though_it_says_so_is_one_message() -> None:
-    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=3)
-    data = metadata.SerializeToString()
-    entry = b"\x0e\x01" + bytes(4) + len(data).to_bytes(4, "big") + data + b"not a batch"
-
-    message = message_of(entry)
-
-    assert message.payload == b"not a batch"
-
-
 @pytest.mark.parametrize("compression", ["ZSTD", "ZLIB"])
 def test_an_encrypted_message_stays_so_and_tells_its_compression(compression: str) -> None:
     """A producer compresses first, so nothing can be undone before the key is known."""
@@ -91,22 +79,3 @@ def test_an_encrypted_message_stays_so_and_tells_its_compression(compression: st
     message = message_of(entry)
 
     assert (message.payload, message.payload_compression) == (b"encrypted", compression)
-
-
-def test_ids_of_nothing_are_unknown_and_do_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        service = await open_service(tmp_path)
-        _, topic = await subscribed(service)
-
-        subscriptions = list(topic.subscriptions.values())
-
-        def new_schedule() -> TopicSchedule:
-            return TopicSchedule(topic, service.catalog, subscriptions, service.now_ms, has_in_hand=True)
-
-        operations = Operations(topic, new_schedule, now_ms=service.now_ms, early_ms=0, progress=Progress())
-        selector = Selector(message_ids=[Position(2**62, 0), Position(0, 2**32 - 1)])
-
-        assert await operations.cancel(selector) == ChangeOutcome(unknown=2)
-        await service.close()
-
-    asyncio.run(story())

@@ -16,9 +16,9 @@ from postdate.broker.admin.web import start_web
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
+from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.expired_entries import EXPIRED_BYTES_MAX, EXPIRED_PROPERTY, has_expired, with_expired
-from postdate.broker.topics.inactive import REST_AFTER_MS
-from postdate.broker.topics.subscription import TYPE_PROPERTY, Subscription
+from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
@@ -123,18 +123,6 @@ def test_a_cancel_of_all_that_delay_leaves_others_their_messages_when_their_cons
         assert {name: one.cursor.backlog for name, one in topic.subscriptions.items()} == {"single": 1, "shared": 0}
 
     play(tmp_path, *((before,) if is_at_rest else (before, after)))
-
-
-def test_the_type_is_noted_only_where_it_delays_nothing(tmp_path: Path) -> None:
-    async def story(service: Service, clock: FakeClock, ask: Ask) -> None:
-        noted = []
-        for kind in (KEY_SHARED, EXCLUSIVE, FAILOVER, SHARED):
-            await _leave(await _subscribe(service, "s", kind))
-            noted.append(dict(service.topics[NAME].subscriptions["s"].cursor.properties))
-
-        assert noted == [{}, {TYPE_PROPERTY: "Exclusive"}, {TYPE_PROPERTY: "Failover"}, {}]
-
-    play(tmp_path, story)
 
 
 def test_a_subscription_that_is_made_during_a_pause_of_its_topic_joins_it(tmp_path: Path) -> None:

@@ -65,8 +65,6 @@ def test_a_supervisor_that_does_not_read_holds_nothing_up(tmp_path: Path, caplog
         ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15),
         ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, 0),
         ({"WATCHDOG_USEC": "0"}, 0),
-        ({"WATCHDOG_USEC": "soon"}, 0),
-        ({"WATCHDOG_USEC": "²"}, 0),
         ({}, 0),
     ],
 )
@@ -74,7 +72,3 @@ def test_signs_of_life_come_twice_as_often_as_they_are_missed(environment: dict[
     manager = ServiceManager.of({"NOTIFY_SOCKET": "/run/notify", **environment})
 
     assert manager.watchdog_interval_s == interval_s
-
-
-def test_without_a_socket_there_are_no_signs_of_life() -> None:
-    assert ServiceManager.of({"WATCHDOG_USEC": "30000000"}).watchdog_interval_s == 0

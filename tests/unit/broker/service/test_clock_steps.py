@@ -2,7 +2,7 @@
 
 import pytest
 
-from postdate.broker.service.clock_steps import ClockSteps
+from postdate.broker.service.clock_steps import ClockWatch
 from postdate.testing import FakeClock
 
 DAY_MS = 86_400_000
@@ -22,9 +22,13 @@ DAY_MS = 86_400_000
         (DAY_MS, 0, DAY_MS),
     ],
 )
-def test_a_step_is_told_once(wall_ms: int, steady_ms: int, step_ms: int) -> None:
+def test_a_step_is_told_once(caplog: pytest.LogCaptureFixture, wall_ms: int, steady_ms: int, step_ms: int) -> None:
     wall, steady = FakeClock(1_800_000_000_000), FakeClock(5)
-    steps = ClockSteps(wall, steady)
+    watch = ClockWatch(wall, steady)
     wall.now_ms += wall_ms
     steady.now_ms += steady_ms
-    assert [steps.made_ms(), steps.made_ms()] == [step_ms, 0]
+    watch.look()
+    watch.look()
+    assert watch.steps == (step_ms != 0)
+    told = [f"{abs(step_ms) / 1_000:.3f} s" in one.getMessage() for one in caplog.records]
+    assert told == [True] * watch.steps

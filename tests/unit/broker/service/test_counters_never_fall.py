@@ -18,8 +18,9 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubsc
 from postdate.broker.scheduled.operations import Operations, Progress, Selector
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
 from postdate.broker.service.service import Service
+from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.figures import TopicSnapshot
-from postdate.broker.topics.inactive import DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, REST_AFTER_MS, InactiveTopicsConfig
+from postdate.broker.topics.limits import DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, InactiveTopicsConfig
 from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName

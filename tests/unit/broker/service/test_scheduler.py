@@ -85,16 +85,6 @@ def test_the_longest_intervals_can_be_waited_for() -> None:
     assert begun == []
 
 
-def test_what_could_not_start_is_closed_in_silence() -> None:
-    async def scenario() -> None:
-        housekeeping = housekeeping_of([Job("never", 2.0**40, lambda: None)])
-        with pytest.raises(OverflowError):
-            housekeeping.start()
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-
-    run_until_done(scenario)
-
-
 def test_a_job_that_fails_has_its_next_turn(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         turns = 0
@@ -201,24 +191,6 @@ def test_a_job_without_an_interval_has_no_turn() -> None:
     run_until_done(scenario)
 
 
-def test_closing_without_a_start_and_closing_twice_leave_nothing_that_runs() -> None:
-    async def scenario() -> None:
-        turns: list[str] = []
-        housekeeping = housekeeping_of([Job("counted", INTERVAL_S, lambda: turns.append("a turn"))])
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-        housekeeping.start()
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-        turns_at_close = len(turns)
-
-        await asyncio.sleep(5 * INTERVAL_S)
-
-        assert len(turns) == turns_at_close
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run_until_done(scenario)
-
-
 def test_a_job_that_hangs_is_cancelled_when_the_time_limit_of_the_stop_has_passed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -245,35 +217,6 @@ def test_a_job_that_hangs_is_cancelled_when_the_time_limit_of_the_stop_has_passe
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "trim did not end in the time of the stop, and is cancelled"
     ]
-
-
-@pytest.mark.parametrize("turns_of_the_loop", range(1, 11))
-def test_a_turn_that_is_due_at_the_end_under_load_is_no_error(
-    turns_of_the_loop: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The loop is busy for longer than the interval in each turn, so that jobs are due whenever the end comes."""
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        housekeeping = housekeeping_of([Job(name, 0.001, lambda: None) for name in ("trim", "expire")])
-        is_over = False
-
-        def be_busy() -> None:
-            time.sleep(0.0015)
-            if not is_over:
-                loop.call_soon(be_busy)
-
-        housekeeping.start()
-        be_busy()
-        for _ in range(turns_of_the_loop):
-            await asyncio.sleep(0)
-        await housekeeping.close(CLOSE_TIMEOUT_S)
-        is_over = True
-        await asyncio.sleep(0)
-
-    run_until_done(scenario)
-
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 HOUR_MS = 3_600_000

@@ -4,7 +4,6 @@ Metrics stay right then: counters of a topic never go back.
 """
 
 import asyncio
-import gc
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families
 from pyroaring import BitMap
 
 from managed_ledger.config import ManagedLedgerConfig
@@ -205,27 +203,6 @@ def test_another_kind_of_tracker_cleans_up_after_the_first(world: UntrackedWorld
     asyncio.run(main())
 
 
-def test_under_the_other_kind_of_tracker_too_snapshots_go_with_their_messages(world: UntrackedWorld) -> None:
-    async def fill() -> None:
-        await world.subscribe("a")
-        await world.publish()
-        await world.until_owners(["a"] * 3)
-
-    async def acknowledge() -> None:
-        await world.subscribe("a")
-        await world.acknowledge("a", 4)
-        await world.until_owners(["a"] * 2)
-        await world.acknowledge("a", MESSAGES)
-        await world.until_owners([])
-
-    async def main() -> None:
-        await world.serve(fill)
-        assert len(await world.owners()) == 4
-        await world.serve(acknowledge, tracker_factory_class_name=MEMORY_FACTORY)
-
-    asyncio.run(main())
-
-
 def test_a_subscription_that_delays_no_more_keeps_its_index_as_long_as_its_messages(world: UntrackedWorld) -> None:
     """When it goes back to Shared, what is left is found again; when all is acknowledged, nothing is left."""
 
@@ -334,24 +311,6 @@ def test_a_shared_index_is_kept_for_a_subscription_that_went_back(world: Untrack
         assert await world.owners() == [INDEX_CURSOR_NAME]
 
     asyncio.run(main())
-
-
-def test_what_an_outage_left_when_a_subscription_stopped_delaying_is_found(world: UntrackedWorld) -> None:
-    """A create that was answered too late, or not at all, leaves a snapshot that the cursor does not name."""
-
-    async def story() -> None:
-        shared = await world.subscribe("a")
-        await world.publish()
-        await world.until_owners(["a"] * 3)
-        topic = await world.topic()
-        await world.close_consumer(shared)
-        await world.stored.create_bucket_snapshot(
-            b"", [], bucket_key="k", topic_name=topic.ledger.name, cursor_name="a"
-        )
-        await world.subscribe("a", EXCLUSIVE)
-        await world.until_owners(["a"] * 4)
-
-    asyncio.run(world.serve(story))
 
 
 def test_a_snapshot_that_its_tracker_does_not_name_goes_when_a_second_list_finds_it_too(
@@ -571,7 +530,8 @@ def test_a_request_waits_for_no_snapshot_storage(
         await until(is_delivered)
         subscription.cursor.acknowledge_cumulative(topic.ledger.last_position)
         subscription.expired({topic.ledger.last_position.ledger_id: BitMap([topic.ledger.last_position.entry_id])})
-        topic.apply_delayed_delivery(replace(topic.delayed_delivery, is_active=False, tick_time_ms=7))
+        off = replace(topic.delayed_delivery, is_active=False, tick_time_ms=7)
+        await world.service.set_policies(topic.name, off)
         await world.unsubscribe(peer)
         # The service does not wait at its end for background tasks that hang.
         world.service.close_timeout_s = 0.1
@@ -599,25 +559,6 @@ def topic_properties(service: Service) -> dict[str, str]:
     """Return what the cursors of all topics name."""
     cursors = [cursor for topic in service.topics.values() for cursor in topic.ledger.cursors.values()]
     return {key: value for cursor in cursors for key, value in cursor.properties.items()}
-
-
-@pytest.mark.slow
-def test_unsubscribing_while_a_bucket_is_being_sealed_leaves_no_error(
-    world: UntrackedWorld, caplog: pytest.LogCaptureFixture
-) -> None:
-    """At each moment: its snapshot is created, its property is written, or it waits for its turn."""
-
-    async def story() -> None:
-        for tenths in range(0, 100, 2):
-            peer = await world.subscribe("a")
-            await world.publish()
-            await asyncio.sleep(tenths / 10_000)
-            await world.unsubscribe(peer)
-        await world.until_owners([])
-
-    asyncio.run(world.serve(story))
-    gc.collect()
-    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_a_storage_that_forgets_is_not_asked_for_what_it_had(
@@ -659,49 +600,3 @@ def buckets_recovered(topic: Topic) -> int:
 def metrics_of(service: Service) -> bytes:
     topics = [topic.metrics() for topic in service.topics.values()]
     return metrics_text(ServiceSnapshot(cluster="standalone", connection_count=0, topics=topics))
-
-
-def creates(service: Service) -> dict[str, float]:
-    """Return the snapshots that were created, by subscription, `topic` and `namespace`."""
-    found = {}
-    for family in text_string_to_metric_families(metrics_of(service).decode()):
-        for sample in family.samples:
-            labels = sample.labels
-            if sample.name.endswith("bucket_op_count") and (labels["type"], labels["state"]) == ("create", "succeed"):
-                found[labels.get("subscription", "topic" if "topic" in labels else "namespace")] = sample.value
-    return found
-
-
-def test_counters_outlive_trackers_and_subscriptions(world: UntrackedWorld) -> None:
-    """Two subscriptions with three snapshots each; one gets other types, the other goes."""
-
-    async def story() -> None:
-        a, b = await world.subscribe("a"), await world.subscribe("b")
-        await world.publish()
-        await until(lambda: creates(world.service) == {"a": 3, "b": 3, "topic": 6, "namespace": 6})
-
-        await world.close_consumer(a)
-        again = await world.subscribe("a", KEY_SHARED)
-        created = {"a": 3, "b": 3, "topic": 6, "namespace": 6}
-        assert creates(world.service) == created
-        await world.close_consumer(again)
-        await world.subscribe("a", EXCLUSIVE)
-        assert creates(world.service) == created
-        await world.unsubscribe(b)
-        assert creates(world.service) == {"a": 3, "topic": 6, "namespace": 6}
-
-    asyncio.run(world.serve(story))
-
-
-def test_counters_outlive_a_shared_index(world: UntrackedWorld) -> None:
-    async def story() -> None:
-        peer = await world.subscribe("a")
-        await world.publish()
-        await until(lambda: creates(world.service) == {"topic": 3, "namespace": 3})
-        await world.unsubscribe(peer)
-        assert creates(world.service) == {"topic": 3, "namespace": 3}
-
-        await world.subscribe("b")
-        await until(lambda: creates(world.service) == {"topic": 6, "namespace": 6})
-
-    asyncio.run(world.serve(story, is_index_shared=True))

@@ -21,7 +21,6 @@ from postdate.broker.scheduled.delayed_counts import delayed_counts
 from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
 from postdate.broker.topics.figures import TopicSnapshot
-from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyOwner
 from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
@@ -116,29 +115,6 @@ def test_no_turn_checks_the_permissions_of_two_connections(tmp_path: Path, monke
         assert await calls_by_turn(monkeypatch, Connection, "check_permissions", grant) == [1] * len(peers)
 
     play(tmp_path, story)
-
-
-@pytest.mark.parametrize(("owner", "looks_max"), [("public/default", 1), (TopicName.parse("t3"), 0)])
-def test_no_turn_looks_for_the_topics_of_a_policy_among_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: PolicyOwner, looks_max: int
-) -> None:
-    """One topic is found without a search. Of a namespace, each is looked at in a turn."""
-
-    async def story() -> list[int]:
-        service = await open_service(tmp_path)
-        try:
-            for number in range(5):
-                await service.topics.get_or_create(TopicName.parse(f"t{number}"))
-            # Its name is asked for its namespace through a function that can be counted.
-            monkeypatch.setattr(TopicName, "looked_at", TopicName.namespace_name.fget, raising=False)
-            monkeypatch.setattr(TopicName, "namespace_name", property(lambda name: name.looked_at()))
-            policies = DelayedDeliveryPolicies(is_active=True, tick_time_ms=1_000, delay_ms_max=0)
-            changed = service.set_policies(owner, policies)
-            return await calls_by_turn(monkeypatch, TopicName, "looked_at", changed)
-        finally:
-            await service.close()
-
-    assert max(asyncio.run(story()), default=0) == looks_max
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])

@@ -1,15 +1,13 @@
-"""Topics without clients: closed, listed all the same, opened again, and deleted where that is asked for."""
+"""The life of a topic: opened, closed while it has no clients, listed all the same, opened again, and deleted."""
 
 import asyncio
 import gc
-import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import LedgerWriteError
@@ -18,21 +16,18 @@ from postdate.broker.authorization.grants import Action
 from postdate.broker.errors import NotAllowedError, TopicClosedError
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.service.service import Service
-from postdate.broker.topics.figures import SubscriptionCounters
-from postdate.broker.topics.inactive import (
+from postdate.broker.service.topic_lives import OPENED_AT_ONCE_MAX, REST_AFTER_MS
+from postdate.broker.topics.limits import (
     DELETE_WHEN_NO_SUBSCRIPTIONS,
     DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP,
-    REST_AFTER_MS,
     InactiveTopicsConfig,
+    LimitsConfig,
 )
-from postdate.broker.topics.limits import LimitsConfig
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
 from tests.helpers import guarded_service
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
-from tests.helpers.send_frames import send_frame
-from tracker.stats import BucketOperation, TrackerCounters
 
 NAME = TopicName.parse("t")
 HOUR_MS = 3_600_000
@@ -61,16 +56,6 @@ async def _subscribe(service: Service, **more: Any) -> Peer:
     return peer
 
 
-async def _leave(peer: Peer) -> None:
-    answer = await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
-    assert answer.type == BaseCommand.SUCCESS
-
-
-async def _publish(service: Service, clock: FakeClock, *, delay_ms: int = HOUR_MS) -> None:
-    topic = await service.topics.get_or_create(NAME)
-    await topic.ledger.append(b"x", publish_time_ms=clock(), deliver_at_ms=clock() + delay_ms)
-
-
 def _is_one_delayed(service: Service) -> Callable[[], bool]:
     def look() -> bool:
         stats = service.topics[NAME].subscriptions["s"].stats()
@@ -79,26 +64,14 @@ def _is_one_delayed(service: Service) -> Callable[[], bool]:
     return look
 
 
-async def _deliver_one_delayed(service: Service, clock: FakeClock) -> None:
-    peer = await _subscribe(service)
-    await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
-    peer.send_bytes(send_frame(0, deliver_at_ms=clock() + 60_000))
-    subscription = service.topics[NAME].subscriptions["s"]
-    await until(_is_one_delayed(service))
-    clock.now_ms += 61_000
-    # Permits make the dispatcher look again: its own timer runs on the real clock.
-    peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 10}))
-    await until(lambda: subscription.metrics().counters.messages_out == 1)
-    await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
-    await _leave(peer)
+async def _leave(peer: Peer) -> None:
+    answer = await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
+    assert answer.type == BaseCommand.SUCCESS
 
 
-async def _publish_in_seconds_to_nobody(service: Service, clock: FakeClock) -> None:
-    peer = Peer(service)
-    await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="q")
-    peer.send_bytes(send_frame(0, deliver_at_ms=clock() // 1_000))
-    await until(lambda: service.topics[NAME].metrics().published_without_subscription_total == 1)
-    await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
+async def _publish(service: Service, clock: FakeClock, *, delay_ms: int = HOUR_MS) -> None:
+    topic = await service.topics.get_or_create(NAME)
+    await topic.ledger.append(b"x", publish_time_ms=clock(), deliver_at_ms=clock() + delay_ms)
 
 
 def test_a_topic_that_nobody_uses_for_a_while_is_closed_and_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -175,76 +148,6 @@ def test_delays_that_were_read_before_a_topic_was_closed_outlive_a_change_of_pol
         await until(lambda: again.stats().msg_delayed == 1)
 
     play(tmp_path, story)
-
-
-def test_a_topic_counts_from_0_when_it_is_opened_again_and_its_namespace_goes_on(tmp_path: Path) -> None:
-    """Prometheus takes the first for a restart, and a sum that decreases would be one of all its topics."""
-
-    async def total(service: Service) -> float:
-        text = b"".join([chunk async for chunk in service.metrics()]).decode()
-        (family,) = (one for one in text_string_to_metric_families(text) if one.name == "pulsar_in_messages")
-        (sample,) = family.samples
-        return sample.value
-
-    async def story(service: Service, clock: FakeClock) -> None:
-        await _deliver_one_delayed(service, clock)
-        assert await total(service) == 1
-        for _ in range(2):
-            clock.now_ms += REST_AFTER_MS
-            await service.jobs.close_unused()
-            assert await total(service) == 1
-            topic = await service.topics.get_or_create(NAME)
-            assert topic.metrics().messages_in_total == 0
-            assert await total(service) == 1
-
-    play(tmp_path, story, has_topic_metrics=False)
-
-
-@pytest.mark.parametrize("has_topic_metrics", [False, True])
-def test_no_sum_of_a_namespace_decreases_when_a_topic_is_deleted_while_it_has_others(
-    tmp_path: Path, has_topic_metrics: bool
-) -> None:
-    """Without a topic the namespace has no sums: Prometheus takes the next ones for what they are."""
-
-    async def sums(service: Service) -> dict[str, float]:
-        text = b"".join([chunk async for chunk in service.metrics()]).decode()
-        return {
-            sample.name + sample.labels.get("le", "") + sample.labels.get("type", ""): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.labels.get("namespace") == "public/default" and "topic" not in sample.labels
-            if family.type != "gauge" or "bucket_op_count" in sample.name
-        }
-
-    async def story(service: Service, clock: FakeClock) -> None:
-        peer = Peer(service)
-        await peer.request(BaseCommand.PRODUCER, "producer", topic="other", producer_id=1, producer_name="p")
-        await _deliver_one_delayed(service, clock)
-        topic = service.topics[NAME]
-        subscription = topic.subscriptions["s"]
-        subscription.cursor.acknowledge_cumulative(topic.ledger.last_position)
-        subscription.count(SubscriptionCounters(cancelled=3))
-        subscription.index_counters_before = TrackerCounters(buckets_lost=2)
-        subscription.index_counters_before.operations[BucketOperation.CREATE].all = 1
-        before = await sums(service)
-        assert before["pulsar_delayed_message_index_bucket_op_countcreate"] == 1
-        assert ("pulsar_in_messages_total" in before) is not has_topic_metrics
-
-        clock.now_ms += 60_000
-        await service.jobs.delete_inactive()
-        after = await sums(service)
-        assert not service.topics.exists(NAME)
-        assert after == before
-
-        peer.connection.close()
-        await until(lambda: not any(topic.is_used for topic in service.topics.values()))
-        clock.now_ms += 60_000
-        await service.jobs.delete_inactive()
-        assert await sums(service) == {}
-        assert service.topics.ended == {}
-
-    inactive = InactiveTopicsConfig(is_deleted=True, mode=DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, inactive_s_max=30)
-    play(tmp_path, story, inactive_topics=inactive, has_topic_metrics=has_topic_metrics)
 
 
 def test_an_abandoned_backlog_is_told_after_a_restart_without_opening_its_topic(tmp_path: Path) -> None:
@@ -641,6 +544,51 @@ def test_the_grants_on_a_topic_and_its_policies_are_deleted_with_it(tmp_path: Pa
     guarded_service.play(tmp_path, story)
 
 
+def test_a_topic_that_cannot_be_opened_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(LedgerStore, "open_managed_ledger", _refuse)
+            asked = [service.topics.get_or_create(NAME) for _ in range(2)]
+            errors = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(one) for one in errors] == [LedgerWriteError] * 2
+        assert not service.topics.exists(NAME)
+        await service.topics.get_or_create(TopicName.parse("u"))
+
+    play(tmp_path, story, limits=LimitsConfig(topics_per_namespace_max=1))
+
+
+def test_a_namespace_has_no_sums_without_a_topic(tmp_path: Path) -> None:
+    """Prometheus takes those of its next topic for what they are."""
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        for name in ("t", "u"):
+            await service.topics.get_or_create(TopicName.parse(name))
+        await service.topics.delete(service.topics[NAME])
+        assert list(service.topics.ended) == ["public/default"]
+        await service.topics.delete(service.topics[TopicName.parse("u")])
+        assert service.topics.ended == {}
+        assert service.topics.counts == {}
+
+    play(tmp_path, story)
+
+
+def test_many_topics_that_are_asked_for_at_once_are_opened_a_few_at_a_time(tmp_path: Path) -> None:
+    names = [TopicName.parse(f"t{number}") for number in range(5 * OPENED_AT_ONCE_MAX)]
+
+    async def story(service: Service, clock: FakeClock) -> None:
+        asked = [asyncio.ensure_future(service.topics.get_or_create(name)) for name in names]
+        under_way = []
+        while len(service.topics) < len(names):
+            await asyncio.sleep(0)
+            # Their logs are there, and they are not open yet.
+            under_way.append(len(service.topics.names()) - len(service.topics))
+
+        assert 1 < max(under_way) <= OPENED_AT_ONCE_MAX
+        assert [topic.name for topic in await asyncio.gather(*asked)] == names
+
+    play(tmp_path, story)
+
+
 def test_a_deleted_topic_leaves_its_place_in_the_namespace(tmp_path: Path) -> None:
     async def before(service: Service, clock: FakeClock) -> None:
         topic = await service.topics.get_or_create(NAME)
@@ -692,25 +640,3 @@ def _of_a_topic() -> Counter[str]:
     # A class of another library may have anything there.
     modules = (str(type(one).__module__) for one in gc.get_objects())
     return Counter(module for module in modules if module.startswith(rooms))
-
-
-def test_a_connection_that_ended_gives_its_memory_back_without_a_search_for_cycles(tmp_path: Path) -> None:
-    async def story(service: Service, clock: FakeClock) -> None:
-        peer = await _subscribe(service)
-        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
-        gone = weakref.ref(peer.connection)
-        topic = service.topics[NAME]
-        gc.collect()
-        gc.disable()
-        try:
-            peer.connection.connection_lost(None)
-            peer.transport.connection = None
-            del peer
-            await until(lambda: not topic.is_used)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert gone() is None
-        finally:
-            gc.enable()
-
-    play(tmp_path, story)
