@@ -405,10 +405,13 @@ def _say(answer: Json, text: str, *, is_json: bool) -> None:
 
 @contextmanager
 def _naming(api: ScheduleApi, topic: str, subscription: str | None = None) -> Iterator[None]:
-    """Name the nearest topic or subscription where there is none of this name."""
+    """Name the nearest topic or subscription where there is none of this name, and the option against clients."""
     try:
         yield
     except ScheduleRequestError as error:
+        if error.status == 412 and "connected" in str(error):
+            text = str(error).removesuffix(".")
+            raise ScheduleRequestError(412, text, field=None, advice="--force disconnects them") from error
         if error.status != 404:
             raise
         names = [f"persistent://{one['name']}" for one in api.get("/topics")["topics"]]

@@ -76,7 +76,7 @@ def test_a_subscription_is_made_listed_and_deleted(ask, publish, consumer: pulsa
     assert "s ü" in ask("subscriptions list T").stdout
 
     refused = ask("subscriptions delete T me --yes")
-    assert refused.stderr == "postdate: Subscription has active connected consumers\n"
+    assert refused.stderr == "postdate: Subscription has active connected consumers. --force disconnects them\n"
     near = ask("subscriptions delete T 's u' --yes")
     assert "There is no subscription s u of " in near.stderr
     assert "near to it is s ü" in near.stderr
