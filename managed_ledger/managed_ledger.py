@@ -32,7 +32,7 @@ from managed_ledger.errors import (
     NameNotFoundError,
 )
 from managed_ledger.ledgers import Ledgers
-from managed_ledger.positions.position import Position
+from managed_ledger.positions.position import AFTER_EVERYTHING, Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.writing.append_stats import AppendStats
@@ -339,6 +339,49 @@ class ManagedLedger(ReadableLog):
             raise failures[0]
         return expired
 
+    async def expired_through(self, cursor: Cursor, due_ms_max: int) -> Position | None:
+        """The end of a cursor's run of expired entries from mark-delete on, None without one; true until a suspension.
+
+        Args:
+            cursor: The cursor.
+            due_ms_max: An entry is expired when the later of its publish and delivery times is at or before this.
+        """
+        while True:
+            seeks = cursor.seeks
+            last = await retention.last_expired(
+                self._ledgers,
+                self.read_headers,
+                cursor.next_unacknowledged_position,
+                due_ms_max=due_ms_max,
+                acknowledged_in=cursor.durably_acknowledged_in,
+            )
+            if last is None or cursor.is_closed:
+                return None
+            # A seek during the scan wants entries again that the scan passed over: look again.
+            if cursor.seeks == seeks:
+                return last
+
+    def unacknowledged_through(self, cursor: Cursor, last: Position) -> Entries:
+        """The durable entries up to a position that a cursor has not acknowledged."""
+        found: Entries = {}
+        for ledger in self._ledgers:
+            if cursor.mark_delete_position.ledger_id <= ledger.ledger_id <= last.ledger_id:
+                end = min(last.entry_id + 1, ledger.entries) if ledger.ledger_id == last.ledger_id else ledger.entries
+                entries = BitMap()
+                entries.add_range(0, end)
+                entries -= cursor.acknowledged_in(ledger.ledger_id)
+                if entries:
+                    found[ledger.ledger_id] = entries
+        return found
+
+    def unacknowledged_at(self, cursor: Cursor, place: int) -> Position | None:
+        """The durable entry at a place, from 0 on, among those that a cursor has not acknowledged; None behind them."""
+        for ledger_id, entries in self.unacknowledged_through(cursor, AFTER_EVERYTHING).items():
+            if place < len(entries):
+                return Position(ledger_id, entries[place])
+            place -= len(entries)
+        return None
+
     @completed
     async def close(self) -> None:
         """Flush acknowledgements, wait for commits, and refuse more."""
@@ -407,34 +450,12 @@ class ManagedLedger(ReadableLog):
         batch.delete(Family.META, keys.managed_ledger_key(self.name))
 
     async def _expire(self, cursor: Cursor, due_ms_max: int) -> Entries:
-        while True:
-            seeks = cursor.seeks
-            last = await retention.last_expired(
-                self._ledgers,
-                self.read_headers,
-                cursor.next_unacknowledged_position,
-                due_ms_max=due_ms_max,
-                acknowledged_in=cursor.durably_acknowledged_in,
-            )
-            if last is None or cursor.is_closed:
-                return {}
-            # A seek during the scan wants entries again that the scan passed over: look again.
-            if cursor.seeks == seeks:
-                entries = self._unacknowledged_through(cursor, last)
-                cursor.acknowledge_cumulative(last)
-                return entries
-
-    def _unacknowledged_through(self, cursor: Cursor, last: Position) -> Entries:
-        """Return the entries up to a position that a cursor has not acknowledged."""
-        found: Entries = {}
-        for ledger in self._ledgers:
-            if cursor.mark_delete_position.ledger_id <= ledger.ledger_id <= last.ledger_id:
-                entries = BitMap()
-                entries.add_range(0, last.entry_id + 1 if ledger.ledger_id == last.ledger_id else ledger.entries)
-                entries -= cursor.acknowledged_in(ledger.ledger_id)
-                if entries:
-                    found[ledger.ledger_id] = entries
-        return found
+        last = await self.expired_through(cursor, due_ms_max)
+        if last is None:
+            return {}
+        entries = self.unacknowledged_through(cursor, last)
+        cursor.acknowledge_cumulative(last)
+        return entries
 
     def _put_deletion(self, batch: Batch, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:

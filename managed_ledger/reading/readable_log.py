@@ -51,6 +51,10 @@ class ReadableLog:
         """Payload bytes of durable entries that are kept."""
         return sum(ledger.durable.bytes for ledger in self._ledgers)
 
+    def entries_from(self, position: Position) -> int:
+        """Return how many durable entries lie at a position and behind it."""
+        return self._ledgers.end_ordinal - self._ledgers.ordinal(position)
+
     def bytes_behind(self, position: Position) -> int:
         """Return about how many payload bytes of durable entries lie behind a position."""
         total = 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
@@ -114,6 +114,29 @@ class ScheduleApi:
             request.add_header("Operation-Id", operation_id)
         return self._send(request, CHANGE_TIMEOUT_S)
 
+    def admin(
+        self, method: str, topic: str, path: str, body: Json | str | None = None, *, options: Json | None = None
+    ) -> Json:
+        """Send a request to one of Pulsar's admin paths for a topic; an answer without a body is empty.
+
+        Args:
+            method: The HTTP method.
+            topic: The topic, in any form of its name that clients use.
+            path: What follows the topic's own path, with its slash.
+            body: The body, None for none.
+            options: Parameters of the URL: texts, and flags, which are named where they are set.
+
+        Raises:
+            ScheduleRequestError: The service refuses, and nothing has changed.
+            ServiceUnavailableError: It does not answer; whether it was done is not known.
+        """
+        chosen = {name: "true" if value is True else value for name, value in (options or {}).items() if value}
+        query = f"?{urlencode(chosen)}" if chosen else ""
+        url = f"{self.admin_url}/admin/v2/persistent{topic_path(topic).removeprefix('/topics')}{path}{query}"
+        request = Request(url, data=None if body is None else json.dumps(body).encode(), method=method)
+        request.add_header("Content-Type", "application/json")
+        return self._send(request, CHANGE_TIMEOUT_S)
+
     def _request(self, path: str, body: Json) -> Request:
         request = Request(f"{self.admin_url}{PREFIX}{path}", data=json.dumps(body).encode(), method="POST")
         request.add_header("Content-Type", "application/json")
@@ -134,7 +157,8 @@ class ScheduleApi:
             request.add_header("Authorization", f"Bearer {token}")
         try:
             with urlopen(request, timeout=timeout_s, context=self._tls) as answer:
-                found: Json = json.load(answer)
+                data = answer.read()
+                found: Json = json.loads(data) if data else {}
                 return found
         except HTTPError as error:
             raise _refusal(error) from error

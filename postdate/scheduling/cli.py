@@ -1,4 +1,4 @@
-"""The commands on scheduled messages: `postdate scheduled`, `topics`, `pause`, `resume`, `explain` and `keys`.
+"""The commands on scheduled messages: `postdate scheduled`, `pause`, `resume`, `explain` and `keys`.
 
 They call a running service over HTTP, so they work from any machine and need no data folder. Before more than one
 message is changed they say how many and ask, unless `--yes` is given. With the service stopped, and for more than fits
@@ -18,7 +18,7 @@ from rich.text import Text
 from managed_ledger.positions.value_types import Json
 from postdate.command_line.endings import EXIT_CODE_WRONG, help_end
 from postdate.command_line.options import in_order
-from postdate.command_line.output import json_option, make_console, output_width, print_json
+from postdate.command_line.output import json_option, make_console, print_json
 from postdate.command_line.progress import Steps
 from postdate.command_line.times import SIGNED_SPAN, SPAN, TIME_OF_MESSAGES
 from postdate.scheduling.api import ScheduleApi, new_operation_id, topic_path
@@ -44,7 +44,6 @@ from postdate.scheduling.tables import (
     message_table,
     pause_lines,
     printable,
-    topic_table,
 )
 
 LIST_LIMIT: Final = 20
@@ -60,18 +59,6 @@ def _tell(is_json: bool, answer: Json, *what: Table | str) -> None:
     console = make_console()
     for one in what:
         console.print(Text(printable(one)) if isinstance(one, str) else one)
-
-
-@click.command(
-    epilog=help_end("postdate topics", "postdate topics --url http://127.0.0.1:8081 --json"),
-)
-@json_option("the answer of GET /postdate/v1/topics")
-@on_service
-def topics(api: ScheduleApi, is_json: bool) -> None:
-    """List topics: how many messages are delayed, overdue and in hand, the next time, and what is paused."""
-    answer = api.get("/topics")
-    found = answer["topics"]
-    _tell(is_json, answer, topic_table(found, output_width()) if found else "There is no topic")
 
 
 @click.group(

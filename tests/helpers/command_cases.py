@@ -131,7 +131,64 @@ CASES: dict[str, Cases] = {
         ),
         shown_by="test_a_key_says_who_holds_it_up",
     ),
-    "topics": Cases(_of_service("topics"), shown_by="test_messages_are_listed_and_counted_on_80_columns"),
+    "topics": Cases(
+        (*_of_service("topics"), _refused("topics --json create orders", "give options behind create")),
+        shown_by="test_messages_are_listed_and_counted_on_80_columns",
+    ),
+    "topics create": Cases(
+        _of_service("topics create", "orders"), shown_by="test_a_topic_is_made_and_deleted_after_a_question"
+    ),
+    "topics delete": Cases(
+        _of_service("topics delete", "orders"), shown_by="test_a_topic_is_made_and_deleted_after_a_question"
+    ),
+    "subscriptions list": Cases(
+        _of_service("subscriptions list", "orders"), shown_by="test_a_subscription_is_made_listed_and_deleted"
+    ),
+    "subscriptions create": Cases(
+        (
+            *_of_service("subscriptions create", "orders billing"),
+            _refused("subscriptions create orders billing --earliest --latest", "give one of --earliest"),
+            _refused("subscriptions create orders billing --to-id 7", "is no message id"),
+        ),
+        shown_by="test_a_subscription_is_made_listed_and_deleted",
+    ),
+    "subscriptions delete": Cases(
+        _of_service("subscriptions delete", "orders billing"),
+        shown_by="test_a_subscription_is_made_listed_and_deleted",
+    ),
+    "subscriptions skip": Cases(
+        (
+            *_of_service("subscriptions skip", "orders billing 1"),
+            _refused("subscriptions skip orders billing 0", "not in the range"),
+        ),
+        shown_by="test_messages_are_skipped_cleared_expired_and_sought",
+    ),
+    "subscriptions clear": Cases(
+        _of_service("subscriptions clear", "orders billing"),
+        shown_by="test_messages_are_skipped_cleared_expired_and_sought",
+    ),
+    "subscriptions expire": Cases(
+        (
+            *_of_service("subscriptions expire", "orders billing --older-than 1h"),
+            _refused("subscriptions expire orders billing --older-than soon", "must be a number with s, m"),
+        ),
+        shown_by="test_messages_are_skipped_cleared_expired_and_sought",
+    ),
+    "subscriptions seek": Cases(
+        (
+            *_of_service("subscriptions seek", "orders billing --earliest"),
+            _refused("subscriptions seek orders billing", "give one of --time"),
+            _refused("subscriptions seek orders billing --time soon", "Invalid value"),
+        ),
+        shown_by="test_messages_are_skipped_cleared_expired_and_sought",
+    ),
+    "subscriptions peek": Cases(
+        (
+            *_of_service("subscriptions peek", "orders billing"),
+            _refused("subscriptions peek orders billing --count 0", "not in the range"),
+        ),
+        shown_by="test_messages_are_peeked_at_as_text_json_and_bytes",
+    ),
     "scheduled list": Cases(
         (
             *_of_service("scheduled list", "orders"),

@@ -561,6 +561,13 @@ FOUND: Final = [
         "held entries wait for a message that the tracker turned out not to have",
     ),
     Mutant(
+        "skipped-and-not-told",
+        "postdate/broker/topics/subscription.py",
+        "        elif self.dispatcher is not None:\n            self.dispatcher.mark_delete_advanced()\n",
+        "",
+        "a dispatcher does not hear of what an administrator skipped",
+    ),
+    Mutant(
         "expiry-told-at-its-end",
         "postdate/broker/topics/topic.py",
         "            await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)\n",

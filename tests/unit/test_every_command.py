@@ -26,14 +26,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Give every command that is no group, with its words."""
+    """Give every command that can be run as it stands, with its words."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
         if isinstance(command, click.Group):
             yield from leaves(command, (*path, name))
-        else:
+        if not isinstance(command, click.Group) or command.invoke_without_command:
             yield " ".join((*path, name)), command
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args
 
 import msgspec
 from aiohttp import hdrs, web
@@ -62,10 +62,11 @@ class Endpoint:
         path: The path, with parts in braces.
         needs: What its caller needs.
         request: The type of its query (GET) or its body, None for neither.
-        answer: The type of its answer, None for a 204.
+        answer: The type of its answer, None for a 204; with `options`, that of a dry run, and the work answers a 204.
         handler: Answers it; it gets what the endpoints are served by, and the `Call`. Its docstring is the summary.
         name: Its id in the OpenAPI document, empty for the name of the handler.
         failing: The type of a 503 that it answers where a part of the service fails, None for none.
+        options: The type of what its URL says, where the method is not GET; None where it says nothing.
     """
 
     method: str
@@ -76,6 +77,7 @@ class Endpoint:
     handler: Handler
     name: str = ""
     failing: Any = None
+    options: Any = None
 
     @classmethod
     def look(
@@ -94,7 +96,16 @@ class Endpoint:
     @property
     def is_body_optional(self) -> bool:
         """Whether a request without a body is taken: what its fields say is optional, and no selection of messages."""
-        return isinstance(self.request, type) and issubclass(self.request, Pause)
+        return self._is_union_with_none or (isinstance(self.request, type) and issubclass(self.request, Pause))
+
+    @property
+    def body_if_none(self) -> Any:
+        """What a request without a body asks."""
+        return None if self._is_union_with_none else self.request()
+
+    @property
+    def _is_union_with_none(self) -> bool:
+        return type(None) in get_args(self.request)
 
     @property
     def has_operation_id(self) -> bool:
@@ -122,6 +133,7 @@ class Call(Generic[Asked]):
 
     request: web.Request
     asked: Asked
+    options: Any = None
 
     @property
     def topic_name(self) -> TopicName:
@@ -159,7 +171,11 @@ def routes_of(endpoints: Iterable[Endpoint], served_by: object) -> list[web.Rout
 
 
 async def _answer(endpoint: Endpoint, served_by: object, request: web.Request) -> web.StreamResponse:
-    found = await endpoint.handler(served_by, Call(request, await _asked(endpoint, request)))
+    asked = await _asked(endpoint, request)
+    options = None
+    if endpoint.options is not None:
+        options = _of_fields(endpoint.options, _query(request), is_text=True, refuses_unknown=is_own(endpoint.path))
+    found = await endpoint.handler(served_by, Call(request, asked, options))
     if isinstance(found, web.StreamResponse):
         return found
     if found is None:
@@ -188,7 +204,7 @@ async def _asked(endpoint: Endpoint, request: web.Request) -> Any:
         return None
     data = await _body(request)
     if not data and endpoint.is_body_optional:
-        return endpoint.request()
+        return endpoint.body_if_none
     if request.content_type != "application/json":
         error = f"The body must be application/json, but is {request.content_type}"
         raise RefusalError(415, error, field="Content-Type", advice="Send JSON with Content-Type: application/json")

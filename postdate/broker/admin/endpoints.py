@@ -2,11 +2,11 @@
 
 A new endpoint is a new row: method, path, what its caller needs, the types of the request and of the answer, and the
 handler, whose docstring is the summary (`postdate.broker.admin.endpoint`). The handlers are in `port_handlers` (health,
-metrics and the page), `pulsar_handlers` (`/admin/v2`) and `scheduled_handlers` (`/postdate/v1`).
+metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`) and `scheduled_handlers` (`/postdate/v1`).
 """
 
 from functools import cache
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -14,7 +14,8 @@ from managed_ledger.positions.value_types import Json
 from postdate.broker.admin import port_handlers as port
 from postdate.broker.admin import pulsar_handlers as pulsar
 from postdate.broker.admin import scheduled_handlers as scheduled
-from postdate.broker.admin.endpoint import Call, Endpoint, Needs, Text
+from postdate.broker.admin import topic_handlers as topics
+from postdate.broker.admin.endpoint import Call, Endpoint, Handler, Needs, Text
 from postdate.broker.admin.openapi import document_of
 from postdate.broker.admin.scheduled_requests import (
     Count,
@@ -36,7 +37,8 @@ from postdate.broker.topics.policies import DelayedDeliveryPolicies
 PulsarObject = Annotated[Json, Meta(description="As a real Pulsar answers, without what does not exist here")]
 
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-_PERSISTENT: Final = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
+_TOPICS: Final = "/admin/v2/persistent/{tenant}/{namespace}"
+_PERSISTENT: Final = f"{_TOPICS}/{{topic}}"
 _V1: Final = "/postdate/v1"
 _TOPIC: Final = f"{_V1}/topics/{{tenant}}/{{namespace}}/{{topic}}"
 _OK: Final = Text("text/plain", "ok")
@@ -81,6 +83,61 @@ def _of_owner(path: str, of: str) -> tuple[Endpoint, ...]:
     )
 
 
+def _of_topics() -> tuple[Endpoint, ...]:
+    """Return Pulsar's endpoints that list, make, empty and remove topics and subscriptions, and show messages."""
+    look, consume, owner = Needs.PRODUCE_OR_CONSUME, Needs.CONSUME, Needs.SUPER_USER
+    one, names, message = f"{_PERSISTENT}/subscription/{{subscription}}", list[str], Text("*/*", "The payload")
+    expiring, affected, dry_run = "expireMessages/{seconds}", topics.Affected, topics.DryRun
+
+    def change(path: str, request: Any, handler: Handler) -> Endpoint:
+        return Endpoint("POST", path, consume, request, affected, handler, options=dry_run)
+
+    def removal(path: str, needs: Needs, handler: Handler) -> Endpoint:
+        return Endpoint("DELETE", path, needs, None, affected, handler, options=topics.Removal)
+
+    return (
+        Endpoint("GET", "/admin/v2/tenants", Needs.ROLE, None, names, topics.list_tenants),
+        Endpoint("GET", "/admin/v2/namespaces/{tenant}", Needs.ROLE, None, names, topics.list_namespaces),
+        Endpoint(
+            "GET", f"{_NAMESPACE}/topics", Needs.ROLE, None, names, topics.list_topics, name="listTopicsOfNamespace"
+        ),
+        Endpoint("GET", _TOPICS, Needs.ROLE, None, names, topics.list_topics, name="listPersistentTopics"),
+        Endpoint("PUT", _PERSISTENT, owner, None, None, topics.create_topic),
+        removal(_PERSISTENT, owner, topics.delete_topic),
+        Endpoint("PUT", f"{_PERSISTENT}/unload", owner, None, None, topics.unload_topic),
+        Endpoint(
+            "GET",
+            f"{_PERSISTENT}/subscriptions",
+            look,
+            None,
+            names,
+            topics.list_subscriptions,
+            name="listSubscriptionNames",
+        ),
+        Endpoint("PUT", one, consume, topics.Start, None, topics.create_subscription),
+        removal(one, consume, topics.delete_subscription),
+        change(f"{one}/skip/{{count}}", None, topics.skip),
+        change(f"{one}/skip_all", None, topics.skip_all),
+        change(f"{one}/{expiring}", None, topics.expire),
+        change(f"{one}/expireMessages", topics.MessageId, topics.expire_through),
+        change(f"{_PERSISTENT}/all_subscription/{expiring}", None, topics.expire_all),
+        change(f"{one}/resetcursor/{{time}}", None, topics.seek_to_time),
+        change(f"{one}/resetcursor", topics.MessageId, topics.seek_to_id),
+        Endpoint("GET", f"{one}/position/{{place}}", consume, None, message, topics.peek),
+        Endpoint(
+            "GET", f"{_PERSISTENT}/ledger/{{ledger}}/entry/{{entry}}", consume, None, message, topics.message_by_id
+        ),
+        Endpoint(
+            "GET",
+            f"{_TOPIC}/subscriptions/{{subscription}}/messages",
+            consume,
+            topics.Peek,
+            topics.Peeked,
+            topics.list_unacknowledged,
+        ),
+    )
+
+
 _CONSUME, _LOOK, _MOVE = Needs.CONSUME, Needs.PRODUCE_OR_CONSUME, Needs.PRODUCE_AND_CONSUME
 
 SERVICE_ENDPOINTS: Final = (
@@ -115,6 +172,7 @@ SERVICE_ENDPOINTS: Final = (
         KeyStatusAnswer,
         pulsar.key_status,
     ),
+    *_of_topics(),
     *_of_owner(_NAMESPACE, "Namespace"),
     *_of_owner(_PERSISTENT, "Topic"),
     Endpoint("GET", "/", Needs.NOTHING, None, Text("text/html", "The page"), port.page),

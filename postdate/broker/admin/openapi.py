@@ -18,14 +18,20 @@ _DESCRIPTION: Final = (
     "Ids are `ledger:entry`. Counts are of messages: a whole batch is one, and so is each chunk. "
     "A backlog alone counts entries of the log, whether they have a delay or not. "
     "An id of a chunk means all chunks of its message. "
-    "Paths below `/admin/v2` are Pulsar's, and refuse with Pulsar's `reason`."
+    "Paths below `/admin/v2` are Pulsar's, count entries of the log, and refuse with Pulsar's `reason`."
 )
 _PARTS: Final = {
     "tenant": "The tenant",
     "namespace": "The namespace",
     "topic": "Its local name, percent-encoded",
-    "subscription": "A Key_Shared subscription",
+    "subscription": "Its name, percent-encoded",
     "role": "The role",
+    "count": "How many entries of the log",
+    "place": "The place among the unacknowledged entries, from 1 on",
+    "time": "Milliseconds since 1970",
+    "seconds": "An age",
+    "ledger": "The ledger of a message id",
+    "entry": "Its entry",
     "operation": "The value of the header Operation-Id of a request",
     "file": "The path of a file of the page",
 }
@@ -119,6 +125,8 @@ def _operation(endpoint: Endpoint, schemas: _Schemas) -> Json:
     elif endpoint.request is not None:
         body = {"application/json": {"schema": schemas.of(endpoint.request)}}
         operation["requestBody"] = {"required": not endpoint.is_body_optional, "content": body}
+    if endpoint.options is not None:
+        parameters += _query(endpoint.options)
     if endpoint.has_operation_id:
         parameters.append(_OPERATION_ID)
     if parameters:
@@ -139,10 +147,11 @@ def _query(type_: Any) -> list[Json]:
 
 
 def _responses(endpoint: Endpoint, schemas: _Schemas) -> Json:
-    if endpoint.answer is None:
-        responses: Json = {"204": {"description": "Done, and durable"}}
-    else:
-        responses = {"200": _response("Done", endpoint.answer, schemas)}
+    responses: Json = {}
+    if endpoint.answer is not None:
+        responses["200"] = _response("Done" if endpoint.options is None else "Of a dry run", endpoint.answer, schemas)
+    if endpoint.answer is None or endpoint.options is not None:
+        responses["204"] = {"description": "Done, and durable"}
     if endpoint.failing is not None:
         responses["503"] = _response("A part of the service fails", endpoint.failing, schemas)
     if is_own(endpoint.path):

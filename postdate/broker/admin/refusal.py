@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from managed_ledger.errors import AppendRefusedError, LedgerError
-from postdate.broker.errors import InvalidTopicNameError
+from postdate.broker.errors import InvalidTopicNameError, NotAllowedError, SnapshotsLeftError, TopicClosedError
 from postdate.broker.scheduled.topic_schedule import TooManyRowsError
 from postdate.broker.topics.change_order import ChangeUnderWayError
 
@@ -87,6 +87,10 @@ def _refusal_of(request: web.Request, error: Exception) -> RefusalError | None:
         case InvalidTopicNameError():
             advice = "Write tenant/namespace/topic"
             return RefusalError(404 if is_own(request.path) else 412, str(error), field="topic", advice=advice)
+        case NotAllowedError():
+            return RefusalError(412, str(error))
+        case TopicClosedError() | SnapshotsLeftError():
+            return RefusalError(503, str(error), advice="Repeat it")
         case TooManyRowsError():
             advice = "Narrow from and until and repeat, or use the jobs on Spark with the service stopped"
             return RefusalError(413, str(error), advice=advice)

@@ -1,6 +1,7 @@
 """The part of the service that the endpoints call, and the changes under way that they have begun."""
 
 from collections import OrderedDict
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from typing import Final, Protocol
@@ -27,11 +28,20 @@ class WebTopics(Protocol):
     async def existing(self, name: TopicName) -> Topic | None:
         """Return a topic, opened, None if it is missing."""
 
+    async def get_or_create(self, name: TopicName) -> Topic:
+        """Return a topic, opened; a missing one is created."""
+
+    def close(self, topic: Topic) -> Awaitable[None]:
+        """Close an open topic; its clients come back, and open it anew."""
+
+    def delete(self, topic: Topic) -> Awaitable[None]:
+        """Delete an open topic with its policies and the grants on it."""
+
     def visit(self, name: TopicName) -> AbstractAsyncContextManager[Topic | None]:
         """Open a topic for as long as the context lasts, None if it is missing; that is no use of it."""
 
-    def names(self) -> list[str]:
-        """List all topics, open or not, by full name and in order."""
+    def names(self, namespace: str | None = None) -> list[str]:
+        """List the topics of a namespace (`tenant/namespace`), or all, open or not, by full name and in order."""
 
 
 class WebService(Protocol):

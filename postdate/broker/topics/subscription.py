@@ -427,6 +427,20 @@ class Subscription:
             self.cursor.acknowledge(*zip(*positions, strict=True))
         self.count(SubscriptionCounters(cancelled=len(positions)))
 
+    def skip(self, last: Position, *, is_expiry: bool = False) -> None:
+        """Acknowledge all entries up to a position, also what consumers have; `cursor.flush` makes it durable.
+
+        Args:
+            last: The last of them.
+            is_expiry: Whether they count as expired; `expiry.save` notes it.
+        """
+        entries = self._ledger.unacknowledged_through(self.cursor, last) if is_expiry else {}
+        self.cursor.acknowledge_cumulative(last)
+        if is_expiry:
+            self.expired(entries)
+        elif self.dispatcher is not None:
+            self.dispatcher.mark_delete_advanced()
+
     def withdraw(self, entries: Mapping[int, BitMap]) -> None:
         """Take entries, which the cursor withholds, out of the dispatcher."""
         if self.dispatcher is not None:

@@ -262,16 +262,43 @@ class Topic:
             self._sweep.note_left()
         return subscription
 
-    async def ensure_subscription(self, name: str) -> None:
-        """Create a durable subscription from the earliest entry on, unless there is one of this name.
+    async def ensure_subscription(self, name: str, *, start: Position | None = None) -> bool:
+        """Create a durable subscription, unless there is one of this name; return whether it was created.
+
+        Args:
+            name: Its name.
+            start: The next entry to read of a new one, None for the earliest.
 
         Raises:
             NotAllowedError: The topic has as many subscriptions as are allowed.
         """
         self.producers.check_open()
         async with self._changing():
-            if name not in self.subscriptions:
-                await self._create_subscription(name, durable=True, start=None)
+            if name in self.subscriptions:
+                return False
+            await self._create_subscription(name, durable=True, start=start)
+            return True
+
+    async def delete_subscription(self, name: str, *, is_forced: bool = False) -> None:
+        """Delete a subscription; its snapshots follow in the background.
+
+        Args:
+            name: Its name.
+            is_forced: Whether consumers are disconnected; they come back to a new subscription by themselves.
+
+        Raises:
+            ConsumerBusyError: It has consumers that may not be disconnected, or one is about to be attached to it.
+            SubscriptionNotFoundError: There is none of this name.
+        """
+        async with self._changing():
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                raise SubscriptionNotFoundError(f"Subscription {name} not found for topic {self.name}")
+            is_joined = any(one.subscription_name == name for one in self._joining)
+            if is_joined or (subscription.consumers and not is_forced):
+                raise ConsumerBusyError("Subscription has active connected consumers")
+            await subscription.abandon()
+            await self._delete(subscription)
 
     async def _create_subscription(self, name: str, *, durable: bool, start: Position | None) -> Subscription:
         if is_full(self.subscriptions, self._services.limits.subscriptions_per_topic_max):

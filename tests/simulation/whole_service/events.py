@@ -544,7 +544,7 @@ async def expire(sim: "Simulation") -> None:
 
 
 def skip(sim: "Simulation") -> None:
-    """An embedding program skips some entries."""
+    """An administrator skips some entries."""
     sub = a_subscription(sim)
     if sub is not None and not sub.is_busy:
         keys = sorted(key for key, entry in sim.oracle.entries.items() if entry.committed_at is not None)
@@ -553,7 +553,7 @@ def skip(sim: "Simulation") -> None:
 
 
 async def clear(sim: "Simulation") -> None:
-    """An embedding program clears the backlog, every other time while a consumer is being sent what it asked for."""
+    """An administrator clears the backlog, every other time while a consumer is being sent what it asked for."""
     found = _consumer(sim)
     if found is not None and sim.chance.random() < 0.5:
         give_permits(sim, *found, 1_000)
@@ -575,9 +575,7 @@ def _pass(sim: "Simulation", sub: SubscriptionModel, through: Key) -> None:
     sim.did("skip or clear", len(passed))
     sub.passed = max(sub.passed, through)
     sim.oracle.acknowledged(sub, [key for key in sim.oracle.entries if key <= through])
-    found.cursor.acknowledge_cumulative(Position(*through))
-    if found.dispatcher is not None:
-        found.dispatcher.mark_delete_advanced()
+    found.skip(Position(*through))
 
 
 async def switch_delays(sim: "Simulation") -> None:

@@ -16,7 +16,7 @@ from managed_ledger.errors import (
 )
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.positions.position import Position
-from managed_ledger.replacing import NewEntry, Replacement
+from managed_ledger.replacing import Entries, NewEntry, Replacement
 from tests.helpers.fakes.managed_ledger_fakes import LedgerClock, MemoryBatch, MemoryDatabase, append_all, open_store
 from tests.helpers.fakes.service_fakes import until
 
@@ -499,3 +499,29 @@ def test_what_a_cancelled_caller_had_written_is_there_in_memory_as_well() -> Non
         assert set(ledger.cursors) == {"subscription", "other"}
 
     asyncio.run(scenario())
+
+
+def test_what_is_not_acknowledged_is_found_by_its_place() -> None:
+    """Over ledgers, holes and what is withheld, as by a list of all of it."""
+
+    async def scenario() -> None:
+        ledger = await _ledger(MemoryDatabase(), 23, entries_per_ledger_max=5)
+        cursor = await ledger.open_cursor("subscription")
+        everything = [Position(one.ledger_id, entry) for one in ledger.ledgers() for entry in range(one.entries)]
+        gone = {0, 1, 3, 5, 6, 7, 8, 9, 12, 22}
+        cursor.acknowledge(*zip(*(everything[place] for place in gone - {12}), strict=True))
+        cursor.withhold({everything[12].ledger_id: BitMap([everything[12].entry_id])})
+        left = [one for place, one in enumerate(everything) if place not in gone]
+
+        assert [ledger.unacknowledged_at(cursor, place) for place in range(len(left))] == left
+        assert ledger.unacknowledged_at(cursor, len(left)) is None
+        for last in (*everything, Position(everything[4].ledger_id, 99), Position(-1, -1), Position(999, 0)):
+            found = ledger.unacknowledged_through(cursor, last)
+            assert [Position(*one) for one in _listed(found)] == [one for one in left if one <= last]
+            assert ledger.entries_from(last) == sum(one >= last for one in everything)
+
+    asyncio.run(scenario())
+
+
+def _listed(entries: Entries) -> list[tuple[int, int]]:
+    return [(ledger_id, entry_id) for ledger_id, entry_ids in entries.items() for entry_id in entry_ids]

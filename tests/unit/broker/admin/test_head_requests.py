@@ -14,6 +14,9 @@ PARTS: Final = {
     "topic": "t",
     "subscription": "sub",
     "operation": "unknown",
+    "place": "1",
+    "ledger": "0",
+    "entry": "0",
     "file": "app.js",
 }
 WAIT_S: Final = 20

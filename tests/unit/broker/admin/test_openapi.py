@@ -28,6 +28,9 @@ ASKED = [
     f"/admin/v2/persistent/{TOPIC}/stats",
     f"/admin/v2/persistent/{TOPIC}/internalStats",
     f"/admin/v2/persistent/{TOPIC}/delayedIndex",
+    f"/admin/v2/persistent/{TOPIC}/subscriptions",
+    "/admin/v2/tenants",
+    f"/postdate/v1/topics/{TOPIC}/subscriptions/sub/messages?limit=2",
 ]
 POSTED: list[tuple[str, dict[str, Any]]] = [
     ("scheduled/list", {"limit": 1, "payload": True}),
@@ -112,6 +115,9 @@ def test_answers_are_what_the_document_says(tmp_path: Path) -> None:
                 async with session.post(path, json=body, headers={"Operation-Id": "mine"}) as reply:
                     assert reply.status == 200, await reply.text()
                     _check("post", path, "200", await reply.json())
+            path = f"/admin/v2/persistent/{TOPIC}/subscription/sub/skip_all"
+            async with session.post(f"{path}?dryRun=true") as reply:
+                _check("post", path, "200", await reply.json())
             async with session.get("/postdate/v1/operations/mine") as reply:
                 _check("get", "/postdate/v1/operations/mine", "200", await reply.json())
             async with session.get(f"/postdate/v1/topics/{TOPIC}/scheduled?limit=x") as reply:

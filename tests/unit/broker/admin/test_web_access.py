@@ -13,6 +13,7 @@ from postdate.broker.admin.endpoints import PORT_ENDPOINTS, SERVICE_ENDPOINTS
 from postdate.broker.admin.web import start_web
 from postdate.broker.server.server import access_of, all_routes
 from postdate.broker.service.service import Service
+from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, play, produce_request
 from tests.helpers.tokens import token
 
@@ -97,6 +98,23 @@ EVERYTHING = [
     ("GET", f"{TOPIC}/permissions"),
     ("POST", f"{TOPIC}/permissions/anna"),
     ("DELETE", f"{TOPIC}/permissions/anna"),
+    ("GET", "/admin/v2/tenants"),
+    ("GET", "/admin/v2/namespaces/shop"),
+    ("GET", f"{NAMESPACE}/topics"),
+    ("GET", "/admin/v2/persistent/shop/eu"),
+    ("PUT", TOPIC),
+    ("PUT", f"{TOPIC}/unload"),
+    ("GET", f"{TOPIC}/subscriptions"),
+    ("PUT", f"{TOPIC}/subscription/s"),
+    *(
+        ("POST", f"{TOPIC}/subscription/s/{what}?dryRun=true")
+        for what in ("skip/1", "skip_all", "expireMessages/1", "expireMessages", "resetcursor/1", "resetcursor")
+    ),
+    ("POST", f"{TOPIC}/all_subscription/expireMessages/1"),
+    ("GET", f"{TOPIC}/subscription/s/position/1"),
+    ("GET", f"{TOPIC}/ledger/1/entry/0"),
+    ("DELETE", f"{TOPIC}/subscription/s"),
+    ("DELETE", f"{TOPIC}?dryRun=true"),
     ("GET", "/"),
     ("GET", "/page/app.js"),
     ("POST", "/page/app.js"),
@@ -112,8 +130,17 @@ EVERYTHING = [
 OPEN = {"/livez", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
 NO_FILES = {"/page/nosuch.js"}
 FOR_EVERY_ROLE = {"/postdate/v1/topics", "/postdate/v1/operations/none", "/postdate/v1/openapi.json"}
+FOR_ROLES = {"/admin/v2/tenants", "/admin/v2/namespaces/shop", f"{NAMESPACE}/topics", "/admin/v2/persistent/shop/eu"}
+"""Pulsar's lists, which have what the role may see."""
+FOR_CONSUMERS = {
+    path
+    for _, path in EVERYTHING
+    if f"{TOPIC}/" in path
+    and any(one in path for one in ("/subscription/s", "/all_subscription", "/ledger/"))
+    and "keyStatus" not in path
+}
 FOR_READERS = {
-    *(f"{TOPIC}/{what}" for what in ("stats", "internalStats", "delayedIndex")),
+    *(f"{TOPIC}/{what}" for what in ("stats", "internalStats", "delayedIndex", "subscriptions")),
     f"{TOPIC}/subscription/s/keyStatus?key=k",
 }
 
@@ -121,7 +148,8 @@ FOR_READERS = {
 def test_every_row_of_the_table_is_in_the_lists_here() -> None:
     paths = {path.partition("?")[0] for _, path in EVERYTHING}
     values = {"tenant": "shop", "namespace": "eu", "topic": "orders", "role": "anna", "subscription": "s"}
-    values |= {"operation": "none"}
+    values |= {"operation": "none", "ledger": "1", "entry": "0"}
+    values |= dict.fromkeys(("count", "place", "seconds", "time"), "1")
     scheduled = {what.partition("?")[0] for _, what in SCHEDULED}
     topic = "/postdate/v1/topics/shop/eu/orders"
     paths |= {f"{topic}{what}" for what in scheduled} | FOR_EVERY_ROLE
@@ -159,6 +187,8 @@ def test_reading_one_topic_needs_a_grant_and_everything_else_a_super_user(tmp_pa
             if path in FOR_READERS and granted:
                 # There is no such subscription; a role that may not read is not told.
                 assert status == (404 if "keyStatus" in path else 200), path
+            elif path in FOR_ROLES or (path in FOR_CONSUMERS and granted == CONSUME):
+                assert status != 403, (method, path, body)
             else:
                 assert status == 403, (method, path, body)
         assert service.grants is not None
@@ -188,6 +218,7 @@ SCHEDULED = {
     ("POST", "/scheduled/deliver-now"): set(),
     ("POST", "/pause"): set(),
     ("POST", "/resume"): set(),
+    ("GET", "/subscriptions/s/messages"): {"consume"},
 }
 """The single grants that each endpoint of scheduled messages takes."""
 WITH_BOTH = {"/scheduled/reschedule", "/scheduled/deliver-now"}
@@ -350,6 +381,26 @@ def test_a_body_of_another_kind_is_refused(tmp_path: Path) -> None:
     async def story(service: Service, ask: Ask) -> None:
         headers = {"Content-Type": "text/plain"}
         assert (await ask("root", "POST", f"{NAMESPACE}/permissions/anna", ["produce"], headers=headers))[0] == 415
+
+    play_web(tmp_path, story)
+
+
+def test_lists_have_what_a_role_may_see(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await service.topics.get_or_create(ORDERS)
+        await service.topics.get_or_create(TopicName.parse("shop/eu/secret"))
+        await service.topics.get_or_create(TopicName.parse("bank/eu/secret"))
+        await service.set_grant(ORDERS, "anna", CONSUME)
+        for path, seen in (
+            ("/admin/v2/tenants", ["public", "shop"]),
+            ("/admin/v2/namespaces/shop", ["shop/eu"]),
+            ("/admin/v2/persistent/shop/eu", [str(ORDERS)]),
+            ("/admin/v2/namespaces/shop/eu/topics", [str(ORDERS)]),
+        ):
+            assert (await ask("anna", "GET", path))[:2] == (200, seen)
+        for path in ("/admin/v2/namespaces/bank", "/admin/v2/persistent/bank/eu"):
+            assert (await ask("anna", "GET", path))[0] == 404
+            assert (await ask("root", "GET", path))[0] == 200
 
     play_web(tmp_path, story)
 
