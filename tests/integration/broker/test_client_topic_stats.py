@@ -222,7 +222,7 @@ def test_a_key_says_who_holds_it_up(
 
     told = CliRunner().invoke(main, ["keys", topic, "sub", one["key"], "--url", service.web_url])
     assert told.exit_code == 0
-    assert f"hash      {one['hash']}\nowner     joiner\nwaiting   1 (another consumer" in told.output
+    assert f"hash      {one['hash']}\nowner     joiner\nwaiting   1 (consumer holder" in told.output
     assert "blocked   by holder since 20" in told.output
 
 

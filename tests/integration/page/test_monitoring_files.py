@@ -30,8 +30,13 @@ def told(page_service: RunningService) -> dict[str, set[str]]:
     producer = client.create_producer("watched")
     producer.send(b"x", deliver_at=time.time_ns() // 1_000_000 + 200)
     consumer.acknowledge(consumer.receive(10_000))
-    with urllib.request.urlopen(f"{page_service.web_url}/metrics") as reply:
-        lines = [line.decode() for line in reply if not line.startswith(b"#")]
+    lines: list[str] = []
+    # What is delayed is known without a count of the log as soon as the acknowledgement has come.
+    deadline_s = time.monotonic() + 30
+    while not any(line.startswith("postdate_subscription_delayed{") for line in lines):
+        assert time.monotonic() < deadline_s
+        with urllib.request.urlopen(f"{page_service.web_url}/metrics") as reply:
+            lines = [line.decode() for line in reply if not line.startswith(b"#")]
     client.close()
     found: dict[str, set[str]] = defaultdict(set)
     for line in lines:

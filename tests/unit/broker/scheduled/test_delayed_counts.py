@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postdate.broker.topics.inactive import REST_AFTER_MS
 
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.positions.position import Position
@@ -15,6 +14,7 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.delayed_counts import COUNTING_SHARE, count_delayed, delayed_counts
 from postdate.broker.service.service import Service
+from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.testing import FakeClock
 from tests.helpers.fakes.service_fakes import until
