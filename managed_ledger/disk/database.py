@@ -113,6 +113,10 @@ class RocksDatabase(RocksDBStore):
             StoreFullError: The disk has no room for what opening it writes; nothing has changed.
             StoreUnavailableError: It cannot be read or written.
         """
+        repaired = path.with_name(f"{path.name}.repairing")
+        if not path.exists() and repaired.exists():
+            # An empty log in its place would take messages, and nobody would look for the other.
+            raise StoreUnavailableError(f"{path} is missing, as a repair was cut off: rename {repaired} to it")
         with checked(path, "open the log"):
             path.mkdir(parents=True, exist_ok=True)
             marker = _read_marker(path)

@@ -39,7 +39,7 @@ MODULES_OF_EXTRAS: Final = {
 }
 """Top-level modules by extra, as `pyproject.toml` has them; the extra of most commands comes first."""
 
-SPARK_GROUPS: Final = ("ledger", "pipeline")
+SPARK_GROUPS: Final = ("pipeline",)
 """Groups of commands that the extra `spark` is enough for; the extra `demo` is that of the command `demo`."""
 
 

@@ -49,8 +49,8 @@ class NoSubscriptionError(SchedulingError):
 class ServiceUnavailableError(SchedulingError):
     """The service does not answer, or fails (a status of 5xx). A change may have been made or not: look again.
 
-    Every change can be repeated. A shift has to be repeated with the same `operation_id`: the service leaves out the
-    messages that it has shifted before.
+    Every change can be repeated, but for a skip of a number of entries. A shift has to be repeated with the same
+    `operation_id`: the service leaves out the messages that it has shifted before.
 
     Attributes:
         operation_id: The id of the shift whose outcome is not known; None for any other request.

@@ -181,10 +181,10 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
         ("rich", ["snapshots", "list"], "service"),
         ("aiohttp", ["serve"], "service"),
         ("pyspark", ["pipeline", "rebuild", "data"], "spark"),
-        ("pyarrow", ["ledger", "export", "data", "out"], "spark"),
+        ("pyarrow", ["ledger", "export", "data", "out"], "export"),
         ("pulsar", ["demo"], "demo"),
         ("rich", ["demo"], "demo"),
-        ("rocksdict", ["ledger", "repair", "data", "--yes"], "spark"),
+        ("rocksdict", ["ledger", "repair", "data", "--yes"], "service"),
     ],
 )
 def test_a_command_says_which_extra_it_needs(missing: str, words: list[str], extra: str, names: dict[str, str]) -> None:

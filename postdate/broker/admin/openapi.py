@@ -43,6 +43,7 @@ _OPERATION_ID: Final[Json] = {
     "schema": {"type": "string"},
 }
 _REFUSED: Final = "Refused, and nothing has changed"
+_FAILED: Final = "Failed; a part may be done, and all but a skip of a number of entries is safe to repeat"
 
 
 class Error(Answer, kw_only=True):
@@ -73,7 +74,7 @@ def document_of(endpoints: Sequence[Endpoint]) -> Json:
             "schemas": schemas.components,
             "responses": {
                 "Error": _response(_REFUSED, Error, schemas),
-                "Failure": _response("Failed; a part may be done, and to repeat the request is safe", Error, schemas),
+                "Failure": _response(_FAILED, Error, schemas),
                 "Reason": _response(_REFUSED, Reason, schemas),
             },
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},

@@ -24,7 +24,7 @@ _DOCUMENT_ADVICE: Final = f"See {PREFIX}/openapi.json"
 
 
 class RefusalError(Exception):
-    """A request that is refused; nothing has changed.
+    """A request that is refused or failed; below 500 nothing has changed.
 
     Args:
         status: The HTTP status.
@@ -100,7 +100,7 @@ def _refusal_of(request: web.Request, error: Exception) -> RefusalError | None:
         case AppendRefusedError():
             return RefusalError(507, str(error), advice="Give the log more room, and repeat")
         case LedgerError():
-            advice = "See /health and the service's log; to repeat the request is safe"
+            advice = "See /health and the service's log; to repeat it is safe, but for skip of a number"
             return RefusalError(503, f"The log cannot be used now: {error}", advice=advice)
         case _:
             return None

@@ -11,7 +11,7 @@ in its place in the log, whatever its time.
 import asyncio
 import base64
 import json
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
@@ -208,7 +208,7 @@ async def skip(served: Served, call: Call[None]) -> Affected | None:
     """Acknowledge the next entries of a subscription, in the order of the log and whatever their times."""
     topic, subscription = await _subscription(served, call)
     count = _number(call, "count")
-    async with _turn(topic):
+    async with _turn(topic, call, "skip"):
         last = topic.ledger.unacknowledged_at(subscription.cursor, count - 1) if count else BEFORE_EVERYTHING
         return await _acknowledge(topic, subscription, AFTER_EVERYTHING if last is None else last, call)
 
@@ -216,7 +216,7 @@ async def skip(served: Served, call: Call[None]) -> Affected | None:
 async def skip_all(served: Served, call: Call[None]) -> Affected | None:
     """Acknowledge all that is in the log, for one subscription."""
     topic, subscription = await _subscription(served, call)
-    async with _turn(topic):
+    async with _turn(topic, call, "clear"):
         return await _acknowledge(topic, subscription, AFTER_EVERYTHING, call)
 
 
@@ -242,7 +242,7 @@ async def expire_through(served: Served, call: Call[MessageId]) -> Affected | No
     _check_expirable(topic, [subscription], call)
     ledger_id, entry_id = call.asked.position
     last = Position(ledger_id, entry_id - 1 if call.asked.excluded else entry_id)
-    async with _turn(topic):
+    async with _turn(topic, call, "expiry"):
         return await _acknowledge(topic, subscription, last, call, is_expiry=True)
 
 
@@ -273,7 +273,7 @@ async def _seek(topic: Topic, subscription: Subscription, position: Position, ca
 
 async def _expire(served: Served, topic: Topic, subscription: Subscription, call: Call[Any]) -> Affected | None:
     due_ms_max = served.service.now_ms() - 1_000 * _number(call, "seconds", TIME_MS_MAX // 1_000)
-    async with _turn(topic):
+    async with _turn(topic, call, "expiry"):
         last = await topic.ledger.expired_through(subscription.cursor, due_ms_max)
         return await _acknowledge(topic, subscription, last or BEFORE_EVERYTHING, call, is_expiry=True)
 
@@ -299,9 +299,11 @@ async def _acknowledge(
     return None
 
 
-def _turn(topic: Topic) -> AbstractAsyncContextManager[None]:
+def _turn(topic: Topic, call: Call[Any], kind: str) -> AbstractAsyncContextManager[None]:
     """Wait for changes of scheduled messages: one that is being moved is the old one or the new one, and not missed."""
-    return topic.changes.turn(ScheduledChange("skip", None, lambda: "it has just begun"))
+    if call.options.dry_run:
+        return nullcontext()
+    return topic.changes.turn(ScheduledChange(kind, None, lambda: "it has just begun"))
 
 
 def _count(entries: Entries) -> int:

@@ -127,9 +127,13 @@ class _Handshake(asyncio.Protocol):
                 ssl_shutdown_timeout=TLS_CLOSE_S,
             )
         except OSError as error:
-            # An end without a text has no reason either; some clients do not report that they distrust the certificate.
-            reason = str(error) or "the client ended it, as one may that does not trust the certificate"
-            logger.warning("TLS handshake with %s failed: %s", peer, reason)
+            if getattr(error, "reason", None) in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+                logger.warning("closing connection %s: it speaks no TLS, and this port does", peer)
+            elif str(error):
+                logger.warning("TLS handshake with %s failed: %s", peer, error)
+            else:
+                # As each look of a load balancer does, and a client that distrusts the certificate and does not say so.
+                logger.debug("TLS handshake with %s: the client ended it", peer)
             return
         # asyncio gives no transport where the connection was lost.
         if secured is not None:

@@ -28,7 +28,7 @@ from managed_ledger.ledger_store import LedgerStore
 from postdate.broker.admin.ended_topics import EndedTopics, with_ended
 from postdate.broker.authorization.grants import GrantBook
 from postdate.broker.configuration.config import BrokerConfig
-from postdate.broker.errors import NotAllowedError
+from postdate.broker.errors import NotAllowedError, TopicClosedError
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.delayed_counts import count_delayed
 from postdate.broker.slices import side_by_side
@@ -230,8 +230,11 @@ class TopicLives(Mapping[TopicName, Topic]):
         return self._end(topic, TopicState.DELETING, partial(self._delete, topic))
 
     async def close_all(self) -> list[BaseException]:
-        """Close all open topics as the service stops, and return what failed."""
+        """Close all open topics as the service stops, and return what failed; no topic is opened any more."""
         self.is_stopping = True
+        opening = [one.change for one in self._lives.values() if one.state is TopicState.OPENING and one.change]
+        if opening:
+            await asyncio.wait(opening)
 
         async def close(topic: Topic) -> None:
             if self.get(topic.name) is topic:
@@ -260,6 +263,7 @@ class TopicLives(Mapping[TopicName, Topic]):
 
     def _begin(self, name: TopicName, *, is_new: bool, is_for_visits: bool) -> TopicLife:
         """Let a topic begin to open."""
+        self._check_running(name)
         if is_new:
             if self._count_max and self.counts[name.namespace_name] >= self._count_max:
                 raise NotAllowedError("Exceed maximum number of topics in namespace.")
@@ -271,6 +275,7 @@ class TopicLives(Mapping[TopicName, Topic]):
     async def _open(self, name: TopicName, life: TopicLife, *, is_new: bool) -> None:
         try:
             async with self._places:
+                self._check_running(name)
                 ledger = await self._store.open_managed_ledger(str(name))
                 life.topic = await Topic.open(name, ledger, self._services)
         except BaseException:
@@ -296,23 +301,24 @@ class TopicLives(Mapping[TopicName, Topic]):
         try:
             await work()
         finally:
+            del self._lives[topic.name]
             # In one step with the end of its own figures: no sum of the namespace decreases.
             namespace = topic.name.namespace_name
             if self.counts[namespace]:
                 self.ended[namespace] = with_ended(self.ended.get(namespace), topic.metrics())
             self._catalog.forget(topic.ledger.name)
             self.ended_total += 1
-            del self._lives[topic.name]
 
     async def _close(self, topic: Topic, *, is_counted: bool) -> None:
-        if is_counted:
-            # A catalog of its own, which goes with this call: a closed topic is to cost a few numbers.
-            await count_delayed(topic, ScheduleCatalog(), self._services.now_ms)
         try:
+            if is_counted:
+                # A catalog of its own, which goes with this call: a closed topic is to cost a few numbers.
+                await count_delayed(topic, ScheduleCatalog(), self._services.now_ms)
             await self.numbers.put(topic.metrics_at_the_end())
         except LedgerError as error:
             logger.warning("%s: its numbers are not stored: %s", topic.name, error)
-        await topic.close()
+        finally:
+            await topic.close()
 
     async def _delete(self, topic: Topic) -> None:
         name = topic.name
@@ -332,6 +338,10 @@ class TopicLives(Mapping[TopicName, Topic]):
         self._count_less(name)
 
     # ---- inside ----
+
+    def _check_running(self, name: TopicName) -> None:
+        if self.is_stopping:
+            raise TopicClosedError(f"{name} is closed: the service stops")
 
     def _count_less(self, name: TopicName) -> None:
         namespace = name.namespace_name

@@ -537,6 +537,10 @@ class Subscription:
             self._disconnect_consumers()
             await self._drop_dispatcher()
 
+    def stop_listening(self) -> None:
+        """Hear no more of the cursor, which is deleted or closed: a closed topic is part of no cycle of references."""
+        self.cursor.remove_listener(self._on_mark_delete_moved)
+
     async def close(self) -> None:
         """Detach everything; a large enough index is sealed."""
         async with self._lock:

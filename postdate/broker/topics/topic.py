@@ -587,6 +587,8 @@ class Topic:
         await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
         if self._index is not None:
             await self._index.close()
+        for subscription in self.subscriptions.values():
+            subscription.stop_listening()
         self._sweep.close()
         await self.ledger.close()
 
@@ -635,8 +637,14 @@ class Topic:
         """Delete a subscription. Once its cursor is gone, its snapshots have no owner, also after a crash."""
         has_index = subscription.index_counters_before is not None or names_buckets(subscription.cursor.properties)
         del self.subscriptions[subscription.name]
+        try:
+            await self.ledger.delete_cursor(subscription.cursor.name)
+        except LedgerError:
+            # It is there, and keeps the log.
+            self.subscriptions[subscription.name] = subscription
+            raise
+        subscription.stop_listening()
         self._count_deleted(subscription.counters, subscription.index_counters_before)
-        await self.ledger.delete_cursor(subscription.cursor.name)
         if self._index is not None and not self.subscriptions:
             has_index = True
             await self._index.delete()
