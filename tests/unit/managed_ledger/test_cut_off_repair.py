@@ -20,7 +20,7 @@ def test_no_empty_log_takes_the_place_of_one_whose_repair_was_cut_off(tmp_path: 
 
     asyncio.run(opened())
     place.rename(repaired)
-    with pytest.raises(StoreUnavailableError, match="rename .*ledgers.repairing to it"):
+    with pytest.raises(StoreUnavailableError, match=r"rename .*ledgers\.repairing to it"):
         asyncio.run(opened())
     assert not place.exists()
 
