@@ -52,6 +52,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "postdate.scheduling.cli": ("service",),
     "postdate.scheduling.command_options": ("service",),
     "postdate.scheduling.tables": ("service", "spark"),
+    "postdate.scheduling.topic_commands": ("service",),
     "postdate.snapshot_tools": ("service", "spark"),
     "snapshot_storage": (),
     "snapshot_storage.objects": ("rocksdb", "s3"),

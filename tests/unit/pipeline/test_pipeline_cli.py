@@ -29,7 +29,7 @@ main(sys.argv[1:])
     for arguments, exit_code, said in (
         (["pipeline", "rebuild", "--help"], 0, "Make the delayed index anew"),
         (["pipeline", "rebuild", "data"], 2, f"is not installed: {install('spark')}"),
-        (["ledger", "export", "data", "out"], 2, f"is not installed: {install('spark')}"),
+        (["ledger", "export", "data", "out"], 2, f"is not installed: {install('export')}"),
     ):
         run = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
         assert run.returncode == exit_code, run.stderr
