@@ -21,7 +21,7 @@ SMALL = StoryConfig(
 @pytest.fixture
 def story(tmp_path: Path) -> Iterator[Story]:
     """A story of a few seconds, ended in any case."""
-    # A busy machine needs longer than the usual 5 s from the kill to the first delivery, and order waits no longer then.
+    # A busy machine needs more than the usual 5 s from the kill to the first delivery, and order waits no longer.
     told = Story(SMALL, PostdateProcess(tmp_path, {**SMALL.settings, "delayedDeliveryMaxOrderWaitMillis": "60000"}))
     yield told
     told.close()
