@@ -29,7 +29,6 @@ from postdate.broker.admin.web_service import Served
 from postdate.broker.authorization.grants import Action, Actions, GrantBook, role_actions_json
 from postdate.broker.scheduled.delayed_counts import delayed_counts
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyOwner
-from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
 
 
@@ -50,23 +49,23 @@ class KeyQuery(Struct, rename="camel"):
 
 async def stats(served: Served, call: Call[None]) -> Json:
     """Pulsar's stats of a topic; a topic is opened."""
-    topic = await _topic(served, call)
+    topic = await served.pulsar_topic(call.topic_name)
     return await topic_stats(topic, await delayed_counts(topic, served.service.catalog, served.service.now_ms))
 
 
 async def internal_stats(served: Served, call: Call[None]) -> Json:
     """Its ledgers and cursors."""
-    return await topic_internal_stats(await _topic(served, call))
+    return await topic_internal_stats(await served.pulsar_topic(call.topic_name))
 
 
 async def delayed_index(served: Served, call: Call[None]) -> DelayedIndex:
     """The buckets of each delayed index, over the ledgers of the log (ours)."""
-    return await topic_delayed_index(await _topic(served, call))
+    return await topic_delayed_index(await served.pulsar_topic(call.topic_name))
 
 
 async def key_status(served: Served, call: Call[KeyQuery]) -> KeyStatusAnswer:
     """Where a key is, and what it waits for (ours)."""
-    topic, name = await _topic(served, call), call.part("subscription")
+    topic, name = await served.pulsar_topic(call.topic_name), call.part("subscription")
     if name not in topic.subscriptions:
         raise RefusalError(404, f"Subscription {name} of topic {topic.name} not found")
     key = key_of(call.asked.key, call.asked.key_base64)
@@ -114,13 +113,6 @@ async def revoke(served: Served, call: Call[None]) -> None:
     """Take the actions of a role back."""
     _grants(served)
     await served.service.set_grant(_owner(call), call.part("role"), None)
-
-
-async def _topic(served: Served, call: Call[Any]) -> Topic:
-    topic = await served.service.topics.existing(call.topic_name)
-    if topic is None:
-        raise RefusalError(404, f"Topic {call.topic_name} not found")
-    return topic
 
 
 def _owner(call: Call[Any]) -> PolicyOwner:

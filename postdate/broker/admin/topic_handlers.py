@@ -118,7 +118,7 @@ async def list_topics(served: Served, call: Call[None]) -> list[str]:
 
 async def list_subscriptions(served: Served, call: Call[None]) -> list[str]:
     """The subscriptions of a topic."""
-    return list((await _topic(served, call)).subscriptions)
+    return list((await served.pulsar_topic(call.topic_name)).subscriptions)
 
 
 def _namespaces(served: Served, call: Call[Any]) -> set[str]:
@@ -142,7 +142,7 @@ async def create_topic(served: Served, call: Call[None]) -> None:
 
 async def delete_topic(served: Served, call: Call[None]) -> Affected | None:
     """Delete a topic with its messages, subscriptions, policies and grants."""
-    topic = await _topic(served, call)
+    topic = await served.pulsar_topic(call.topic_name)
     options: Removal = call.options
     if options.dry_run:
         return Affected(_count(_unacknowledged_by_any(topic)))
@@ -161,7 +161,7 @@ async def delete_topic(served: Served, call: Call[None]) -> Affected | None:
 
 async def unload_topic(served: Served, call: Call[None]) -> None:
     """Close a topic: its clients come back by themselves, and it is opened anew."""
-    await asyncio.shield(served.service.topics.close(await _topic(served, call)))
+    await asyncio.shield(served.service.topics.close(await served.pulsar_topic(call.topic_name)))
 
 
 def _unacknowledged_by_any(topic: Topic) -> Entries:
@@ -229,7 +229,7 @@ async def expire(served: Served, call: Call[None]) -> Affected | None:
 
 async def expire_all(served: Served, call: Call[None]) -> Affected | None:
     """The same for all subscriptions of a topic."""
-    topic = await _topic(served, call)
+    topic = await served.pulsar_topic(call.topic_name)
     subscriptions = list(topic.subscriptions.values())
     _check_expirable(topic, subscriptions, call)
     found = [await _expire(served, topic, one, call) for one in subscriptions]
@@ -325,7 +325,7 @@ async def peek(served: Served, call: Call[None]) -> web.Response:
 
 async def message_by_id(served: Served, call: Call[None]) -> web.Response:
     """A message that the log has, in the same form."""
-    topic = await _topic(served, call)
+    topic = await served.pulsar_topic(call.topic_name)
     return await _shown(topic, Position(_number(call, "ledger"), _number(call, "entry")), "Message id not found")
 
 
@@ -411,15 +411,8 @@ async def list_unacknowledged(served: Served, call: Call[Peek]) -> Peeked:
 # ---- parts of the path ----
 
 
-async def _topic(served: Served, call: Call[Any]) -> Topic:
-    topic = await served.service.topics.existing(call.topic_name)
-    if topic is None:
-        raise RefusalError(404, f"Topic {call.topic_name} not found")
-    return topic
-
-
 async def _subscription(served: Served, call: Call[Any]) -> tuple[Topic, Subscription]:
-    topic, name = await _topic(served, call), call.part("subscription")
+    topic, name = await served.pulsar_topic(call.topic_name), call.part("subscription")
     if name not in topic.subscriptions:
         raise RefusalError(404, f"Subscription {name} not found for topic {topic.name}")
     return topic, topic.subscriptions[name]

@@ -121,6 +121,17 @@ class Served:
             raise unknown_topic(name)
         return topic
 
+    async def pulsar_topic(self, name: TopicName) -> Topic:
+        """Return a topic, opened, for one of Pulsar's paths.
+
+        Raises:
+            RefusalError: There is none of this name, in Pulsar's words.
+        """
+        topic = await self.service.topics.existing(name)
+        if topic is None:
+            raise RefusalError(404, f"Topic {name} not found")
+        return topic
+
     def begin(self, name: str | None, kind: Kind, topic: TopicName) -> _Running:
         """Begin a change, whose progress can be asked for by its `Operation-Id` for a while."""
         running = _Running(kind, topic, self.service.now_ms())

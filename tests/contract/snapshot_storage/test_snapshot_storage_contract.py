@@ -1,7 +1,7 @@
 """The promises of `BucketSnapshotStorage`, tested over every implementation."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -17,16 +17,6 @@ _UNKNOWN_IDS = [-1, 0, 999, 2**63 - 1, 2**63, 2**70]
 
 _METADATA = b"\x0a\x02\x10\x14"
 _SEGMENTS = [b"first", b"second"]
-
-_OPERATIONS: dict[str, Callable[[BucketSnapshotStorage], Awaitable[object]]] = {
-    "create": lambda storage: _create(storage),
-    "head": lambda storage: storage.get_bucket_snapshot_head(1),
-    "metadata": lambda storage: storage.get_bucket_snapshot_metadata(1),
-    "segment": lambda storage: storage.get_bucket_snapshot_segment(1, 1, 1),
-    "length": lambda storage: storage.get_bucket_snapshot_length(1),
-    "delete": lambda storage: storage.delete_bucket_snapshot(1),
-    "list": lambda storage: storage.list_bucket_snapshots(),
-}
 
 
 def _run(backend: Backend, scenario: Scenario) -> None:

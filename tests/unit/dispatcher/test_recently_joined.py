@@ -123,13 +123,6 @@ def _key(subscription: _Subscription, is_wanted: Callable[[bytes], bool]) -> byt
     return next(key for key in (b"key-%d" % number for number in range(10_000)) if is_wanted(key))
 
 
-def _keys_that_move(subscription: _Subscription, before: str, after: str, permits: int) -> tuple[bytes, ConsumerState]:
-    """Join `after`; return a key that it took from `before`."""
-    owned = [key for key in (b"key-%d" % number for number in range(300)) if subscription.owner(key) == before]
-    newcomer = subscription.join(after, permits)
-    return next(key for key in owned if subscription.owner(key) == after), newcomer
-
-
 def _key_of(config: DispatcherConfig, *, owner: str, after_joining: str | None = None) -> bytes:
     """Return a key that belongs to c1 or c2, and to c3 once that has joined if that is wanted."""
     trial = _Subscription(config, Position(1, 0), {1: 0})

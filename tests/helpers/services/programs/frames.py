@@ -100,11 +100,6 @@ def connect(token: bytes | None = None, *, can_refresh: bool = True) -> bytes:
     return command(CONNECT, fields)
 
 
-def auth_response(token: bytes) -> bytes:
-    """Encode the answer to an AUTH_CHALLENGE."""
-    return command(AUTH_RESPONSE, {1: "postdate-tests", 2: {1: "token", 2: token}, 3: PROTOCOL_VERSION})
-
-
 def send(
     metadata: Fields, payload: bytes, *, producer_id: int = 1, sequence_id: int = 0, checksum: int | None = None
 ) -> bytes:
