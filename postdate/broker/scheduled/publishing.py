@@ -43,12 +43,16 @@ class UnpublishableError(BrokerError):
         place: Which of the messages.
         field: What of it is wrong, as requests name it.
         reason: Why, as a text.
+        advice: How the caller mends it.
+        status: The HTTP status.
     """
 
-    def __init__(self, place: int, field: str, reason: str) -> None:
+    def __init__(self, place: int, field: str, reason: str, *, advice: str, status: int) -> None:
         super().__init__(reason)
         self.place = place
         self.field = field
+        self.advice = advice
+        self.status = status
 
 
 class NobodyListensError(BrokerError):
@@ -77,33 +81,39 @@ class DirectProducer:
         self._sequence_id = 0
 
     @completed
-    async def publish(self, topic: Topic, messages: Sequence[NewMessage]) -> list[Position]:
+    async def publish(
+        self, topic: Topic, messages: Sequence[NewMessage], *, subscriptions: Sequence[str] = ()
+    ) -> list[Position]:
         """Publish messages, all or none; they are durable on return.
+
+        Args:
+            topic: The topic.
+            messages: The messages.
+            subscriptions: Those that are to get them; missing ones are made. None for any that there are.
 
         Returns:
             Their positions, in the order given.
 
         Raises:
             UnpublishableError: One is too large, or delayed by more than the topic's policies allow.
-            NobodyListensError: No subscription would get one of them.
+            NobodyListensError: No subscription would get one of them when it is due.
+            NotAllowedError: The topic has as many subscriptions as are allowed.
             ProducerBusyError: A producer has the topic for itself.
             TopicClosedError: The topic is being closed.
             DiskBehindError: Too much waits for the disk.
             AppendRefusedError: The disk has too little room.
             LedgerWriteError: They could not be stored, and will never be readable.
         """
-        turns = Turns()
-        entries: list[NewEntry] = []
-        for place, message in enumerate(messages):
-            entries.append(self._entry(topic, place, message))
-            await turns.give_way()
+        entries = await self.entries_of(messages, topic.delay_ms_max)
+        for name in subscriptions:
+            await topic.ensure_subscription(name, start=topic.next_position())
         # From here to `replace` there is no await.
         topic.producers.check_takes_others()
-        _check_listened_to(topic, messages)
+        _check_subscriptions(topic, messages, subscriptions)
         if self._buffer.is_full:
             raise DiskBehindError("Too much waits for the disk")
-        size_bytes = sum(len(one.payload) for one in entries)
         replacement = topic.ledger.replace(entries, acknowledged={}, hidden={})
+        size_bytes = sum(len(one.payload) for one in entries)
         topic.entries_in_total += len(entries)
         topic.messages_in_total += len(entries)
         topic.bytes_in_total += size_bytes
@@ -115,7 +125,24 @@ class DirectProducer:
             self._buffer.remove(size_bytes)
         return list(replacement.positions)
 
-    def _entry(self, topic: Topic, place: int, message: NewMessage) -> NewEntry:
+    async def entries_of(self, messages: Sequence[NewMessage], delay_ms_max: int) -> list[NewEntry]:
+        """Return messages as entries of the log.
+
+        Args:
+            messages: The messages.
+            delay_ms_max: The longest delay, 0 for any.
+
+        Raises:
+            UnpublishableError: One is too large, or delayed by more than that.
+        """
+        turns = Turns()
+        entries: list[NewEntry] = []
+        for place, message in enumerate(messages):
+            entries.append(self._entry(message, place, delay_ms_max))
+            await turns.give_way()
+        return entries
+
+    def _entry(self, message: NewMessage, place: int, delay_ms_max: int) -> NewEntry:
         now_ms = self._now_ms()
         self._sequence_id += 1
         metadata = MessageMetadata(
@@ -125,19 +152,29 @@ class DirectProducer:
             uncompressed_size=len(message.payload),
         )
         if message.key is not None:
-            metadata.partition_key = message.key
+            metadata.partition_key = message.key.encode()
         for name, value in message.properties.items():
             metadata.properties.add(key=name, value=value)
         deliver_at_ms = NOT_DELAYED
         if message.deliver_at_ms is not None:
             metadata.deliver_at_time = deliver_at_ms = message.deliver_at_ms
-            if topic.delay_ms_max and deliver_at_ms - now_ms > topic.delay_ms_max:
-                reason = f"it is delayed by more than the topic's longest delay, {topic.delay_ms_max} milliseconds"
-                raise UnpublishableError(place, "deliverAtMs", reason)
+            if delay_ms_max and deliver_at_ms - now_ms > delay_ms_max:
+                raise UnpublishableError(
+                    place,
+                    "deliverAtMs",
+                    "that is longer than the topic's longest delay",
+                    advice=f"Choose a time within {delay_ms_max} milliseconds from now, or raise the policy's limit",
+                    status=400,
+                )
         size_bytes = metadata.ByteSize() + len(message.payload)
         if size_bytes > self._message_bytes_max:
-            reason = f"it has {size_bytes} bytes, and maxMessageSize is {self._message_bytes_max}"
-            raise UnpublishableError(place, "payload", reason)
+            raise UnpublishableError(
+                place,
+                "payload",
+                f"the message has {size_bytes} bytes with its metadata",
+                advice=f"Up to {self._message_bytes_max} are allowed (maxMessageSize)",
+                status=413,
+            )
         return NewEntry(
             payload=entry_of(metadata, message.payload),
             publish_time_ms=now_ms,
@@ -147,9 +184,9 @@ class DirectProducer:
         )
 
 
-def _check_listened_to(topic: Topic, messages: Sequence[NewMessage]) -> None:
+def _check_subscriptions(topic: Topic, messages: Sequence[NewMessage], names: Sequence[str]) -> None:
     """Refuse messages that no subscription would get when they are due."""
-    there = topic.subscriptions.values()
+    there = [one for one in topic.subscriptions.values() if not names or one.name in names]
     if not there:
         raise NobodyListensError(f"{topic.name.short} has no subscription, so nobody would get what is published")
     if any(one.deliver_at_ms is not None for one in messages) and not any(one.has_delays for one in there):
