@@ -158,7 +158,7 @@ SERVICE_ENDPOINTS: Final = (
         f"{_TOPIC}/scheduled",
         Needs.PRODUCE,
         publishing.Publish,
-        answers.PublishedMessages,
+        answers.PublishedIds,
         publishing.publish,
         takes_lines=True,
     ),

@@ -13,7 +13,7 @@ from postdate.broker.admin.endpoint import LINES, Call, objects_of
 from postdate.broker.admin.refusal import RefusalError
 from postdate.broker.admin.scheduled_requests import TIME_ADVICE, TIME_MS_MAX, Asked, Time, time_ms_of
 from postdate.broker.admin.web_service import Served
-from postdate.broker.scheduled.answers import PublishedMessages
+from postdate.broker.scheduled.answers import PublishedIds
 from postdate.broker.scheduled.publishing import NewMessage, UnpublishableError
 from postdate.broker.topics.topic import Topic
 from postdate.command_line.milliseconds import YEAR_1990_MS
@@ -54,7 +54,7 @@ class Publish(Asked, kw_only=True):
     ) = UNSET
 
 
-async def publish(served: Served, call: Call[None]) -> PublishedMessages:
+async def publish(served: Served, call: Call[None]) -> PublishedIds:
     """Publish a message, or a message for each line of application/x-ndjson: all or none; durable when it is answered.
 
     409 where no subscription would get it when it is due.
@@ -86,7 +86,7 @@ async def publish(served: Served, call: Call[None]) -> PublishedMessages:
         refusal = RefusalError(error.status, str(error), field=error.field, advice=error.advice)
         raise refusal.in_line(error.place + 1) if is_lines else refusal from error
     ids = list(map(str, positions))
-    return PublishedMessages(message_ids=ids) if is_lines else PublishedMessages(message_id=ids[0])
+    return PublishedIds(message_ids=ids) if is_lines else PublishedIds(message_id=ids[0])
 
 
 async def _topic(served: Served, call: Call[None], messages: list[NewMessage], *, may_be_made: bool) -> Topic:

@@ -27,7 +27,7 @@ LINES = "application/x-ndjson"
 NOW_MS = 1_800_000_000_000
 
 
-class World:
+class PublishingWorld:
     """A service and its web port."""
 
     def __init__(self, service: Service, port: int) -> None:
@@ -49,12 +49,12 @@ async def _no_metrics() -> AsyncGenerator[bytes, None]:
     yield b""
 
 
-def play(folder: Path, story: Callable[[World], Awaitable[None]]) -> None:
+def play(folder: Path, story: Callable[[PublishingWorld], Awaitable[None]]) -> None:
     async def live() -> None:
         service = await open_service(folder)
         server = await start_web("127.0.0.1", 0, metrics=_no_metrics, health=dict, routes=all_routes(service))
         try:
-            await story(World(service, server.port))
+            await story(PublishingWorld(service, server.port))
         finally:
             await server.close()
             await service.close()
@@ -81,7 +81,7 @@ def state_of(service: Service) -> tuple[list[str], int, list[str]]:
 
 
 def test_a_message_is_stored_as_a_client_would_have_sent_it(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+    async def story(world: PublishingWorld) -> None:
         publish = world.publish
         status, answer = await publish(
             {
@@ -118,7 +118,7 @@ def test_a_message_is_stored_as_a_client_would_have_sent_it(tmp_path: Path) -> N
 
 
 def test_lines_are_published_in_order_or_not_at_all(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+    async def story(world: PublishingWorld) -> None:
         publish = world.publish
         good = [{"payload": str(number), "deliverAfterMs": 1_000, "subscription": "me"} for number in range(500)]
         wrong: dict[bytes, str] = {
@@ -153,7 +153,7 @@ def test_lines_are_published_in_order_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_published_is_refused_with_its_field_and_changes_nothing(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+    async def story(world: PublishingWorld) -> None:
         publish, service = world.publish, world.service
         wrong: list[tuple[Any, str, str]] = [
             ({}, "payload", "there is no payload"),
@@ -200,7 +200,7 @@ def test_what_cannot_be_published_is_refused_with_its_field_and_changes_nothing(
 
 
 def test_a_message_that_nobody_would_get_is_refused(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+    async def story(world: PublishingWorld) -> None:
         publish, service = world.publish, world.service
         for body in ({"payload": "x"}, {"payload": "x", "deliverAfterMs": 1}):
             status, answer = await publish(body)
@@ -227,7 +227,7 @@ def test_a_message_that_nobody_would_get_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_behind_or_full_refuses_until_it_is_not(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
+    async def story(world: PublishingWorld) -> None:
         publish, service = world.publish, world.service
         message = {"payload": "x", "subscription": "me"}
         assert (await publish(message))[0] == 200
