@@ -150,6 +150,10 @@ CASES: dict[str, Cases] = {
         ),
         shown_by="test_a_shell_script_publishes_counts_and_consumes_at_the_time_in_key_order",
     ),
+    "trail": Cases(
+        tuple(one for one in _of_service("trail", "orders") if one.says in ("no service answers", "No such option")),
+        shown_by="test_a_pause_has_an_author_and_a_note_and_the_trail_tells_of_it",
+    ),
     "topics": Cases(
         (*_of_service("topics"), _refused("topics --json create orders", "give options behind create")),
         shown_by="test_messages_are_listed_and_counted_on_80_columns",

@@ -4,6 +4,7 @@ A new endpoint is a new row: method, path, what its caller needs, the types of t
 handler, whose docstring is the summary (`postdate.broker.admin.endpoint`). The handlers are in `port_handlers` (health,
 metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`), and `scheduled_handlers` and
 `publishing_handlers` (`/postdate/v1`).
+What is no GET goes into the trail by the name of its handler, unless its row says that it is a look.
 """
 
 from functools import cache
@@ -25,12 +26,14 @@ from postdate.broker.admin.scheduled_requests import (
     Key,
     List,
     ListTopics,
+    ListTrail,
     NewTime,
     Pause,
     Resume,
     SelectionRequest,
 )
 from postdate.broker.admin.topic_stats import DelayedIndex, KeyStatusAnswer
+from postdate.broker.admin.trail import TrailAnswer
 from postdate.broker.admin.web_service import Served
 from postdate.broker.authorization.grants import Action
 from postdate.broker.scheduled import answers
@@ -54,6 +57,9 @@ async def openapi(_: Served, __: Call[None]) -> Json:
 
 PORT_ENDPOINTS: Final = (
     Endpoint("GET", "/livez", Needs.NOTHING, None, _OK, port.livez),
+    Endpoint(
+        "GET", "/readyz", Needs.NOTHING, None, _OK, port.readyz, failing=Text("text/plain", "Why it takes no messages")
+    ),
     Endpoint("GET", "/health", Needs.NOTHING, None, port.Health, port.health, failing=port.Health),
     Endpoint(
         "GET",
@@ -89,7 +95,7 @@ def _of_topics() -> tuple[Endpoint, ...]:
     """Return Pulsar's endpoints that list, make, empty and remove topics and subscriptions, and show messages."""
     look, consume, owner = Needs.PRODUCE_OR_CONSUME, Needs.CONSUME, Needs.SUPER_USER
     one, names, message = f"{_PERSISTENT}/subscription/{{subscription}}", list[str], Text("*/*", "The payload")
-    expiring, affected, dry_run = "expireMessages/{seconds}", topics.Affected, topics.DryRun
+    expiring, affected, dry_run = "expireMessages/{seconds}", answers.Affected, topics.DryRun
 
     def change(path: str, request: Any, handler: Handler) -> Endpoint:
         return Endpoint("POST", path, consume, request, affected, handler, options=dry_run)
@@ -161,16 +167,18 @@ SERVICE_ENDPOINTS: Final = (
         answers.PublishedIds,
         publishing.publish,
         takes_lines=True,
+        is_recorded=False,
     ),
     *Endpoint.look(
         f"{_TOPIC}/scheduled", _CONSUME, List, answers.PageAnswer, scheduled.list_scheduled, by_body="/list"
     ),
     *Endpoint.look(f"{_TOPIC}/scheduled/histogram", _LOOK, Count, answers.HistogramAnswer, scheduled.histogram),
     *Endpoint.look(f"{_TOPIC}/explain", _CONSUME, Explain, answers.Explanation, scheduled.explain),
-    Endpoint("POST", f"{_TOPIC}/keys", _LOOK, Key, KeyStatusAnswer, scheduled.keys),
+    Endpoint("POST", f"{_TOPIC}/keys", _LOOK, Key, KeyStatusAnswer, scheduled.keys, is_recorded=False),
     Endpoint(
         "GET", f"{_V1}/operations/{{operation}}", Needs.ROLE, None, answers.OperationAnswer, scheduled.get_operation
     ),
+    Endpoint("GET", f"{_V1}/trail", Needs.ROLE, ListTrail, TrailAnswer, scheduled.list_trail),
     Endpoint("GET", f"{_V1}/openapi.json", Needs.ROLE, None, Json, openapi),
     Endpoint(
         "GET",

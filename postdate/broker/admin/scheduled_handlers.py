@@ -4,6 +4,8 @@ A key and properties may be longer than aiohttp lets a query be (8,190 bytes), s
 fields. Paths, requests and answers are in the table of `postdate.broker.admin.endpoints`.
 """
 
+from dataclasses import replace
+from itertools import islice
 from typing import Final, TypeVar
 
 import numpy as np
@@ -19,6 +21,7 @@ from postdate.broker.admin.scheduled_requests import (
     Key,
     List,
     ListTopics,
+    ListTrail,
     NewTime,
     Pause,
     Rescheduling,
@@ -26,6 +29,7 @@ from postdate.broker.admin.scheduled_requests import (
     SelectionRequest,
 )
 from postdate.broker.admin.topic_stats import KeyStatusAnswer, key_status
+from postdate.broker.admin.trail import TrailAnswer
 from postdate.broker.admin.web_service import Served
 from postdate.broker.scheduled import answers
 from postdate.broker.scheduled.explanation import explain_key, explain_message
@@ -170,18 +174,22 @@ async def deliver_now(served: Served, call: Call[SelectionRequest]) -> answers.D
 async def pause(served: Served, call: Call[Pause]) -> answers.PausesAnswer:
     """Hold everything of a subscription that is due, what has no delay included; across restarts.
 
-    Without a subscription: of all there are and of those that are made meanwhile; 404 where there is none.
+    Without a subscription: of all there are and of those that are made meanwhile; 404 where there is none. A note
+    that is new takes the place of an earlier one, with its author.
     """
-    topic, name = await served.topic(call.topic_name), call.asked.subscription
+    topic, name, note = await served.topic(call.topic_name), call.asked.subscription, call.asked.note
     if not topic.subscriptions:
         advice = "Pause it once it has a subscription; later ones then join the pause"
         raise RefusalError(404, "The topic has no subscription to pause", field="subscription", advice=advice)
     # A subscription that is made while another's pause is being stored is found by the next round.
-    while to_pause := [one for one in _named(topic, name) if not _is_paused(one, is_of_topic=name is None)]:
+    while to_pause := [one for one in _named(topic, name) if not _is_paused(one, note, is_of_topic=name is None)]:
         for subscription in to_pause:
-            since_ms = subscription.pause.paused_since_ms
-            since_ms = served.service.now_ms() if since_ms is None else since_ms
-            await subscription.set_pause(PauseState(since_ms, is_of_topic=name is None))
+            pause = subscription.pause
+            if not pause.is_paused:
+                pause = PauseState(served.service.now_ms())
+            if not pause.author or note is not None:
+                pause = replace(pause, author=call.role or call.address, note=note)
+            await subscription.set_pause(replace(pause, is_of_topic=pause.is_of_topic or name is None))
     return _pauses(topic, name)
 
 
@@ -245,6 +253,25 @@ async def get_operation(served: Served, call: Call[None]) -> answers.OperationAn
         advice = f"Send the header {OPERATION_ID} with a request, and ask by it while that is answered"
         raise RefusalError(404, f"There is no operation {name}", field="operation", advice=advice)
     return served.operation(name)
+
+
+async def list_trail(served: Served, call: Call[ListTrail]) -> TrailAnswer:
+    """Who changed what, when, and how much of it, the last change first; of topics from which the caller may consume.
+
+    A super user sees all; those of grants, policies and whole namespaces are for super users alone.
+    """
+    caller, asked = call.caller, TopicName.parse(call.asked.topic).short if call.asked.topic else ""
+    found = (
+        one
+        for one in served.service.trail.newest_first()
+        if asked in ("", one.topic)
+        and (
+            caller is None
+            or caller.is_super_user
+            or not (one.is_for_super_users or not caller.may_read(TopicName.parse(one.topic)))
+        )
+    )
+    return TrailAnswer(entries=list(islice(found, call.asked.limit)))
 
 
 Moved = TypeVar("Moved", bound=answers.Moved)
@@ -378,10 +405,10 @@ def _named(topic: Topic, name: str | None) -> list[Subscription]:
     return [topic.subscriptions[name]]
 
 
-def _is_paused(subscription: Subscription, *, is_of_topic: bool) -> bool:
-    """Whether a subscription is paused; where a pause of the whole topic is wanted, whether by such a one."""
+def _is_paused(subscription: Subscription, note: str | None, *, is_of_topic: bool) -> bool:
+    """Whether a subscription is paused with a note; where a pause of the whole topic is wanted, by such a one."""
     pause = subscription.pause
-    return pause.is_paused and (pause.is_of_topic or not is_of_topic)
+    return pause.is_paused and (pause.is_of_topic or not is_of_topic) and note in (None, pause.note)
 
 
 def _pauses(topic: Topic, name: str | None) -> answers.PausesAnswer:

@@ -48,6 +48,7 @@ class Counts(Answer, kw_only=True):
 
 SubscriptionType = Annotated[str | None, Meta(description="Null until the first subscribe after a start, if it delays")]
 Delays = Annotated[bool, Meta(description="Whether it heeds delivery times: Shared and Key_Shared do")]
+Author = Annotated[str | None, Meta(description="The role, without authentication the address, that paused it")]
 Rate = Annotated[float | None, Meta(description="While a resume is smooth")]
 
 
@@ -66,6 +67,8 @@ class SubscriptionPause(Answer, kw_only=True):
     paused: bool
     paused_since_ms: TimeMs
     paused_since: TimeText
+    paused_by: Author
+    pause_note: str | None
     rate_per_second: Rate
 
 
@@ -80,6 +83,8 @@ class TopicSubscription(Counts, kw_only=True):
     paused: bool
     paused_since_ms: TimeMs
     paused_since: TimeText
+    paused_by: Author
+    pause_note: str | None
     rate_per_second: Rate
 
 
@@ -296,6 +301,13 @@ class Delivered(Moved, kw_only=True):
     """The outcome of a deliver-now."""
 
     delivered: Count | UnsetType = UNSET
+
+
+class Affected(Answer):
+    """What a change would do, in entries of the log: a whole batch is one."""
+
+    entries: Annotated[int, Meta(ge=0, description="Those that are not acknowledged, and that nobody would get then")]
+    redelivered: Annotated[int, Meta(ge=0, description="Acknowledged ones that would be delivered again")] = 0
 
 
 Kind = Literal["cancel", "reschedule", "deliver-now"]

@@ -99,6 +99,7 @@ async def serve(
                 metrics=service.metrics,
                 health=lambda: {"pid": os.getpid(), "uptime_ms": steady_ms() - started_ms},
                 problems=service.problems,
+                unready=lambda: "It is stopping" if stop.is_set() else service.unready,
                 routes=all_routes(service),
                 access=access_of(service),
                 audience=WebAudience.of(config, public_host=service.public_host),
@@ -146,7 +147,7 @@ async def serve(
 
 def all_routes(service: Service) -> list[web.RouteDef]:
     """Return every endpoint but health and metrics, which `start_web` adds."""
-    return routes_of(SERVICE_ENDPOINTS, Served(service))
+    return routes_of(SERVICE_ENDPOINTS, Served(service), service.trail.record)
 
 
 def access_of(service: Service) -> Middleware | None:

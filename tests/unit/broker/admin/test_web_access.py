@@ -78,6 +78,7 @@ def play_web(folder: Path, story: Story, **access: Any) -> None:
 
 EVERYTHING = [
     ("GET", "/livez"),
+    ("GET", "/readyz"),
     ("GET", "/health"),
     ("GET", "/metrics"),
     ("GET", "/metrics/"),
@@ -129,9 +130,14 @@ EVERYTHING = [
     ("GET", "/health/"),
     ("GET", "/health/../admin/v2/brokers/health"),
 ]
-OPEN = {"/livez", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
+OPEN = {"/livez", "/readyz", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
 NO_FILES = {"/page/nosuch.js"}
-FOR_EVERY_ROLE = {"/postdate/v1/topics", "/postdate/v1/operations/none", "/postdate/v1/openapi.json"}
+FOR_EVERY_ROLE = {
+    "/postdate/v1/topics",
+    "/postdate/v1/operations/none",
+    "/postdate/v1/trail",
+    "/postdate/v1/openapi.json",
+}
 FOR_ROLES = {"/admin/v2/tenants", "/admin/v2/namespaces/shop", f"{NAMESPACE}/topics", "/admin/v2/persistent/shop/eu"}
 """Pulsar's lists, which have what the role may see."""
 FOR_CONSUMERS = {

@@ -1,0 +1,173 @@
+"""The trail: who changed what, over real HTTP and on a real service."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from postdate.broker.admin.endpoints import SERVICE_ENDPOINTS
+from postdate.broker.admin.web import WebServer, start_web
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.server.server import all_routes
+from postdate.broker.service.service import Service
+from tests.helpers.fakes import service_fakes
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
+from tests.helpers.fakes.service_fakes import Peer
+from tests.helpers.guarded_service import ORDERS, PRODUCE
+from tests.helpers.scheduled_topic import ScheduledApi, play
+from tests.unit.broker.admin import test_health
+from tests.unit.broker.admin.test_web_access import Ask, play_web
+
+TRAIL = "/postdate/v1/trail"
+V1 = "/postdate/v1/topics/shop/eu/orders"
+TOPIC = "/admin/v2/persistent/shop/eu/orders"
+NAMESPACE = "/admin/v2/namespaces/shop/eu"
+DELAYS = {"active": True, "tickTime": 0, "maxDeliveryDelayInMillis": 5}
+
+
+def test_every_endpoint_that_changes_something_is_recorded() -> None:
+    """A new one is, too, until its row says that it is a look."""
+    recorded = sorted({one.action for one in SERVICE_ENDPOINTS if one.action})
+    others = sorted({one.handler.__name__ for one in SERVICE_ENDPOINTS if one.method != "GET" and not one.action})
+
+    assert recorded == [
+        *("cancel", "create-subscription", "create-topic", "delete-subscription", "delete-topic", "deliver-now"),
+        *("expire", "expire-all", "expire-through", "grant", "pause", "remove-policies", "reschedule", "resume"),
+        *("revoke", "seek-to-id", "seek-to-time", "set-policies", "skip", "skip-all", "unload-topic"),
+    ]
+    assert others == ["explain", "histogram", "keys", "list_scheduled"]
+
+
+def test_changes_are_logged_and_listed_for_who_may_read_the_topic_also_after_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "postdate.broker.admin.trail")
+
+    async def before(service: Service, ask: Ask) -> None:
+        for method, path, body in (
+            ("PUT", TOPIC, None),
+            ("PUT", f"{TOPIC}/subscription/s", "earliest"),
+            ("POST", f"{NAMESPACE}/permissions/anna", ["produce", "consume"]),
+            ("POST", f"{TOPIC}/delayedDelivery", DELAYS),
+            ("POST", f"{V1}/pause", {"subscription": "s"}),
+            ("POST", f"{TOPIC}/subscription/s/skip_all?dryRun=true", None),
+            ("POST", f"{TOPIC}/subscription/s/skip_all", None),
+        ):
+            assert (await ask("root", method, path, body))[0] in (200, 204), path
+        # Refused, for want of rights and of messages: nothing has changed.
+        assert (await ask("anna", "POST", f"{V1}/pause"))[0] == 403
+        assert (await ask("anna", "POST", f"{V1}/scheduled/cancel", {"all": True}))[0] == 404
+        assert (await ask("anna", "GET", f"{V1}/scheduled?key=k"))[0] == 200
+
+    async def after(service: Service, ask: Ask) -> None:
+        async def told(role: str, query: str = "") -> list[list[Any]]:
+            status, body, _ = await ask(role, "GET", f"{TRAIL}{query}")
+            assert status == 200
+            names = ("role", "action", "topic", "subscription", "selection", "count", "outcome")
+            return [[one[name] for name in names] for one in body["entries"]]
+
+        orders = "shop/eu/orders"
+        everything = [
+            ["root", "skip-all", orders, "s", "", 0, "done"],
+            ["root", "pause", orders, "s", "", None, "done"],
+            ["root", "set-policies", orders, None, "tickTime 0, active, maxDeliveryDelayInMillis 5", None, "done"],
+            ["root", "grant", "shop/eu", None, "role anna, actions produce, consume", None, "done"],
+            ["root", "create-subscription", orders, "s", "at earliest", None, "done"],
+            ["root", "create-topic", orders, None, "", None, "done"],
+        ]
+        assert await told("root") == everything
+        assert await told("root", "?topic=persistent://shop/eu/orders&limit=2") == everything[:2]
+        assert await told("root", "?topic=others") == []
+        assert await told("anna") == [everything[place] for place in (0, 1, 4, 5)]
+        await service.set_grant(ORDERS, "berta", PRODUCE)
+        assert await told("berta") == []
+        assert (await ask("root", "GET", f"{TRAIL}?limit=0"))[1]["field"] == "limit"
+        assert caplog.messages[3:5] == [
+            "root (127.0.0.1): set-policies shop/eu/orders (tickTime 0, active, maxDeliveryDelayInMillis 5): done",
+            "root (127.0.0.1): pause shop/eu/orders (subscription s): done",
+        ]
+        assert caplog.messages[5] == "root (127.0.0.1): skip-all shop/eu/orders (subscription s): 0, done"
+        assert len([one for one in caplog.records if one.name.endswith("trail")]) == 6
+
+    play_web(tmp_path, before)
+    play_web(tmp_path, after)
+
+
+def test_a_pause_has_an_author_and_a_note_also_after_a_restart(tmp_path: Path) -> None:
+    async def before(service: Service, ask: Ask) -> None:
+        for name in ("s", "u"):
+            assert (await ask("root", "PUT", f"{TOPIC}/subscription/{name}"))[0] == 204
+        assert (await ask("root", "POST", f"{V1}/pause", {"subscription": "s", "note": "a broken release"}))[0] == 200
+        # The second pause finds one that is there, and says nothing new about it.
+        assert (await ask("root", "POST", f"{V1}/pause"))[0] == 200
+        assert (await ask("root", "POST", f"{V1}/pause", {"note": ""}))[0] == 400
+
+    async def after(service: Service, ask: Ask) -> None:
+        async def notes() -> list[tuple[str, str | None]]:
+            found = (await ask("root", "GET", V1))[1]["subscriptions"]
+            return [(one["pausedBy"], one["pauseNote"]) for one in found]
+
+        assert await notes() == [("root", "a broken release"), ("root", None)]
+        assert (await ask("root", "PUT", f"{TOPIC}/subscription/later"))[0] == 204
+        assert (await ask("root", "POST", f"{V1}/pause", {"note": "until noon"}))[0] == 200
+        assert await notes() == [("root", "until noon")] * 3
+        assert (await ask("root", "POST", f"{V1}/resume"))[0] == 200
+        assert await notes() == [(None, None)] * 3
+
+    play_web(tmp_path, before)
+    play_web(tmp_path, after)
+
+
+def test_small_changes_of_one_caller_are_one_entry_and_the_list_is_bounded(tmp_path: Path) -> None:
+    """So a program that cancels its messages one by one does not push an operator's pause out of the list."""
+
+    async def cancel(api: ScheduledApi, what: Any) -> None:
+        assert (await api.post("cancel", **what))[0] == 200
+
+    async def told(api: ScheduledApi) -> list[tuple[str, int, int | None, str]]:
+        found = (await api.get("/../../../../trail"))["entries"]
+        return [(one["action"], one["times"], one["count"], one["selection"]) for one in found]
+
+    async def before(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        first, second = await api.ids()
+        await cancel(api, {"messageIds": [first]})
+        assert (await api.post("reschedule", messageIds=[second], delayMs=70_000))[0] == 200
+        (second,) = await api.ids()
+        await cancel(api, {"messageIds": [second]})
+        assert await told(api) == [
+            ("cancel", 2, 2, f"messageIds {second}"),
+            ("reschedule", 1, 1, "messageIds 1:1, delayMs 70000"),
+        ]
+        # A program with a client of Pulsar's, over the broker's port.
+        await peer.request(BaseCommand.UNSUBSCRIBE, "unsubscribe", consumer_id=1)
+        assert await told(api) == [("unsubscribe", 1, 0, "by a client"), ("cancel", 2, 2, f"messageIds {second}")]
+
+    async def after(service: Service) -> None:
+        found = [(one.action, one.times, one.count) for one in service.trail.newest_first()]
+        assert found == [("unsubscribe", 1, 0), ("cancel", 2, 2)]
+
+    play(tmp_path, before, trail_entries_max=2)
+    service_fakes.play(tmp_path, after)
+
+
+def test_a_change_that_fails_in_the_middle_is_recorded(tmp_path: Path) -> None:
+    database = MemoryDatabase()
+
+    async def story(service: Service, _: object) -> None:
+        server = await start_web("127.0.0.1", 0, metrics=service.metrics, health=dict, routes=all_routes(service))
+        try:
+            database.failures_to_come = 1
+            async with aiohttp.request("PUT", f"http://127.0.0.1:{server.port}{TOPIC}") as reply:
+                reason = (await reply.json())["reason"]
+            async with aiohttp.request("GET", f"http://127.0.0.1:{server.port}{TRAIL}") as answer:
+                (entry,) = (await answer.json())["entries"]
+        finally:
+            await server.close()
+
+        assert (reply.status, entry["action"], entry["role"]) == (503, "create-topic", None)
+        assert entry["outcome"].removeprefix("failed: ") in reason
+
+    test_health.play(tmp_path, story, open_database=lambda _path, _config: database)
