@@ -235,6 +235,12 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
     ),
     Metric("postdate_subscription_paused", "1 while a pause holds what is due.", lambda one: one.is_paused),
     Metric(
+        "postdate_subscription_paused_since_timestamp_seconds",
+        "Since when a pause holds what is due, in seconds since the epoch; no sample without a pause.",
+        lambda one: _seconds(one.paused_since_ms),
+        has_sum=False,
+    ),
+    Metric(
         "postdate_subscription_held_by_pause",
         "Entries that a pause holds: the backlog without what is delayed and what consumers have.",
         lambda one: one.held_by_pause,
@@ -250,6 +256,13 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
         "Messages with a delivery time that are due and in no hand, be they held by a pause. Of topics without clients "
         "it is a lower bound, until the last one is due.",
         lambda one: nan if one.scheduled is None else one.scheduled.overdue,
+    ),
+    Metric(
+        "postdate_subscription_overdue_since_timestamp_seconds",
+        "The delivery time of the first overdue message, in seconds since the epoch, as it was last counted; no "
+        "sample where none is, nor for topics without clients.",
+        lambda one: _seconds(one.first_overdue_ms),
+        has_sum=False,
     ),
     Metric(
         "postdate_subscription_in_hand",
@@ -331,6 +344,13 @@ DISPATCHER_FIGURES: Final[tuple[Metric[SubscriptionStats], ...]] = (
         "pulsar_subscription_last_consumed_flow_timestamp",
         "When a consumer last asked for messages, in milliseconds since the epoch.",
         lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_flow_timestamp),
+        has_sum=False,
+    ),
+    Metric(
+        "postdate_subscription_unacknowledged_since_timestamp_seconds",
+        "Since when a consumer has held messages and acknowledged none, in seconds since the epoch; that of the "
+        "longest such time. No sample where no consumer holds any, nor in Exclusive and Failover.",
+        lambda one: _seconds(min((at for each in one.consumers if (at := each.holding_since_timestamp)), default=None)),
         has_sum=False,
     ),
     Metric(

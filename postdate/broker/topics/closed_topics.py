@@ -34,7 +34,8 @@ class ClosedSubscription(NamedTuple):
         overdue: Messages that are due; None likewise.
         next_deliver_at_ms: When the next one comes due; 0 for never, None where that is not known.
         last_deliver_at_ms: When the last one comes due, at the latest; 0 for never.
-        is_paused: Whether its deliveries are held.
+        paused_since_ms: When its deliveries began to be held; False for never. True where an earlier version has noted
+            that they are, and not when.
     """
 
     name: str
@@ -43,7 +44,7 @@ class ClosedSubscription(NamedTuple):
     overdue: int | None
     next_deliver_at_ms: int | None
     last_deliver_at_ms: int
-    is_paused: bool
+    paused_since_ms: int | bool
 
     @classmethod
     def of(cls, figures: SubscriptionSnapshot) -> "ClosedSubscription":
@@ -56,7 +57,7 @@ class ClosedSubscription(NamedTuple):
             None if counts is None else counts.overdue + counts.in_hand,
             figures.next_deliver_at_ms,
             figures.last_deliver_at_ms,
-            figures.is_paused,
+            figures.is_paused if figures.paused_since_ms is None else figures.paused_since_ms,
         )
 
     def figures(self, now_ms: int) -> SubscriptionSnapshot:
@@ -82,8 +83,9 @@ class ClosedSubscription(NamedTuple):
             scheduled=counts,
             next_deliver_at_ms=next_at,
             last_deliver_at_ms=last_at,
-            is_paused=self.is_paused,
-            held_by_pause=max(0, self.backlog - delayed) if self.is_paused else 0,
+            is_paused=bool(self.paused_since_ms),
+            paused_since_ms=None if isinstance(self.paused_since_ms, bool) else self.paused_since_ms,
+            held_by_pause=max(0, self.backlog - delayed) if self.paused_since_ms else 0,
         )
 
     def counts(self, now_ms: int) -> TopicCounts | None:

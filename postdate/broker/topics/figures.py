@@ -115,6 +115,8 @@ class SubscriptionSnapshot:
     backlog_bytes: int = 0
     """About how many bytes of the log lie behind its mark-delete position."""
     is_paused: bool = False
+    paused_since_ms: int | None = None
+    """None where it is not paused, or that is not known."""
     held_by_pause: int = 0
     """Due entries that no consumer has and its pause holds."""
     scheduled: ScheduledCounts | None = NOTHING_SCHEDULED

@@ -218,7 +218,7 @@ class Subscription:
     def metrics(self) -> SubscriptionSnapshot:
         """Give the figures for `/metrics`."""
         stats = self.stats()
-        is_paused = self.pause.is_paused
+        pause = self.pause
         now_ms = self._services.now_ms()
         known = self.known_counts()
         counts = self.scheduled if known is None else known
@@ -236,8 +236,9 @@ class Subscription:
             last_expired_ms=self.expiry.last_ms,
             mark_delete_advanced_ms=self.mark_delete_advanced_ms,
             backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
-            is_paused=is_paused,
-            held_by_pause=self._waiting(stats) if is_paused else 0,
+            is_paused=pause.is_paused,
+            paused_since_ms=pause.paused_since_ms,
+            held_by_pause=self._waiting(stats) if pause.is_paused else 0,
             scheduled=counts,
             first_overdue_ms=self.delayed_in_log.first_overdue_ms if counts is not None and counts.overdue else None,
             damaged=0 if stats is None else stats.damaged_entries,

@@ -1,15 +1,20 @@
 """How much comes due within a minute, an hour and a day: over HTTP for all topics, and in the metrics of each."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from postdate.broker.admin.web import start_web
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
 from postdate.broker.service.topic_lives import REST_AFTER_MS
+from postdate.broker.topics.closed_topics import ClosedSubscription
+from postdate.broker.topics.pause import PauseState
 from postdate.testing import FakeClock
+from tests.helpers.fakes.service_fakes import until
 from tests.helpers.scheduled_topic import no_metrics
 from tests.helpers.service_lives import HOUR_MS, NAME, play, subscribe
 
@@ -122,3 +127,48 @@ def test_a_topic_that_cannot_be_counted_is_told_apart(tmp_path: Path) -> None:
         assert (found["topics"], found["unknown"], found["delayed"]) == (1, 1, 0)
 
     play(tmp_path, story)
+
+
+async def since(service: Service) -> list[float | None]:
+    """Return since when, in milliseconds, a subscription is paused, is overdue, and a consumer acknowledges nothing."""
+    await service.jobs.count_delayed()
+    text = b"".join([chunk async for chunk in service.metrics()]).decode()
+    found = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if "{" in line}
+    names = [f"postdate_subscription_{one}_since_timestamp_seconds" for one in ("paused", "overdue", "unacknowledged")]
+    return [round(found[name] * 1_000) if name in found else None for name in names]
+
+
+def test_metrics_say_since_when_a_subscription_is_paused_is_overdue_and_is_held_by_a_consumer(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        peer = await subscribe(service)
+        begin_ms = clock.now_ms
+        await publish(service, clock, 0, 0, 0, HOUR_MS)
+        assert await since(service) == [None, begin_ms, None]
+
+        # It is given two, of which it acknowledges one, and then none.
+        clock.now_ms += MINUTE_MS
+        peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 2}))
+        await until(lambda: sum(one.type == BaseCommand.MESSAGE for one in peer.answers()) == 2)
+        assert await since(service) == [None, begin_ms, begin_ms + MINUTE_MS]
+        clock.now_ms += MINUTE_MS
+        topic = service.topics[NAME]
+        first = topic.ledger.first_position
+        for entry_id, held_since in ((0, begin_ms + 2 * MINUTE_MS), (1, None)):
+            ids = [{"ledgerId": first.ledger_id, "entryId": entry_id}]
+            peer.send(BaseCommand(type=BaseCommand.ACK, ack={"consumer_id": 1, "ack_type": 0, "message_id": ids}))
+            await until(lambda left=3 - entry_id: topic.subscriptions["s"].cursor.backlog == left)
+            assert await since(service) == [None, begin_ms, held_since]
+
+        await topic.subscriptions["s"].set_pause(PauseState(paused_since_ms=clock.now_ms))
+        assert await since(service) == [clock.now_ms, begin_ms, None]
+        clock.now_ms += DAY_MS
+        await service.topics.close(topic)
+        assert await since(service) == [clock.now_ms - DAY_MS, None, None]
+
+    play(tmp_path, story)
+
+
+def test_a_pause_that_an_earlier_version_noted_with_a_closed_topic_has_no_time() -> None:
+    earlier = ClosedSubscription(*json.loads('["s", 3, 0, 3, 0, 0, true]')).figures(1)
+
+    assert (earlier.is_paused, earlier.paused_since_ms, earlier.held_by_pause) == (True, None, 3)
