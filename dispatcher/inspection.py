@@ -55,6 +55,8 @@ def consumer_stats(
     core: SubscriptionCore, consumer: ConsumerState, consumer_id: int, unsent_entries: int
 ) -> ConsumerStats:
     """Return the stats of one consumer."""
+    # In the order in which they were given.
+    first_given_ms = next(iter(consumer.pending.given_ms.values()), 0)
     draining = [] if core.keys is None else core.keys.fence.entries(consumer.index)
     return ConsumerStats(
         consumer_id=consumer_id,
@@ -71,6 +73,7 @@ def consumer_stats(
         message_ack_counter=consumer.messages_acked,
         message_redeliver_counter=consumer.messages_redelivered,
         last_acked_timestamp=consumer.last_acked_ms,
+        holding_since_timestamp=max(first_given_ms, consumer.last_acked_ms) if first_given_ms else 0,
         first_messages_sent_timestamp=consumer.first_sent_ms,
         last_consumed_timestamp=consumer.last_sent_ms,
         first_consumed_flow_timestamp=consumer.first_flow_ms,

@@ -43,6 +43,8 @@ class ConsumerStats:
     last_consumed_flow_timestamp: int
     first_messages_sent_timestamp: int = 0
     first_consumed_flow_timestamp: int = 0
+    holding_since_timestamp: int = 0
+    """Since when it has held messages and acknowledged none; 0 where it holds none, and in Exclusive and Failover."""
     avg_messages_per_entry: int = 0
     draining_hashes_count: int = 0
     draining_hashes_cleared_total: int = 0

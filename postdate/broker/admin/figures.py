@@ -13,7 +13,7 @@ from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.durations import DurationHistogram
 from managed_ledger.writing.append_stats import AppendWindow
 from postdate.broker.admin.exposition import Labels
-from postdate.broker.topics.figures import SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
+from postdate.broker.topics.figures import SubscriptionCounters, SubscriptionSnapshot, TopicCounts, TopicSnapshot
 from tracker.stats import TrackerCounters, TrackerStats
 
 T = TypeVar("T")
@@ -59,6 +59,11 @@ def _ranges(
         return lambda topic: 0 if topic.appended is None else counts(topic.appended)[place]
 
     return [Metric(prefix + end, documentation, count_of(place)) for place, end in enumerate(ends)]
+
+
+def _scheduled(name: str, documentation: str, count: Callable[[TopicCounts], int]) -> Metric[TopicSnapshot]:
+    """Return a metric of the scheduled messages of a topic, as last counted."""
+    return Metric(name, documentation, lambda topic: nan if topic.counts is None else count(topic.counts))
 
 
 LABELS_OF_SUMS: Final[Mapping[str, Labels]] = {"pulsar_msg_backlog": {"remote_cluster": "local"}}
@@ -129,6 +134,28 @@ TOPIC_FIGURES: Final[tuple[Metric[TopicSnapshot], ...]] = (
         "that is not known. It is an upper bound.",
         lambda topic: _seconds(topic.last_deliver_at_ms),
         has_sum=False,
+    ),
+    _scheduled(
+        "postdate_overdue",
+        "Messages with a delivery time that are due and in no hand; each once, however many subscriptions wait for it. "
+        "As it was last counted, like what is due soon: every statsUpdateFrequencyInSecs.",
+        lambda counts: counts.overdue,
+    ),
+    _scheduled(
+        "postdate_due_within_minute",
+        "Messages that come due within a minute. Of topics without clients it is an estimate, as if theirs were spread "
+        "evenly over their time.",
+        lambda counts: counts.due_soon.within_minute,
+    ),
+    _scheduled(
+        "postdate_due_within_hour",
+        "Messages that come due within an hour, those of the minute among them.",
+        lambda counts: counts.due_soon.within_hour,
+    ),
+    _scheduled(
+        "postdate_due_within_day",
+        "Messages that come due within a day, those of the hour among them.",
+        lambda counts: counts.due_soon.within_day,
     ),
 )
 
@@ -208,6 +235,12 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
     ),
     Metric("postdate_subscription_paused", "1 while a pause holds what is due.", lambda one: one.is_paused),
     Metric(
+        "postdate_subscription_paused_since_timestamp_seconds",
+        "Since when a pause holds what is due, in seconds since the epoch; no sample without a pause.",
+        lambda one: _seconds(one.paused_since_ms),
+        has_sum=False,
+    ),
+    Metric(
         "postdate_subscription_held_by_pause",
         "Entries that a pause holds: the backlog without what is delayed and what consumers have.",
         lambda one: one.held_by_pause,
@@ -223,6 +256,13 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
         "Messages with a delivery time that are due and in no hand, be they held by a pause. Of topics without clients "
         "it is a lower bound, until the last one is due.",
         lambda one: nan if one.scheduled is None else one.scheduled.overdue,
+    ),
+    Metric(
+        "postdate_subscription_overdue_since_timestamp_seconds",
+        "The delivery time of the first overdue message, in seconds since the epoch, as it was last counted; no "
+        "sample where none is, nor for topics without clients.",
+        lambda one: _seconds(one.first_overdue_ms),
+        has_sum=False,
     ),
     Metric(
         "postdate_subscription_in_hand",
@@ -304,6 +344,13 @@ DISPATCHER_FIGURES: Final[tuple[Metric[SubscriptionStats], ...]] = (
         "pulsar_subscription_last_consumed_flow_timestamp",
         "When a consumer last asked for messages, in milliseconds since the epoch.",
         lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_flow_timestamp),
+        has_sum=False,
+    ),
+    Metric(
+        "postdate_subscription_unacknowledged_since_timestamp_seconds",
+        "Since when a consumer has held messages and acknowledged none, in seconds since the epoch; that of the "
+        "longest such time. No sample where no consumer holds any, nor in Exclusive and Failover.",
+        lambda one: _seconds(min((at for each in one.consumers if (at := each.holding_since_timestamp)), default=None)),
         has_sum=False,
     ),
     Metric(

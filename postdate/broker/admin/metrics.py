@@ -47,6 +47,7 @@ async def stream_metrics(
     ended: Iterable[EndedTopics] = (),
     *,
     connection_count: int,
+    connections_max: int = 0,
     topic_counts: Mapping[str, int],
     is_by_topic: bool,
     is_by_consumer: bool,
@@ -60,6 +61,7 @@ async def stream_metrics(
         topics: Gives the figures of one topic after the other.
         ended: The counts of topics that were closed, as they are at the moment that says which topics there are.
         connection_count: Open connections.
+        connections_max: The most that there may be; 0 for any number.
         topic_counts: The topics by namespace, also those of which no figures are known yet.
         is_by_topic: Whether topics and subscriptions have series of their own.
         is_by_consumer: Whether consumers have, too.
@@ -71,7 +73,13 @@ async def stream_metrics(
         page.add(topic)
     for one in ended:
         page.add_ended(one)
-    chunks = page.chunks(connection_count=connection_count, topic_counts=topic_counts, turns=turns, store=store)
+    chunks = page.chunks(
+        connection_count=connection_count,
+        connections_max=connections_max,
+        topic_counts=topic_counts,
+        turns=turns,
+        store=store,
+    )
     async for chunk in in_slices(chunks):
         yield chunk
 
@@ -194,6 +202,7 @@ class MetricsPage:
         self,
         *,
         connection_count: int,
+        connections_max: int = 0,
         topic_counts: Mapping[str, int],
         turns: LoopTurns | None,
         store: StoreSnapshot | None = None,
@@ -202,12 +211,15 @@ class MetricsPage:
 
         Args:
             connection_count: Open connections.
+            connections_max: The most that there may be; 0 for any number.
             topic_counts: The topics by namespace.
             turns: How long the turns of the event loop took, None where that is not measured.
             store: The state of the log and of its disk.
         """
         cluster = label_text(self._cluster)
         yield from family("postdate_connections", "Open client connections.", [(cluster, connection_count)])
+        most = "The most open client connections that are allowed; 0 for any number."
+        yield from family("postdate_connections_max", most, [(cluster, connections_max)])
         counted = ((label_text({**self._cluster, "namespace": name}), n) for name, n in topic_counts.items())
         yield from family("pulsar_topics_count", "Topics.", counted)
         if turns is not None:

@@ -14,6 +14,7 @@ from postdate.broker.scheduled.answers import Kind, OperationAnswer, both
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.operations import Progress
 from postdate.broker.scheduled.publishing import DirectProducer
+from postdate.broker.topics.figures import TopicCounts
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from postdate.broker.topics.publishing_buffer import PublishBuffer
 from postdate.broker.topics.topic import Topic
@@ -45,6 +46,9 @@ class WebTopics(Protocol):
 
     def names(self, namespace: str | None = None) -> list[str]:
         """List the topics of a namespace (`tenant/namespace`), or all, open or not, by full name and in order."""
+
+    async def scheduled_in(self, name: TopicName, *, is_counted: bool) -> TopicCounts | None:
+        """Return how many messages of a topic are scheduled, counted now or as last counted; None where not known."""
 
 
 class WebService(Protocol):
@@ -131,6 +135,8 @@ class Served:
             service.publish_buffer, message_bytes_max=service.config.message_size_max, now_ms=service.now_ms
         )
         """Publishes for callers over HTTP."""
+        self.counted_until_s = 0.0
+        """When the totals of all topics may be counted again, on a clock that never goes back."""
         self._operations: OrderedDict[str, _Running] = OrderedDict()
 
     async def topic(self, name: TopicName) -> Topic:

@@ -229,6 +229,7 @@ class Service:
             self.topics.figures(),
             list(self.topics.ended.values()),
             connection_count=len(self.connections),
+            connections_max=self.config.limits.connections_max,
             topic_counts=dict(self.topics.counts),
             is_by_topic=self.config.has_topic_metrics,
             is_by_consumer=self.config.has_consumer_metrics,

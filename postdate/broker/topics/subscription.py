@@ -108,6 +108,10 @@ class DelayedInLog:
     """Entries that were not acknowledged at that time."""
     some_deliver_at_ms: Sequence[int] = ()
     """Some of their delivery times, ascending, with the first and the last."""
+    first_overdue_ms: int | None = None
+    """The earliest delivery time of those that were due and in no hand."""
+    holds_until_ms: int | None = None
+    """When the first of the counts changes by itself, what comes due soon among them; None for never."""
     delays_through: Position | None = None
     """The last entry of which the delivery time was heeded."""
 
@@ -214,9 +218,10 @@ class Subscription:
     def metrics(self) -> SubscriptionSnapshot:
         """Give the figures for `/metrics`."""
         stats = self.stats()
-        is_paused = self.pause.is_paused
+        pause = self.pause
         now_ms = self._services.now_ms()
         known = self.known_counts()
+        counts = self.scheduled if known is None else known
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
@@ -231,9 +236,11 @@ class Subscription:
             last_expired_ms=self.expiry.last_ms,
             mark_delete_advanced_ms=self.mark_delete_advanced_ms,
             backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
-            is_paused=is_paused,
-            held_by_pause=self._waiting(stats) if is_paused else 0,
-            scheduled=self.scheduled if known is None else known,
+            is_paused=pause.is_paused,
+            paused_since_ms=pause.paused_since_ms,
+            held_by_pause=self._waiting(stats) if pause.is_paused else 0,
+            scheduled=counts,
+            first_overdue_ms=self.delayed_in_log.first_overdue_ms if counts is not None and counts.overdue else None,
             damaged=0 if stats is None else stats.damaged_entries,
             next_deliver_at_ms=self.next_due_ms(now_ms),
             last_deliver_at_ms=self.last_due_ms(now_ms),

@@ -30,8 +30,16 @@ def told(page_service: RunningService) -> dict[str, set[str]]:
     producer = client.create_producer("watched")
     producer.send(b"x", deliver_at=time.time_ns() // 1_000_000 + 200)
     consumer.acknowledge(consumer.receive(10_000))
+    # One is in a hand, and another is overdue in a pause.
+    producer.send(b"held")
+    consumer.receive(10_000)
+    client.subscribe("paused", "me", consumer_type=pulsar.ConsumerType.KeyShared)
+    pause = f"{page_service.web_url}/postdate/v1/topics/public/default/paused/pause"
+    urllib.request.urlopen(urllib.request.Request(pause, b"{}", {"Content-Type": "application/json"})).close()
+    client.create_producer("paused").send(b"x", deliver_at=time.time_ns() // 1_000_000 - 1)
     lines: list[str] = []
-    # What is delayed is known without a count of the log as soon as the acknowledgement has come.
+    # Which counts.
+    urllib.request.urlopen(f"{page_service.web_url}/postdate/v1/totals").close()
     deadline_s = time.monotonic() + 30
     while not any(line.startswith("postdate_subscription_delayed{") for line in lines):
         assert time.monotonic() < deadline_s

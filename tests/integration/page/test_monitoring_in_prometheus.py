@@ -222,25 +222,99 @@ SENT = f"pulsar_out_messages_total{LABELS}"
 def test_an_alert_fires_where_deliveries_have_stopped(
     tmp_path: Path, overdue: str, held: str, damaged: str, sent: str, fires: bool
 ) -> None:
-    """Evaluated each minute for 20 minutes by Prometheus' own tests of rules."""
+    values = {OVERDUE: overdue, HELD: held, DAMAGED: damaged, SENT: sent}
+    summary = "t / s: 7 messages are overdue, and none is sent" if fires else None
+
+    judge(tmp_path, [("PostdateDeliveriesStopped", "15m", values, {"topic": "t", "subscription": "s"}, summary)])
+
+
+Case = tuple[str, str, dict[str, str], dict[str, str], str | None]
+"""An alert, the moment, the series with their values from minute to minute, its labels, and the summary if it fires."""
+
+
+def judge(tmp_path: Path, cases: list[Case]) -> None:
+    """Let Prometheus' own tests of rules evaluate the alerts each minute."""
     _need("promtool")
     (tmp_path / "alerts.yml").write_text(RULES.read_text())
-    expected = {"severity": "critical", "topic": "t", "subscription": "s"}
-    summary = "t / s: 7 messages are overdue, and none is sent"
-    (rule,) = [rule for rule in ALERTS if rule["alert"] == "PostdateDeliveriesStopped"]
-    description = rule["annotations"]["description"]
-    alert = {"exp_labels": expected, "exp_annotations": {"summary": summary, "description": description}}
-    at_15m = {"eval_time": "15m", "alertname": rule["alert"], "exp_alerts": [alert] if fires else []}
-    values = {OVERDUE: overdue, HELD: held, DAMAGED: damaged, SENT: sent}
-    series = [{"series": name, "values": of_one} for name, of_one in values.items()]
-    tests = {
-        "rule_files": ["alerts.yml"],
-        "tests": [{"interval": "1m", "input_series": series, "alert_rule_test": [at_15m]}],
-    }
-    (tmp_path / "tests.yml").write_text(json.dumps(tests))
+    tests = []
+    for name, at, values, labels, summary in cases:
+        (rule,) = [rule for rule in ALERTS if rule["alert"] == name]
+        alert = {
+            "exp_labels": {**rule["labels"], **labels},
+            "exp_annotations": {"summary": summary, "description": rule["annotations"]["description"]},
+        }
+        expected = {"eval_time": at, "alertname": name, "exp_alerts": [] if summary is None else [alert]}
+        series = [{"series": one, "values": of_one} for one, of_one in values.items()]
+        tests.append({"interval": "1m", "input_series": series, "alert_rule_test": [expected]})
+    (tmp_path / "tests.yml").write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": tests}))
 
     checked = subprocess.run(
         ["promtool", "test", "rules", "tests.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
 
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+OVERDUE_FOR = "t / s: a message has been overdue for 1h 10m 0s"
+UNTIL_ACKNOWLEDGED = "t / s: nothing is sent until consumers acknowledge"
+AT = {"job": "j", "instance": "i"}
+OF_SERVICE = "{job='j', instance='i'}"
+UP, CONNECTIONS, CONNECTIONS_MAX, FILES, FILES_MAX, FREE, SIZE = (
+    f"{name}{OF_SERVICE}"
+    for name in (
+        *("up", "postdate_connections", "postdate_connections_max", "process_open_fds", "process_max_fds"),
+        *("postdate_disk_free_bytes", "postdate_disk_size_bytes"),
+    )
+)
+OTHER = "{job='other', instance='x'}"
+SINCE_OVERDUE, SINCE_HELD, SINCE_PAUSED = (
+    f"postdate_subscription_{name}_since_timestamp_seconds{LABELS}" for name in ("overdue", "unacknowledged", "paused")
+)
+PAUSED = f"postdate_subscription_paused{LABELS}"
+BLOCKED = f"pulsar_subscription_blocked_on_unacked_messages{LABELS}"
+OF_SUBSCRIPTION = {"topic": "t", "subscription": "s"}
+NEAR = "of the allowed connections or open files are used"
+HUNDRED, WELL = "100x400", None
+
+
+def test_the_alerts_on_what_an_operator_forgets_fire_then_and_no_sooner(tmp_path: Path) -> None:
+    down, held = "Postdate at i gives no metrics", "t / s: a consumer holds messages and has acknowledged none for"
+    disk = "The disk of the data folder is full within a day if this goes on"
+    judge(
+        tmp_path,
+        [
+            # It was scraped, and is not any more. Something else that is down is none of ours.
+            ("PostdateDown", "10m", {UP: "1x4 0x9", CONNECTIONS: "5x4 stale"}, AT, down),
+            ("PostdateDown", "10m", {UP: "1x20", CONNECTIONS: "5x20", f"up{OTHER}": "0x20"}, AT, WELL),
+            ("PostdateDown", "10m", {f"up{OTHER}": "1x20"}, {}, "Postdate at  gives no metrics"),
+            ("PostdateOverdueLong", "70m", {SINCE_OVERDUE: "0x80"}, OF_SUBSCRIPTION, OVERDUE_FOR),
+            ("PostdateOverdueLong", "70m", {SINCE_OVERDUE: "0+60x80"}, {}, WELL),
+            ("PostdateOverdueLong", "70m", {SINCE_OVERDUE: "0x80", PAUSED: "1x80"}, {}, WELL),
+            ("PostdateOverdueLong", "70m", {SINCE_OVERDUE: "0x80", PAUSED: "0x80", DAMAGED: "3x80"}, {}, WELL),
+            ("PostdateConsumerHoldsMessages", "17m", {SINCE_HELD: "0x20"}, OF_SUBSCRIPTION, f"{held} 17m 0s"),
+            ("PostdateConsumerHoldsMessages", "17m", {SINCE_HELD: "0x5 300x20"}, {}, WELL),
+            ("PostdateUnacknowledgedLimit", "6m", {BLOCKED: "1x9"}, OF_SUBSCRIPTION, UNTIL_ACKNOWLEDGED),
+            ("PostdateUnacknowledgedLimit", "6m", {BLOCKED: "0 1x2 0x9"}, {}, WELL),
+            (
+                "PostdatePausedLong",
+                "1500m",
+                {SINCE_PAUSED: "0x1510"},
+                OF_SUBSCRIPTION,
+                "t / s has been paused for 1d 1h 0m 0s",
+            ),
+            ("PostdatePausedLong", "1435m", {SINCE_PAUSED: "0x1510"}, {}, WELL),
+            ("PostdateConnectionsNearLimit", "9m", {CONNECTIONS: "9x9", CONNECTIONS_MAX: "10x9"}, AT, f"i: 90% {NEAR}"),
+            ("PostdateConnectionsNearLimit", "9m", {CONNECTIONS: "9x9", CONNECTIONS_MAX: "0x9"}, {}, WELL),
+            (
+                "PostdateConnectionsNearLimit",
+                "9m",
+                {CONNECTIONS: "9x9", CONNECTIONS_MAX: "0x9", FILES: "90x9", FILES_MAX: "100x9"},
+                AT,
+                f"i: 90% {NEAR}",
+            ),
+            # The trend alone is nothing to wake up for, nor is a low level that stays.
+            ("PostdateDiskFillsUp", "200m", {FREE: "19-0.05x400", SIZE: HUNDRED}, AT, disk),
+            ("PostdateDiskFillsUp", "200m", {FREE: "90-0.2x400", SIZE: HUNDRED}, {}, WELL),
+            ("PostdateDiskFillsUp", "200m", {FREE: "19x400", SIZE: HUNDRED}, {}, WELL),
+        ],
+    )
