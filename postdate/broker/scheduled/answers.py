@@ -40,6 +40,10 @@ class Counts(Answer, kw_only=True):
         Count,
         Meta(description="Messages that a consumer has, or is about to be sent, and no subscription waits for"),
     ]
+    due_within_minute: Annotated[Count, Meta(description="Of the delayed ones; so is what is due within more time")]
+    due_within_hour: Count
+    due_within_day: Count
+    first_overdue_ms: Annotated[int | None, Meta(description="When the first one of those that are overdue was due")]
     next_due_ms: TimeMs
     next_due: TimeText
     last_due_ms: TimeMs
