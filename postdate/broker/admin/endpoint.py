@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from managed_ledger.positions.value_types import Json
-from postdate.broker.admin.refusal import RefusalError, is_own
+from postdate.broker.admin.refusal import RefusalError, is_own, refusal_of
 from postdate.broker.admin.scheduled_requests import IDS_ADVICE, Pause, SelectionRequest
 from postdate.broker.topics.topic_name import TopicName
 
@@ -67,6 +67,7 @@ class Endpoint:
         name: Its id in the OpenAPI document, empty for the name of the handler.
         failing: The type of a 503 that it answers where a part of the service fails, None for none.
         options: The type of what its URL says, where the method is not GET; None where it says nothing.
+        is_recorded: Whether the trail (`postdate.broker.admin.trail`) records it, where it is no GET.
     """
 
     method: str
@@ -78,6 +79,7 @@ class Endpoint:
     name: str = ""
     failing: Any = None
     options: Any = None
+    is_recorded: bool = True
 
     @classmethod
     def look(
@@ -85,13 +87,20 @@ class Endpoint:
     ) -> "tuple[Endpoint, Endpoint]":
         """Return the two forms of a look: a key and properties may be longer than a query can be."""
         get = cls("GET", path, needs, request, answer, handler)
-        return get, cls("POST", f"{path}{by_body}", needs, request, answer, handler, f"{get.operation_id}ByBody")
+        name = f"{get.operation_id}ByBody"
+        return get, cls("POST", f"{path}{by_body}", needs, request, answer, handler, name, is_recorded=False)
 
     @property
     def operation_id(self) -> str:
         """The id in the OpenAPI document, in camel case."""
         first, *others = self.handler.__name__.split("_")
         return self.name or first + "".join(one.title() for one in others)
+
+    @property
+    def action(self) -> str:
+        """What the trail calls the change, empty where it changes nothing."""
+        is_change = self.is_recorded and self.method != hdrs.METH_GET
+        return self.handler.__name__.replace("_", "-") if is_change else ""
 
     @property
     def is_body_optional(self) -> bool:
@@ -121,8 +130,11 @@ class Caller:
     """Whether it may see that there is a topic, and how much is scheduled."""
     may_read: Callable[[TopicName], bool]
     """Whether it may also see keys, properties and payloads."""
+    is_super_user: bool
 
 
+ROLE: Final = web.RequestKey("role", str)
+"""Set by the access middleware; without it callers are not authenticated."""
 CALLER: Final = web.RequestKey("caller", Caller)
 """Set by the access middleware; without it the caller may see everything."""
 
@@ -145,6 +157,21 @@ class Call(Generic[Asked]):
         """The caller; None where every caller may do everything."""
         return self.request.get(CALLER)
 
+    @property
+    def role(self) -> str | None:
+        """The role of the caller; None without authentication."""
+        return self.request.get(ROLE)
+
+    @property
+    def address(self) -> str:
+        """The IP address from which the request came."""
+        return self.request.remote or ""
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether it only asks what a change would do."""
+        return any(getattr(one, "dry_run", False) for one in (self.asked, self.options))
+
     def part(self, name: str) -> str:
         """Return a part of the path."""
         return self.request.match_info[name]
@@ -160,27 +187,48 @@ def topic_name_in(request: web.Request) -> TopicName:
     return TopicName.of_parts(parts["tenant"], parts["namespace"], parts.get("topic", "any"))
 
 
-def routes_of(endpoints: Iterable[Endpoint], served_by: object) -> list[web.RouteDef]:
+Record = Callable[[Endpoint, Call[Any], object], None]
+"""Records a change with its answer, or with the error in which it ended."""
+
+
+def routes_of(endpoints: Iterable[Endpoint], served_by: object, record: Record = lambda *_: None) -> list[web.RouteDef]:
     """Return the routes of endpoints, to be given to `start_web`; their handlers get `served_by`."""
     return [
         (web.get if one.method == hdrs.METH_GET else partial(web.route, one.method))(
-            one.path, partial(_answer, one, served_by)
+            one.path, partial(_answer, one, served_by, record)
         )
         for one in endpoints
     ]
 
 
-async def _answer(endpoint: Endpoint, served_by: object, request: web.Request) -> web.StreamResponse:
+async def _answer(endpoint: Endpoint, served_by: object, record: Record, request: web.Request) -> web.StreamResponse:
     asked = await _asked(endpoint, request)
     options = None
     if endpoint.options is not None:
         options = _of_fields(endpoint.options, _query(request), is_text=True, refuses_unknown=is_own(endpoint.path))
-    found = await endpoint.handler(served_by, Call(request, asked, options))
+    call = Call(request, asked, options)
+    if endpoint.action and not call.is_dry_run:
+        found = await _recorded(endpoint, served_by, call, record)
+    else:
+        found = await endpoint.handler(served_by, call)
     if isinstance(found, web.StreamResponse):
         return found
-    if found is None:
+    if found is None or (options is not None and not call.is_dry_run):
         return web.Response(status=204)
     return compressed(msgspec.json.encode(found), "application/json")
+
+
+async def _recorded(endpoint: Endpoint, served_by: object, call: Call[Any], record: Record) -> object:
+    """Make a change and record it, unless it is refused: below 500 nothing has changed."""
+    try:
+        found = await endpoint.handler(served_by, call)
+    except Exception as error:
+        refusal = refusal_of(call.request, error)
+        if refusal is None or refusal.status >= 500:
+            record(endpoint, call, error)
+        raise
+    record(endpoint, call, found)
+    return found
 
 
 def compressed(body: bytes, content_type: str) -> web.Response:

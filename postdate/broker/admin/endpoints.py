@@ -3,6 +3,7 @@
 A new endpoint is a new row: method, path, what its caller needs, the types of the request and of the answer, and the
 handler, whose docstring is the summary (`postdate.broker.admin.endpoint`). The handlers are in `port_handlers` (health,
 metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`) and `scheduled_handlers` (`/postdate/v1`).
+What is no GET goes into the trail by the name of its handler, unless its row says that it is a look.
 """
 
 from functools import cache
@@ -23,12 +24,14 @@ from postdate.broker.admin.scheduled_requests import (
     Key,
     List,
     ListTopics,
+    ListTrail,
     NewTime,
     Pause,
     Resume,
     SelectionRequest,
 )
 from postdate.broker.admin.topic_stats import DelayedIndex, KeyStatusAnswer
+from postdate.broker.admin.trail import TrailAnswer
 from postdate.broker.admin.web_service import Served
 from postdate.broker.authorization.grants import Action
 from postdate.broker.scheduled import answers
@@ -87,7 +90,7 @@ def _of_topics() -> tuple[Endpoint, ...]:
     """Return Pulsar's endpoints that list, make, empty and remove topics and subscriptions, and show messages."""
     look, consume, owner = Needs.PRODUCE_OR_CONSUME, Needs.CONSUME, Needs.SUPER_USER
     one, names, message = f"{_PERSISTENT}/subscription/{{subscription}}", list[str], Text("*/*", "The payload")
-    expiring, affected, dry_run = "expireMessages/{seconds}", topics.Affected, topics.DryRun
+    expiring, affected, dry_run = "expireMessages/{seconds}", answers.Affected, topics.DryRun
 
     def change(path: str, request: Any, handler: Handler) -> Endpoint:
         return Endpoint("POST", path, consume, request, affected, handler, options=dry_run)
@@ -161,10 +164,11 @@ SERVICE_ENDPOINTS: Final = (
     ),
     *Endpoint.look(f"{_TOPIC}/scheduled/histogram", _LOOK, Count, answers.HistogramAnswer, scheduled.histogram),
     *Endpoint.look(f"{_TOPIC}/explain", _CONSUME, Explain, answers.Explanation, scheduled.explain),
-    Endpoint("POST", f"{_TOPIC}/keys", _LOOK, Key, KeyStatusAnswer, scheduled.keys),
+    Endpoint("POST", f"{_TOPIC}/keys", _LOOK, Key, KeyStatusAnswer, scheduled.keys, is_recorded=False),
     Endpoint(
         "GET", f"{_V1}/operations/{{operation}}", Needs.ROLE, None, answers.OperationAnswer, scheduled.get_operation
     ),
+    Endpoint("GET", f"{_V1}/trail", Needs.ROLE, ListTrail, TrailAnswer, scheduled.list_trail),
     Endpoint("GET", f"{_V1}/openapi.json", Needs.ROLE, None, Json, openapi),
     Endpoint("GET", f"{_PERSISTENT}/stats", _LOOK, None, PulsarObject, pulsar.stats),
     Endpoint("GET", f"{_PERSISTENT}/internalStats", _LOOK, None, PulsarObject, pulsar.internal_stats),

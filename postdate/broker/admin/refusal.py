@@ -64,7 +64,7 @@ async def refusals_as_json(request: web.Request, handler: Handler) -> web.Stream
         if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
             # The caller has left: this answer goes nowhere.
             return web.Response()
-        refusal = _refusal_of(request, error)
+        refusal = refusal_of(request, error)
         if refusal is None:
             # The supervisor of the handlers: one bad answer must not take the port down.
             logger.exception("%s %s failed", request.method, request.path)
@@ -77,7 +77,7 @@ async def refusals_as_json(request: web.Request, handler: Handler) -> web.Stream
     return web.json_response(body, status=refusal.status, headers=refusal.headers)
 
 
-def _refusal_of(request: web.Request, error: Exception) -> RefusalError | None:
+def refusal_of(request: web.Request, error: Exception) -> RefusalError | None:
     """Return the refusal that an error stands for, None for a failure."""
     match error:
         case RefusalError():

@@ -4,6 +4,7 @@ A key and properties may be longer than aiohttp lets a query be (8,190 bytes), s
 fields. Paths, requests and answers are in the table of `postdate.broker.admin.endpoints`.
 """
 
+from itertools import islice
 from typing import Final, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from postdate.broker.admin.scheduled_requests import (
     Key,
     List,
     ListTopics,
+    ListTrail,
     NewTime,
     Pause,
     Rescheduling,
@@ -26,6 +28,7 @@ from postdate.broker.admin.scheduled_requests import (
     SelectionRequest,
 )
 from postdate.broker.admin.topic_stats import KeyStatusAnswer, key_status
+from postdate.broker.admin.trail import TrailAnswer
 from postdate.broker.admin.web_service import Served
 from postdate.broker.scheduled import answers
 from postdate.broker.scheduled.explanation import explain_key, explain_message
@@ -245,6 +248,25 @@ async def get_operation(served: Served, call: Call[None]) -> answers.OperationAn
         advice = f"Send the header {OPERATION_ID} with a request, and ask by it while that is answered"
         raise RefusalError(404, f"There is no operation {name}", field="operation", advice=advice)
     return served.operation(name)
+
+
+async def list_trail(served: Served, call: Call[ListTrail]) -> TrailAnswer:
+    """Who changed what, when, and how much of it, the last change first; of topics from which the caller may consume.
+
+    A super user sees all; those of grants, policies and whole namespaces are for super users alone.
+    """
+    caller, asked = call.caller, TopicName.parse(call.asked.topic).short if call.asked.topic else ""
+    found = (
+        one
+        for one in served.service.trail.newest_first()
+        if asked in ("", one.topic)
+        and (
+            caller is None
+            or caller.is_super_user
+            or not (one.is_for_super_users or not caller.may_read(TopicName.parse(one.topic)))
+        )
+    )
+    return TrailAnswer(entries=list(islice(found, call.asked.limit)))
 
 
 Moved = TypeVar("Moved", bound=answers.Moved)

@@ -103,6 +103,13 @@ class ListTopics(Asked, kw_only=True):
     after: Annotated[str, Meta(description="The next of the page before")] = ""
 
 
+class ListTrail(Asked, kw_only=True):
+    """Asks who changed what."""
+
+    topic: Annotated[str, Meta(description="Only changes of this topic, in any form of its name; none: of all")] = ""
+    limit: Annotated[int, Meta(ge=1, description="Most entries")] = LIMIT_DEFAULT
+
+
 class List(Conditions, kw_only=True):
     """Asks for a page of messages."""
 

@@ -36,7 +36,7 @@ from postdate.broker.admin.refusal import RefusalError
 from postdate.broker.admin.scheduled_requests import TIME_MS_MAX, Asked
 from postdate.broker.admin.web_service import Served
 from postdate.broker.errors import SubscriptionNotFoundError
-from postdate.broker.scheduled.answers import Answer, MessageAnswer
+from postdate.broker.scheduled.answers import Affected, Answer, MessageAnswer
 from postdate.broker.scheduled.messages import PAGE_BYTES_MAX, described, described_without_entry, fitting
 from postdate.broker.scheduled.preview import preview_of
 from postdate.broker.topics.change_order import ScheduledChange
@@ -78,13 +78,6 @@ class Removal(DryRun, rename="camel"):
     """Options of a deletion."""
 
     force: Annotated[bool, Meta(description="Also while clients are connected")] = False
-
-
-class Affected(Struct, rename="camel"):
-    """What a change would do, in entries of the log: a whole batch is one."""
-
-    entries: Annotated[int, Meta(ge=0, description="Those that are not acknowledged, and that nobody would get then")]
-    redelivered: Annotated[int, Meta(ge=0, description="Acknowledged ones that would be delivered again")] = 0
 
 
 class Peek(Asked, kw_only=True):
@@ -165,12 +158,13 @@ async def create_topic(served: Served, call: Call[None]) -> None:
     await served.service.topics.get_or_create(call.topic_name)
 
 
-async def delete_topic(served: Served, call: Call[None]) -> Affected | None:
+async def delete_topic(served: Served, call: Call[None]) -> Affected:
     """Delete a topic with its messages, subscriptions, policies and grants."""
     topic = await served.pulsar_topic(call.topic_name)
     options: Removal = call.options
+    affected = Affected(entries=_count(_unacknowledged_by_any(topic)))
     if options.dry_run:
-        return Affected(_count(_unacknowledged_by_any(topic)))
+        return affected
     producers = len(topic.producers)
     consumers = sum(len(one.consumers) for one in topic.subscriptions.values())
     clients = producers + consumers
@@ -181,7 +175,7 @@ async def delete_topic(served: Served, call: Call[None]) -> Affected | None:
             f"{producers} producers, and 0 replicators.",
         )
     await asyncio.shield(served.service.topics.delete(topic))
-    return None
+    return affected
 
 
 async def unload_topic(served: Served, call: Call[None]) -> None:
@@ -214,22 +208,23 @@ async def create_subscription(served: Served, call: Call[Start]) -> None:
         raise RefusalError(409, "Subscription already exists for topic")
 
 
-async def delete_subscription(served: Served, call: Call[None]) -> Affected | None:
+async def delete_subscription(served: Served, call: Call[None]) -> Affected:
     """Delete a subscription; its messages go, unless other subscriptions want them."""
     topic, subscription = await _subscription(served, call)
     options: Removal = call.options
+    affected = Affected(entries=subscription.cursor.backlog)
     if options.dry_run:
-        return Affected(subscription.cursor.backlog)
+        return affected
     try:
         await topic.delete_subscription(subscription.name, is_forced=options.force)
     except SubscriptionNotFoundError as error:
         raise RefusalError(404, str(error)) from error
     except ConsumerBusyError as error:
         raise RefusalError(412, str(error)) from error
-    return None
+    return affected
 
 
-async def skip(served: Served, call: Call[None]) -> Affected | None:
+async def skip(served: Served, call: Call[None]) -> Affected:
     """Acknowledge the next entries of a subscription, in the order of the log and whatever their times."""
     topic, subscription = await _subscription(served, call)
     count = _number(call, "count")
@@ -238,30 +233,30 @@ async def skip(served: Served, call: Call[None]) -> Affected | None:
         return await _acknowledge(topic, subscription, AFTER_EVERYTHING if last is None else last, call)
 
 
-async def skip_all(served: Served, call: Call[None]) -> Affected | None:
+async def skip_all(served: Served, call: Call[None]) -> Affected:
     """Acknowledge all that is in the log, for one subscription."""
     topic, subscription = await _subscription(served, call)
     async with _turn(topic, call, "clear"):
         return await _acknowledge(topic, subscription, AFTER_EVERYTHING, call)
 
 
-async def expire(served: Served, call: Call[None]) -> Affected | None:
+async def expire(served: Served, call: Call[None]) -> Affected:
     """Acknowledge the first entries of a subscription that are all older than this, by publish and delivery time."""
     topic, subscription = await _subscription(served, call)
     _check_expirable(topic, [subscription], call)
     return await _expire(served, topic, subscription, call)
 
 
-async def expire_all(served: Served, call: Call[None]) -> Affected | None:
+async def expire_all(served: Served, call: Call[None]) -> Affected:
     """The same for all subscriptions of a topic."""
     topic = await served.pulsar_topic(call.topic_name)
     subscriptions = list(topic.subscriptions.values())
     _check_expirable(topic, subscriptions, call)
     found = [await _expire(served, topic, one, call) for one in subscriptions]
-    return Affected(sum(one.entries for one in found if one is not None)) if call.options.dry_run else None
+    return Affected(entries=sum(one.entries for one in found))
 
 
-async def expire_through(served: Served, call: Call[MessageId]) -> Affected | None:
+async def expire_through(served: Served, call: Call[MessageId]) -> Affected:
     """Acknowledge the entries of a subscription up to an id, that one included."""
     topic, subscription = await _subscription(served, call)
     _check_expirable(topic, [subscription], call)
@@ -271,14 +266,14 @@ async def expire_through(served: Served, call: Call[MessageId]) -> Affected | No
         return await _acknowledge(topic, subscription, last, call, is_expiry=True)
 
 
-async def seek_to_time(served: Served, call: Call[None]) -> Affected | None:
+async def seek_to_time(served: Served, call: Call[None]) -> Affected:
     """Continue at the first entry that was published at this time or later; consumers come back by themselves."""
     topic, subscription = await _subscription(served, call)
     position = await topic.ledger.find_position_at_or_after_publish_time(_number(call, "time", TIME_MS_MAX))
     return await _seek(topic, subscription, position, call)
 
 
-async def seek_to_id(served: Served, call: Call[MessageId]) -> Affected | None:
+async def seek_to_id(served: Served, call: Call[MessageId]) -> Affected:
     """Continue at an entry, or behind it where it is excluded; consumers come back by themselves."""
     topic, subscription = await _subscription(served, call)
     ledger_id, entry_id = topic.resolve_position(call.asked.position)
@@ -286,17 +281,17 @@ async def seek_to_id(served: Served, call: Call[MessageId]) -> Affected | None:
     return await _seek(topic, subscription, position, call)
 
 
-async def _seek(topic: Topic, subscription: Subscription, position: Position, call: Call[Any]) -> Affected | None:
-    if not call.options.dry_run:
-        await subscription.seek(position)
-        return None
+async def _seek(topic: Topic, subscription: Subscription, position: Position, call: Call[Any]) -> Affected:
     before = Position(position.ledger_id, position.entry_id - 1)
     skipped = _count(topic.ledger.unacknowledged_through(subscription.cursor, before))
     wanted = topic.ledger.entries_from(position)
-    return Affected(skipped, wanted - (subscription.cursor.backlog - skipped))
+    affected = Affected(entries=skipped, redelivered=wanted - (subscription.cursor.backlog - skipped))
+    if not call.options.dry_run:
+        await subscription.seek(position)
+    return affected
 
 
-async def _expire(served: Served, topic: Topic, subscription: Subscription, call: Call[Any]) -> Affected | None:
+async def _expire(served: Served, topic: Topic, subscription: Subscription, call: Call[Any]) -> Affected:
     due_ms_max = served.service.now_ms() - 1_000 * _number(call, "seconds", TIME_MS_MAX // 1_000)
     async with _turn(topic, call, "expiry"):
         last = await topic.ledger.expired_through(subscription.cursor, due_ms_max)
@@ -314,14 +309,15 @@ def _check_expirable(topic: Topic, subscriptions: list[Subscription], call: Call
 
 async def _acknowledge(
     topic: Topic, subscription: Subscription, last: Position, call: Call[Any], *, is_expiry: bool = False
-) -> Affected | None:
+) -> Affected:
+    affected = Affected(entries=_count(topic.ledger.unacknowledged_through(subscription.cursor, last)))
     if call.options.dry_run:
-        return Affected(_count(topic.ledger.unacknowledged_through(subscription.cursor, last)))
+        return affected
     subscription.skip(last, is_expiry=is_expiry)
     await subscription.cursor.flush()
     if is_expiry:
         await subscription.expiry.save(topic.ledger.first_position.ledger_id)
-    return None
+    return affected
 
 
 def _turn(topic: Topic, call: Call[Any], kind: str) -> AbstractAsyncContextManager[None]:

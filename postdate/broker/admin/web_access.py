@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from managed_ledger.positions.value_types import Clock
-from postdate.broker.admin.endpoint import CALLER, Caller, Needs, topic_name_in
+from postdate.broker.admin.endpoint import CALLER, ROLE, Caller, Needs, topic_name_in
 from postdate.broker.admin.endpoints import PORT_ENDPOINTS, SERVICE_ENDPOINTS
 from postdate.broker.admin.refusal import RefusalError
 from postdate.broker.authentication.authenticator import Authenticator
@@ -48,7 +48,7 @@ def access_middleware(
         needs = _needs_of(request)
         if needs is Needs.NOTHING or (needs is Needs.METRICS and not is_metrics_authenticated):
             return await handler(request)
-        role = _authenticated(request, authenticator, now_ms())
+        role = request[ROLE] = _authenticated(request, authenticator, now_ms())
         if authorizer is not None and needs is not Needs.METRICS:
             _authorize(request, needs, role, authorizer)
         return await handler(request)
@@ -83,6 +83,7 @@ def _authorize(request: web.Request, needs: Needs, role: str, authorizer: Author
     request[CALLER] = Caller(
         may_see=lambda topic: authorizer.may_look_up(role, topic),
         may_read=lambda topic: authorizer.may(role, Action.CONSUME, topic),
+        is_super_user=authorizer.is_super_user(role),
     )
     if needs is Needs.ROLE:
         return

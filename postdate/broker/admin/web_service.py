@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Final, Protocol
 
 from postdate.broker.admin.refusal import RefusalError
+from postdate.broker.admin.trail import Trail
 from postdate.broker.authorization.grants import Actions, GrantBook
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.scheduled.answers import Kind, OperationAnswer, both
@@ -62,6 +63,10 @@ class WebService(Protocol):
     @property
     def grants(self) -> GrantBook | None:
         """All grants; None where authorization is switched off."""
+
+    @property
+    def trail(self) -> Trail:
+        """Who changed what."""
 
     @property
     def topics(self) -> WebTopics:

@@ -295,6 +295,13 @@ class Delivered(Moved, kw_only=True):
     delivered: Count | UnsetType = UNSET
 
 
+class Affected(Answer):
+    """What a change would do, in entries of the log: a whole batch is one."""
+
+    entries: Annotated[int, Meta(ge=0, description="Those that are not acknowledged, and that nobody would get then")]
+    redelivered: Annotated[int, Meta(ge=0, description="Acknowledged ones that would be delivered again")] = 0
+
+
 Kind = Literal["cancel", "reschedule", "deliver-now"]
 
 

@@ -146,7 +146,7 @@ async def serve(
 
 def all_routes(service: Service) -> list[web.RouteDef]:
     """Return every endpoint but health and metrics, which `start_web` adds."""
-    return routes_of(SERVICE_ENDPOINTS, Served(service))
+    return routes_of(SERVICE_ENDPOINTS, Served(service), service.trail.record)
 
 
 def access_of(service: Service) -> Middleware | None:

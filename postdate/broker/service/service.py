@@ -26,6 +26,7 @@ from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.positions.value_types import Clock
 from postdate.broker.admin.figures import StoreSnapshot
 from postdate.broker.admin.metrics import stream_metrics
+from postdate.broker.admin.trail import Trail
 from postdate.broker.authentication.authenticator import Authenticator
 from postdate.broker.authorization.grants import Actions, GrantBook
 from postdate.broker.authorization.permissions import Authorizer
@@ -128,6 +129,7 @@ class Service:
         of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms, is_index_shared=False)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
+        self.trail = Trail(store, config.trail_entries_max, now_ms, self.spawn)
         self.catalog = ScheduleCatalog()
         """The scheduled messages of all topics, as columns."""
         self.policies = PolicyBook(store, _default_policies(config))
@@ -211,7 +213,6 @@ class Service:
         """
         assert self.grants is not None
         await self.grants.grant(owner, role, actions)
-        logger.info("%s: role %r may now: %s", owner, role, ", ".join(sorted(actions or ())) or "nothing")
         async for connection in in_slices(list(self.connections)):
             await connection.check_permissions()
 
