@@ -164,18 +164,19 @@ export async function actOnPause(topic, kind, subscription) {
   const of = ofSubscription(subscription);
   const told = el("p", { class: "foreseen", role: "status", "aria-live": "polite" }, "Counting");
   const wrong = el("p", { class: "wrong", role: "alert", hidden: true });
+  const note = el("input", { maxlength: 1000, id: "note", autocomplete: "off", placeholder: "why, for others to read", size: 40 });
   const rate = el("input", { type: "number", min: 1, step: 1, placeholder: "as fast as they go", id: "rate" });
   const confirm = button(kind === "pause" ? "Pause" : "Resume", run, { class: "primary", id: "confirm", disabled: true });
   let isChanged = false;
   const { dialog, closed } = open(
     `${kind === "pause" ? "Pause" : "Resume"} ${of}`,
-    [el("p", {}, "Topic ", el("b", {}, topic)), told, kind === "resume" && labelled("Messages a second at most", rate), wrong],
+    [el("p", {}, "Topic ", el("b", {}, topic)), told, kind === "pause" ? labelled("Note", note) : labelled("Messages a second at most", rate), wrong],
     [closeButton(), confirm],
   );
 
   async function run() {
     try {
-      const body = { ...(subscription ? { subscription } : {}), ...(kind === "resume" && rate.value !== "" ? { ratePerSecond: Number(rate.value) } : {}) };
+      const body = { ...(subscription ? { subscription } : {}), ...(kind === "pause" && note.value ? { note: note.value } : {}), ...(kind === "resume" && rate.value !== "" ? { ratePerSecond: Number(rate.value) } : {}) };
       const answer = await change(topic, kind, body);
       isChanged = true;
       dialog.close();

@@ -100,7 +100,10 @@ export function messageList(view, open) {
       tell();
     } catch (error) {
       if (mine !== latest) return;
-      view.showProblem(error, element);
+      if (error.status !== 403) { view.showProblem(error, element); return; }
+      heading.textContent = `${plural(total, "message")} ${words || "scheduled"}`;
+      summary.textContent = "Messages are shown to roles that may consume from the topic.";
+      for (const one of element.querySelectorAll(".scroll, fieldset, .group")) one.hidden = true;
     }
   }
 

@@ -7,7 +7,7 @@ const SICK_MS = 10_000; // What has just come due is on its way.
 
 export const overdueFor = (one, nowMs = Date.now()) => (one.overdue && one.firstOverdueMs !== null ? duration(Math.max(0, nowMs - one.firstOverdueMs)) : "");
 
-const paused = (one) => `paused since ${clock(one.pausedSinceMs)}${one.pausedBy ? ` by ${one.pausedBy}` : ""}${one.note ? `: “${one.note}”` : ""}`;
+const paused = (one) => `paused since ${clock(one.pausedSinceMs)}${one.pausedBy ? ` by ${one.pausedBy}` : ""}${one.pauseNote ? `: “${one.pauseNote}”` : ""}`;
 
 function whyOverdue(one) {
   if (one.paused) return paused(one);

@@ -105,7 +105,7 @@ export function showTopic(outer, name, viewName, subscription) {
       ["Backlog", count(sum("backlog")), { title: "entries of the log that are not acknowledged, delayed or not, of each subscription" }],
       ["Consumers", count(sum("consumers"))],
     ]));
-    const mayPause = of.callerMayPause !== false;
+    const { mayPause } = of;
     for (const one of [pauseButton, resumeButton]) one.title = mayPause ? "" : "Pausing and resuming are for super users";
     pauseButton.disabled = !mayPause || chosen.every((one) => one.paused);
     resumeButton.disabled = !mayPause || chosen.every((one) => !one.paused && one.ratePerSecond === null);
