@@ -75,6 +75,9 @@ const encoded = (topic) => topic.split("/").map(encodeURIComponent).join("/");
 
 export const listTopics = (parameters) => json(`${PREFIX}/topics${query(parameters)}`);
 
+/** How much is scheduled and overdue over all topics that the caller may see. */
+export const totals = () => json(`${PREFIX}/totals`);
+
 /** One topic, as the list has it. */
 export const topic = (name) => json(`${PREFIX}/topics/${encoded(name)}`);
 

@@ -5,6 +5,7 @@ import { axisLabels, clock, count } from "./format.js";
 
 const HEIGHT = 220;
 const SHORTEST_MS = 60;
+const APART_PX = 84;
 const COUNTS = [1, 2, 5, ...[1, 2, 3, 4, 5, 6, 7, 8].flatMap((one) => [10 ** one, 2 * 10 ** one, 5 * 10 ** one])];
 
 export function drawChart(view, holder, choose) {
@@ -21,9 +22,8 @@ export function drawChart(view, holder, choose) {
     const grid = { stroke: colour("line"), width: 1 };
     const now = Date.now();
     const [fromMs, untilMs] = [buckets[0].fromMs, buckets.at(-1).untilMs];
-    const width = (untilMs - fromMs) / buckets.length;
     // What is overdue stands apart, before now, and is cut where it is far more than what is to come.
-    const beginMs = overdue ? fromMs - 3 * width : fromMs;
+    const beginMs = overdue ? fromMs - (untilMs - fromMs) * (APART_PX / Math.max(APART_PX, holder.clientWidth - 90 - APART_PX)) : fromMs;
     const times = buckets.map((one) => one.fromMs / 1_000);
     const isLate = (one) => one.untilMs <= now;
     const values = [[...(overdue ? [beginMs / 1_000] : []), ...times],
@@ -51,7 +51,7 @@ export function drawChart(view, holder, choose) {
             const x = self.valToPos(Math.max(now, fromMs) / 1_000, "x", true);
             ctx.fillStyle = colour("ink");
             ctx.fillRect(x - 1, bbox.top, 2 * devicePixelRatio, bbox.height);
-            ctx.fillText("now", x + 6 * devicePixelRatio, bbox.top + (overdue ? 16 * devicePixelRatio : 0));
+            ctx.fillText("now", x + 6 * devicePixelRatio, bbox.top);
           }
           if (overdue) {
             ctx.fillStyle = colour("wrong");

@@ -38,9 +38,10 @@ function textOf(data) {
   }
 }
 
+/** JSON in lines; none of what has numbers that JavaScript would round. */
 function jsonOf(text) {
   try {
-    return text === null || !/^\s*[[{]/.test(text) ? null : JSON.stringify(JSON.parse(text), null, 2);
+    return text === null || !/^\s*[[{]/.test(text) || /\d{16}/.test(text) ? null : JSON.stringify(JSON.parse(text), null, 2);
   } catch {
     return null;
   }

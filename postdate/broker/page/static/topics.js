@@ -1,6 +1,6 @@
 // The front page: what is due and overdue over all topics, how the service does, each topic, and the last changes.
 
-import { health, listTopics, metricLines } from "./api.js";
+import { health, listTopics, metricLines, totals } from "./api.js";
 import { announce, button, el, figures, labelled } from "./dom.js";
 import { clock, count, duration, inWords, plural, relative } from "./format.js";
 import { LATENESS, latenessOf, parseLine, quantile } from "./metrics.js";
@@ -80,17 +80,15 @@ export function showTopics(view) {
     if (isTold) announce(summary.textContent);
   }
 
-  function drawDue() {
-    const sum = (field) => count(topics.reduce((all, one) => all + one[field], 0));
-    const late = topics.filter((one) => one.overdue && one.firstOverdueMs !== null).map((one) => one.firstOverdueMs);
-    const since = late.length ? ` for ${duration(Date.now() - Math.min(...late))}` : "";
+  poll(view, REFRESH_MS, async () => {
+    const all = await totals();
+    if (view.signal.aborted) return;
     due.replaceChildren(figures([
-      ["Overdue", sum("overdue"), { class: topics.some((one) => one.isSick) && "wrong", title: `due, and in no hand${since}` }],
-      ["Due within 1 minute", sum("dueWithinMinute")], ["Due within 1 hour", sum("dueWithinHour")], ["Due within 24 hours", sum("dueWithinDay")],
-      ["Delayed in all", sum("delayed")], ["In hand", sum("inHand")],
+      ["Overdue", count(all.overdue), { class: all.overdue > 0 && "wrong", title: "due, and in no hand" }],
+      ["Due within 1 minute", count(all.dueWithinMinute)], ["Due within 1 hour", count(all.dueWithinHour)], ["Due within 24 hours", count(all.dueWithinDay)],
+      ["Delayed in all", count(all.delayed)], ["Topics", `${count(all.topics)}${all.unknown ? `, ${count(all.unknown)} not counted` : ""}`],
     ], { class: "figures big" }));
-    if (total > topics.length) due.append(el("p", { class: "quiet" }, `Of the ${count(topics.length)} topics that are loaded, of ${count(total)}.`));
-  }
+  });
 
   const refresh = poll(view, REFRESH_MS, async () => {
     // With thousands of topics, the first ones that the filter leaves: the service would have to open all.
@@ -110,7 +108,6 @@ export function showTopics(view) {
     loadedFor = asked;
     // A row that has the keyboard's focus is not taken away.
     const at = body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-    if (!asked) drawDue();
     draw();
     if (at !== null) [...body.querySelectorAll("a")].find((one) => one.getAttribute("href") === at)?.focus();
   });
