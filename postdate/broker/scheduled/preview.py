@@ -55,7 +55,7 @@ def _decompressed(metadata: MessageMetadata, payload: bytes) -> bytes | None:
         return None
     if metadata.compression == ZLIB:
         try:
-            plain = zlib.decompressobj().decompress(payload, size)
+            plain = zlib.decompressobj().decompress(payload, size + 1)
         except zlib.error:
             return None
         return plain if len(plain) == size else None

@@ -3,8 +3,6 @@
 import json
 import re
 import time
-import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from selenium.webdriver.common.keys import Keys
 from tests.helpers.browser import Page
 from tests.helpers.services.quiet_client import QUIET
 from tests.helpers.services.services import POSTDATE, RunningService, make_service
-from tests.integration.page.test_page_views import fits
 
 pytestmark = pytest.mark.exhaustive
 
@@ -35,7 +32,7 @@ def publish(client: pulsar.Client, topic: str, payload: bytes, after_ms: int, co
     return f"{sent.ledger_id()}:{sent.entry_id()}"
 
 
-@pytest.mark.parametrize("compression", ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"])
+@pytest.mark.parametrize("compression", ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"])
 def test_a_message_opens_beside_the_list_with_its_payload_its_keys_owner_and_its_history(
     page: Page, client: pulsar.Client, topic: str, screenshots: Path, compression: str
 ) -> None:
@@ -57,7 +54,7 @@ def test_a_message_opens_beside_the_list_with_its_payload_its_keys_owner_and_its
     page.text_has("#aside dd", "No consumer owns keys here")
     page.text_has("#aside .history", "published by")
     page.picture(screenshots / "message-light-narrow.png")
-    assert fits(page)
+    assert page.fits()
 
     page.press("Move…", "#aside")
     page.text_has("dialog .foreseen", "1 message will be moved.")
@@ -105,7 +102,7 @@ def test_who_holds_a_key_is_one_field_away_also_where_nothing_of_it_is_scheduled
 def test_a_sick_topic_looks_sick_and_says_why_and_all_times_are_of_one_zone(
     driver: webdriver.Chrome, tmp_path: Path, screenshots: Path
 ) -> None:
-    running = make_service(POSTDATE, tmp_path)
+    running = make_service(POSTDATE, tmp_path, {"delayedDeliveryMaxDelayInMillis": "0"})
     running.start()
     page = Page(driver, running.web_url)
     page.begin()
@@ -159,9 +156,8 @@ def look_at_a_sick_topic(page: Page, client: pulsar.Client, running: RunningServ
     page.one("#messages tbody button").click()
     page.text_has("#opened", f"Message {due}")
     page.text_has("#sentence", "has been due since")
-    hour = time.gmtime(time.time() - 4 * 3600).tm_hour
     zone = page.one("#zone").text
-    assert zone in ("Times: UTC−05:00", "Times: UTC−04:00")
+    assert zone in ("Times: UTC-05:00", "Times: UTC-04:00")
     hour = (time.gmtime().tm_hour - int(zone[-4])) % 24
     for selector in ("#sentence", "#messages tbody th", "#aside .history", "#chart-summary"):
         assert {int(one) for one in re.findall(r"(\d\d):\d\d:\d\d", page.one(selector).text)} <= {hour, hour - 1}

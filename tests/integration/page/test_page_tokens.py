@@ -72,7 +72,7 @@ def test_a_role_that_may_not_consume_sees_how_much_and_not_what(guarded_page: Pa
     with closing(pulsar.Client(guarded.url, authentication=pulsar.AuthenticationToken(secret), logger=QUIET)) as client:
         client.subscribe("counted", "me", consumer_type=pulsar.ConsumerType.Shared)
         producer = client.create_producer("counted")
-        producer.send(b"of nobody's business", "anna", deliver_after=timedelta(minutes=30))
+        producer.send(b"of nobody's business", partition_key="bertha", deliver_after=timedelta(minutes=30))
         request = urllib.request.Request(
             f"{guarded.web_url}/admin/v2/persistent/public/default/counted/permissions/teller",
             b'["produce"]',
@@ -91,4 +91,4 @@ def test_a_role_that_may_not_consume_sees_how_much_and_not_what(guarded_page: Pa
         assert guarded_page.one("#pause").get_attribute("title") == "Pausing and resuming are for super users"
         assert not guarded_page.one("#problem").is_displayed()
         assert "business" not in guarded_page.driver.page_source
-        assert "anna" not in guarded_page.driver.page_source
+        assert "bertha" not in guarded_page.driver.page_source

@@ -47,7 +47,9 @@ async function request(path, options = {}) {
     const { token, reply } = await send(path, options);
     if (reply.status !== 401 || askForToken === null) return reply;
     if (sessionStorage.getItem(TOKEN) !== token) continue; // Another request has been given one meanwhile.
-    asking ??= askForToken(token === null ? "" : await reasonOf(reply)).finally(() => { asking = null; });
+    const reason = token === null ? "" : await reasonOf(reply);
+    if (sessionStorage.getItem(TOKEN) !== token) continue;
+    asking ??= askForToken(reason).finally(() => { asking = null; });
     const given = await asking;
     if (given === null) throw new ApiError(401, { error: "The service requires a token", advice: "Reload the page to give a token" });
     sessionStorage.setItem(TOKEN, given);

@@ -1,8 +1,8 @@
-// Consumers: what each has in hand and for how long, its part of the keys, and the slots that drain; and who has a key.
+// Consumers: what each has in hand and for how long, its part of the keys, and the slots that drain.
 
-import { keyStatus, stats } from "./api.js";
-import { el, labelled, table } from "./dom.js";
-import { clock, count, duration, inWords, plural } from "./format.js";
+import { stats } from "./api.js";
+import { el, table } from "./dom.js";
+import { clock, count, duration } from "./format.js";
 import { poll } from "./polling.js";
 
 const SLOTS = 65_536;
@@ -40,29 +40,16 @@ function drainingTable(name, consumers) {
 }
 
 export function showConsumers(view) {
-  const key = el("input", { id: "owner-of", type: "search", autocomplete: "off", spellcheck: "false" });
-  const owner = el("p", { id: "owner", role: "status", "aria-live": "polite" });
-  const content = el("div");
-  view.main.replaceChildren(
-    el("form", { class: "tools", onsubmit: (event) => { event.preventDefault(); tellOwner(); } }, labelled("Who holds key", key), el("button", { type: "submit", class: "primary" }, "Who?")),
-    owner, content);
-  let shown = [];
-
-  async function tellOwner() {
-    const found = await Promise.all(shown.map(async ([name, one]) => [name, one.type === "Key_Shared" && one.consumers.length ? await keyStatus(view.name, name, key.value) : null]));
-    owner.textContent = found.map(([name, one]) => `${name}: ${one === null ? "no consumer with Key_Shared" : `${one.owner ?? "nobody"}${one.waitingEntries ? `; ${plural(one.waitingEntries, "entry waits", "entries wait")}: ${inWords(one.reason)}` : ""}`}`).join(". ");
-  }
-
   let told = "";
   poll(view, REFRESH_MS, async () => {
     const found = await stats(view.name);
     if (view.signal.aborted) return;
-    shown = Object.entries(found.subscriptions).filter(([name]) => !view.subscription || name === view.subscription);
+    const shown = Object.entries(found.subscriptions).filter(([name]) => !view.subscription || name === view.subscription);
     const nowMs = Date.now();
     const now = JSON.stringify([shown.map(([, one]) => one.consumers), shown.some(([, one]) => one.consumers.some(silentSinceMs)) && Math.floor(nowMs / 10_000)]);
-    if (now === told || content.contains(document.activeElement)) return;
+    if (now === told || view.main.contains(document.activeElement)) return;
     told = now;
-    content.replaceChildren(...(shown.length ? shown.map(([name, one]) => el("section", { class: "subscription" },
+    view.main.replaceChildren(...(shown.length ? shown.map(([name, one]) => el("section", { class: "subscription" },
       el("h2", {}, name, " ", el("span", { class: "badge" }, one.type ?? "no consumer yet"), one.keySharedMode ? el("span", { class: "badge" }, one.keySharedMode) : null),
       one.consumers.length ? [consumerTable(name, one.consumers, nowMs), drainingTable(name, one.consumers)] : el("p", { class: "quiet" }, "No consumer is connected.")))
       : [el("p", { class: "quiet" }, "The topic has no subscription yet.")]));

@@ -21,7 +21,7 @@ const timeOf = (at) => `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}:${tw
 export function zone(ms = Date.now()) {
   const minutes = offsetMin(ms);
   const size = Math.abs(minutes);
-  return isUtc() || !minutes ? "UTC" : `UTC${minutes < 0 ? "−" : "+"}${two(Math.floor(size / 60))}:${two(size % 60)}`;
+  return isUtc() || !minutes ? "UTC" : `UTC${minutes < 0 ? "-" : "+"}${two(Math.floor(size / 60))}:${two(size % 60)}`;
 }
 
 /** Change between the reader's own zone and UTC. */

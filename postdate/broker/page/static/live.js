@@ -1,8 +1,8 @@
 // Rates and lateness while the page is open: differences between counts of the service.
 
 import { metricLines, stats } from "./api.js";
-import { colour, el, figures, table } from "./dom.js";
-import { axisLabels, bytes, count, duration } from "./format.js";
+import { colour, el, figures } from "./dom.js";
+import { axisLabels, bytes, count } from "./format.js";
 import { LATENESS, labelText, latenessOf, quantile } from "./metrics.js";
 import { poll } from "./polling.js";
 
@@ -77,19 +77,10 @@ export function showLive(view) {
   document.addEventListener("themechange", () => { if (chart) draw(); }, { signal: view.signal });
 }
 
-/** The counts of each range, from cumulative ones. */
-const apart = (cumulative) => cumulative.map(([end, value], place) => [end, value - (place ? cumulative[place - 1][1] : 0)]);
-
 function shown(now, before) {
   const total = now.at(-1)?.[1] ?? 0;
   if (!total) return [el("p", { class: "quiet" }, "No delayed message was delivered since the service started.")];
-  const counts = apart(now);
-  const recent = before?.length === now.length ? apart(now).map(([, value], place) => value - apart(before)[place][1]) : counts.map(() => 0);
-  const filled = counts.map(([end, value], place) => [end, value, recent[place]]).filter(([, value]) => value);
-  return [
-    figures([["p50", quantile(now, 0.5)], ["p99", quantile(now, 0.99)], ["Delivered", count(total)]]),
-    table("Delivered messages by how late they were", [{ title: "Late by up to" }, { title: "Messages", number: true }, { title: "Since the last look", number: true }, { title: "Share" }],
-      filled.map(([end, value, lately]) => [end === "+Inf" ? "longer" : duration(Number(end) * 1_000), count(value), count(lately),
-        el("meter", { min: 0, max: total, value, "aria-label": `${((100 * value) / total).toFixed(1)} percent` })])),
-  ];
+  const lately = before?.length === now.length ? now.map(([end, value], at) => [end, value - before[at][1]]) : [];
+  const parts = (counts) => [["p50", quantile(counts, 0.5)], ["p90", quantile(counts, 0.9)], ["p99", quantile(counts, 0.99)], ["Delivered", count(counts.at(-1)?.[1] ?? 0)]];
+  return [el("p", { class: "quiet" }, "Since the service started"), figures(parts(now)), el("p", { class: "quiet" }, "In the last seconds"), figures(parts(lately))];
 }

@@ -29,12 +29,13 @@ export function messageList(view, open) {
     tell();
   } });
   const actions = KINDS.map(([kind, text]) => [text, button(text, () => run(kind), { "data-kind": kind, class: kind === "cancel" && "danger" })]);
+  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Messages" }, el("table", { id: "messages" },
+    el("caption", { class: "hidden" }, "Scheduled messages in the order of their times"),
+    el("thead", {}, el("tr", {}, el("td", {}, everything), ...[`Due (${zone()})`, ...COLUMNS].map((one) => el("th", { scope: "col", class: one === "Size" && "number" }, one)))),
+    body));
   const element = el("section", { class: "messages" },
     el("div", { class: "title" }, heading, el("span", { class: "grow" }), changes("What is done to these messages", actions.map(([, one]) => one))),
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Messages" }, el("table", { id: "messages" },
-      el("caption", { class: "hidden" }, "Scheduled messages in the order of their times"),
-      el("thead", {}, el("tr", {}, el("td", {}, everything), ...[`Due (${zone()})`, ...COLUMNS].map((one) => el("th", { scope: "col", class: one === "Size" && "number" }, one)))),
-      body)),
+    holder,
     summary,
     el("div", { class: "group" }, previous, next));
 
@@ -97,13 +98,14 @@ export function messageList(view, open) {
       summary.textContent = found.messages.length ? following || before.length ? `Page ${before.length + 1}: ${plural(found.messages.length, "message")}${following ? ", and more follow" : ""}.` : "" : "There are none.";
       if (isAwaited) announce(`${heading.textContent}. ${summary.textContent}`);
       isAwaited = false;
+      holder.hidden = !found.messages.length;
       tell();
     } catch (error) {
       if (mine !== latest) return;
       if (error.status !== 403) { view.showProblem(error, element); return; }
       heading.textContent = `${plural(total, "message")} ${words || "scheduled"}`;
       summary.textContent = "Messages are shown to roles that may consume from the topic.";
-      for (const one of element.querySelectorAll(".scroll, fieldset, .group")) one.hidden = true;
+      for (const one of element.querySelectorAll(".scroll, .group")) one.hidden = true;
     }
   }
 

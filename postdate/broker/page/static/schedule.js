@@ -34,7 +34,7 @@ export function showSchedule(view) {
   for (const name of ["from", "until"]) if (view.query.get(name)) { state[name] = Number(view.query.get(name)); state.span = ""; }
 
   const field = (name, more) => el("input", { id: name, autocomplete: "off", spellcheck: "false", onchange: () => apply(), ...more });
-  const key = field("key", { type: "search", placeholder: "customer-7 or 12:345", size: 18 });
+  const key = field("key", { type: "search", placeholder: "anna, or 12:34", size: 18 });
   const property = field("property", { type: "search", placeholder: "name=value", size: 14 });
   const [from, until] = ["from", "until"].map((name) => field(name, { type: "datetime-local", step: 1 }));
   const spans = Object.entries(SPANS).map(([name, [text]]) => [name, button(text, () => choose({ span: name, from: null, until: null }), { "data-span": name })]);
@@ -119,7 +119,7 @@ export function showSchedule(view) {
     const isEmpty = view.of !== null && !view.of.delayed && !view.of.overdue && !found.total && !overdue;
     holder.hidden = details.hidden = isEmpty;
     summary.textContent = isEmpty
-      ? `Nothing is scheduled.${undelayed || ` Publish with deliver_after or deliver_at, or: postdate publish ${view.name.split("/").pop()} hello --delay 1h`}`
+      ? undelayed.trim() || `Nothing is scheduled. Publish with deliver_after or deliver_at, or: postdate publish ${view.name.split("/").pop()} hello --delay 1h`
       : `${plural(found.total, "message")} ${words(meant) || "scheduled"}${overdue && state.span !== "overdue" ? `, ${state.span === "all" ? "with" : "and"} ${count(overdue)} overdue` : ""}; ${clock(fromMs)} to ${clock(untilMs)} (${zone()}), a bar is ${duration((untilMs - fromMs) / buckets.length)}. Drag over the chart or click a bar for a part of it.${undelayed}`;
     // A reader of the table is not thrown out of it by the clock.
     if (alternative.contains(document.activeElement)) return;

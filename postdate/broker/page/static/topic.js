@@ -43,7 +43,7 @@ export function showTopic(outer, name, viewName, subscription) {
     content,
   ];
   outer.main.replaceChildren(
-    el("nav", { "aria-label": "Path", class: "path" }, el("a", { href: "#/" }, "All topics")),
+    el("nav", { "aria-label": "Path", class: "path" }, el("a", { href: "#/" }, "Topics")),
     el("div", { class: "title" }, el("h1", {}, name), el("span", { class: "grow" }), tools),
     ...parts,
   );

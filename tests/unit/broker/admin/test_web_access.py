@@ -129,13 +129,7 @@ EVERYTHING = [
 ]
 OPEN = {"/livez", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
 NO_FILES = {"/page/nosuch.js"}
-FOR_EVERY_ROLE = {
-    "/postdate/v1/topics",
-    "/postdate/v1/operations/none",
-    "/postdate/v1/trail",
-    "/postdate/v1/openapi.json",
-}
-FOR_EVERY_ROLE = {f"/postdate/v1/{one}" for one in ("topics", "totals", "operations/none", "openapi.json")}
+FOR_EVERY_ROLE = {f"/postdate/v1/{one}" for one in ("topics", "totals", "operations/none", "trail", "openapi.json")}
 FOR_ROLES = {"/admin/v2/tenants", "/admin/v2/namespaces/shop", f"{NAMESPACE}/topics", "/admin/v2/persistent/shop/eu"}
 """Pulsar's lists, which have what the role may see."""
 FOR_CONSUMERS = {
