@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "snapshots": ("postdate.snapshot_tools.cli", "Look at the snapshots of the delayed index, and copy them."),
     "token": ("postdate.broker.cli.token_commands", "Make keys for clients, and tokens that they sign."),
     "subscriptions": ("postdate.scheduling.topic_commands", "List, make, empty, move and remove subscriptions; peek."),
+    "trail": ("postdate.scheduling.cli", "List who cancelled, moved, paused, deleted and granted."),
     "topics": ("postdate.scheduling.topic_commands", "List topics: what is delayed, overdue, in hand; make, remove."),
 }
 """By name: the module that defines a command under this name, and what the list of commands says of it."""

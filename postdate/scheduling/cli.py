@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import click
 from rich.table import Table
@@ -44,6 +45,7 @@ from postdate.scheduling.tables import (
     message_table,
     pause_lines,
     printable,
+    trail_table,
 )
 
 LIST_LIMIT: Final = 20
@@ -313,13 +315,16 @@ _holding = in_order(
 
 
 @click.command(
-    epilog=help_end("postdate pause reminders", "postdate pause reminders --subscription me --yes"),
+    epilog=help_end(
+        "postdate pause reminders", "postdate pause reminders --subscription me --note 'a broken release' --yes"
+    ),
 )
 @_holding
+@click.option("--note", help="Why, for others to read.")
 @on_service
-def pause(api: ScheduleApi, **asked: Any) -> None:
+def pause(api: ScheduleApi, note: str | None, **asked: Any) -> None:
     """Hold the messages of TOPIC, also across restarts, until it is resumed. Consumers keep their messages."""
-    _hold(api, "pause", {}, **asked)
+    _hold(api, "pause", {} if note is None else {"note": note}, **asked)
 
 
 @click.command(
@@ -387,6 +392,17 @@ def explain(
         _tell(is_json, {"sentence": str(error), "messages": []}, str(error))
         sys.exit(EXIT_CODE_WRONG)
     _tell(is_json, answer, *explanation_lines(answer))
+
+
+@click.command(epilog=help_end("postdate trail", "postdate trail reminders --limit 5", "postdate trail --json"))
+@click.argument("topic", required=False)
+@click.option("--limit", type=click.IntRange(1), default=LIST_LIMIT, show_default=True, help="How many at most.")
+@json_option("the answer of GET /postdate/v1/trail")
+@on_service
+def trail(api: ScheduleApi, topic: str | None, limit: int, is_json: bool) -> None:
+    """List who changed what and when, the newest change first; with TOPIC, of this topic alone."""
+    answer = api.get(f"/trail?{urlencode({'topic': topic or '', 'limit': limit})}")
+    _tell(is_json, answer, trail_table(answer["entries"]) if answer["entries"] else "Nothing is recorded")
 
 
 @click.command(

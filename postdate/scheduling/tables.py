@@ -61,11 +61,21 @@ def topic_table(topics: Sequence[Json], width: int) -> Table:
 def _subscription_marks(one: Json) -> str:
     """Return what is unusual about a subscription.
 
-    >>> _subscription_marks({"type": "Exclusive", "delays": False, "paused": True})
-    ' (paused) (Exclusive, does not delay)'
+    >>> _subscription_marks({"type": "Exclusive", "delays": False, "paused": True, "pausedBy": "anna"})
+    ' (paused by anna) (Exclusive, does not delay)'
     """
-    marks = " (paused)" if one["paused"] else ""
+    marks = f" (paused{_by_whom(one)})" if one["paused"] else ""
     return marks if one.get("delays", True) else f"{marks} ({one['type']}, does not delay)"
+
+
+def _by_whom(one: Json) -> str:
+    """Return the author and the note of a pause.
+
+    >>> _by_whom({"pausedBy": "anna", "pauseNote": "a broken release"}), _by_whom({"pausedBy": None})
+    (' by anna: a broken release', '')
+    """
+    by, note = one.get("pausedBy"), one.get("pauseNote")
+    return printable((f" by {by}" if by else "") + (f": {note}" if note else ""))
 
 
 def _paused_mark(topic: Json) -> str:
@@ -210,6 +220,30 @@ _LEFT_OUT: Final = {
 """By the field of the answer, in the order in which they are told."""
 
 
+def trail_table(entries: Sequence[Json]) -> Table:
+    """Return the table of `postdate trail`.
+
+    Args:
+        entries: The entries that GET /postdate/v1/trail gives.
+    """
+    table = plain_table(("time", "left"))
+    for name in ("by", "change", "of"):
+        table.add_column(name, overflow="fold")
+    table.add_column("count", justify="right", no_wrap=True)
+    for one in entries:
+        subscription = one["subscription"] and f"subscription {one['subscription']}"
+        failed = "" if one["outcome"] == "done" else one["outcome"]
+        meant = ", ".join(part for part in (one["topic"], subscription, one["selection"], failed) if part)
+        table.add_row(
+            _to_the_second(one["timeMs"]),
+            printable(f"{one['role']} ({one['address']})" if one["role"] else one["address"]),
+            one["action"] + ("" if one["times"] == 1 else f" ({one['times']:,} times)"),
+            Text(printable(meant)),
+            "-" if one["count"] is None else f"{one['count']:,}",
+        )
+    return table
+
+
 def backlog_meant(topic: Json, subscription: str | None, what: str) -> tuple[int, int]:
     """Return the backlog that a pause or resume is about, in entries of the log, and its delayed messages.
 
@@ -275,7 +309,7 @@ def pause_lines(answer: Json) -> list[str]:
         rate = one["ratePerSecond"]
         state = "delivers" if rate is None else f"delivers, at most {rate:g} a second until it has caught up"
         if one["paused"]:
-            state = f"paused since {one['pausedSince']}"
+            state = f"paused since {one['pausedSince']}{_by_whom(one)}"
         lines.append(f"{one['name']}: {state}")
     return lines or ["The topic has no subscription"]
 

@@ -131,6 +131,10 @@ CASES: dict[str, Cases] = {
         ),
         shown_by="test_a_key_says_who_holds_it_up",
     ),
+    "trail": Cases(
+        tuple(one for one in _of_service("trail", "orders") if one.says in ("no service answers", "No such option")),
+        shown_by="test_a_pause_has_an_author_and_a_note_and_the_trail_tells_of_it",
+    ),
     "topics": Cases(
         (*_of_service("topics"), _refused("topics --json create orders", "give options behind create")),
         shown_by="test_messages_are_listed_and_counted_on_80_columns",

@@ -43,11 +43,11 @@ async def no_metrics() -> AsyncGenerator[bytes, None]:
     yield b""
 
 
-def play(folder: Path, story: Callable[[WebServer, Peer], Awaitable[None]]) -> None:
+def play(folder: Path, story: Callable[[WebServer, Peer], Awaitable[None]], **config: Any) -> None:
     """Run a story on a service with all of its routes."""
 
     async def whole() -> None:
-        service = await open_service(folder)
+        service = await open_service(folder, **config)
         peer, topic = await subscribed(service)
         await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
         peer.send_bytes(named_frames(["a", "b"], deliver_at_ms=NOW_MS + 60_000))

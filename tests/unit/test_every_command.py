@@ -144,9 +144,10 @@ def test_right_input_is_done(case: Case, is_json: bool, names: dict[str, str]) -
 
 @pytest.mark.slow
 def test_serve_says_where_it_listens(tmp_path: Path) -> None:
-    """As one line of JSON, if asked so; SIGTERM ends it with 0."""
+    """As one line of JSON, if asked so, and its log too; SIGTERM ends it with 0."""
     port, web_port = free_ports(2)
     settings = {"dataDirectory": tmp_path / "data", "brokerServicePort": port, "webServicePort": web_port}
+    settings["logFormat"] = "json"
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     with subprocess.Popen(
         [sys.executable, "-m", "postdate", "serve", "--json", *words],
@@ -168,7 +169,7 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
         "dataDirectory": str((tmp_path / "data").resolve()),
     }
     assert process.returncode == 0
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO ", stderr)
+    assert [json.loads(line)["message"] for line in stderr.splitlines()] == ["stopping", "stopped"]
 
 
 @pytest.mark.slow

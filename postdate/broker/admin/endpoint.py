@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 
 from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.refusal import RefusalError, is_own, refusal_of
-from postdate.broker.admin.scheduled_requests import IDS_ADVICE, Pause, SelectionRequest
+from postdate.broker.admin.scheduled_requests import IDS_ADVICE, Holding, SelectionRequest
 from postdate.broker.topics.topic_name import TopicName
 
 COMPRESSED_BYTES_MIN: Final = 64 * 1024
@@ -105,7 +105,7 @@ class Endpoint:
     @property
     def is_body_optional(self) -> bool:
         """Whether a request without a body is taken: what its fields say is optional, and no selection of messages."""
-        return self._is_union_with_none or (isinstance(self.request, type) and issubclass(self.request, Pause))
+        return self._is_union_with_none or (isinstance(self.request, type) and issubclass(self.request, Holding))
 
     @property
     def body_if_none(self) -> Any:

@@ -55,6 +55,9 @@ async def openapi(_: Served, __: Call[None]) -> Json:
 
 PORT_ENDPOINTS: Final = (
     Endpoint("GET", "/livez", Needs.NOTHING, None, _OK, port.livez),
+    Endpoint(
+        "GET", "/readyz", Needs.NOTHING, None, _OK, port.readyz, failing=Text("text/plain", "Why it takes no messages")
+    ),
     Endpoint("GET", "/health", Needs.NOTHING, None, port.Health, port.health, failing=port.Health),
     Endpoint(
         "GET",

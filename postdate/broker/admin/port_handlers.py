@@ -1,7 +1,8 @@
 """The handlers of what is no interface of the service: health for supervisors, metrics for Prometheus, and the page.
 
 `/health` and Pulsar's own check answer 503 with the problems while the log, a snapshot storage or a dispatcher fails;
-`/livez` answers also while its disk or a storage fails.
+`/livez` answers also while its disk or a storage fails. `/readyz` is between the two: it is 503 while no message can be
+taken, and answers while the snapshots are away, as messages are taken and delivered without them.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -40,18 +41,26 @@ class PortState:
         metrics: Gives the Prometheus text, piece by piece.
         health: Gives what `/health` says besides the status and the version.
         problems: Gives the present failures of the service, one text each.
+        unready: Gives the reason why no message can be taken, None while they are; it holds no secret.
         is_guarded: Whether callers need credentials, so that `/health` lists no problems.
     """
 
     metrics: Callable[[], AsyncGenerator[bytes, None]]
     health: Callable[[], Json]
     problems: Callable[[], Awaitable[list[str]]]
+    unready: Callable[[], str | None]
     is_guarded: bool
 
 
 async def livez(_: PortState, __: Call[None]) -> web.Response:
     """Whether the process answers."""
     return web.Response(text="ok")
+
+
+async def readyz(state: PortState, _: Call[None]) -> web.Response:
+    """Whether it takes messages and delivers them: its ports are open, its log takes writes, and it does not stop."""
+    reason = state.unready()
+    return web.Response(text=reason or "ok", status=503 if reason else 200)
 
 
 async def health(state: PortState, _: Call[None]) -> web.Response:

@@ -6,6 +6,7 @@ fields. Paths, requests and answers are in the table of `postdate.broker.admin.e
 
 import math
 import time
+from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -212,18 +213,22 @@ async def deliver_now(served: Served, call: Call[SelectionRequest]) -> answers.D
 async def pause(served: Served, call: Call[Pause]) -> answers.PausesAnswer:
     """Hold everything of a subscription that is due, what has no delay included; across restarts.
 
-    Without a subscription: of all there are and of those that are made meanwhile; 404 where there is none.
+    Without a subscription: of all there are and of those that are made meanwhile; 404 where there is none. A note
+    that is new takes the place of an earlier one, with its author.
     """
-    topic, name = await served.topic(call.topic_name), call.asked.subscription
+    topic, name, note = await served.topic(call.topic_name), call.asked.subscription, call.asked.note
     if not topic.subscriptions:
         advice = "Pause it once it has a subscription; later ones then join the pause"
         raise RefusalError(404, "The topic has no subscription to pause", field="subscription", advice=advice)
     # A subscription that is made while another's pause is being stored is found by the next round.
-    while to_pause := [one for one in _named(topic, name) if not _is_paused(one, is_of_topic=name is None)]:
+    while to_pause := [one for one in _named(topic, name) if not _is_paused(one, note, is_of_topic=name is None)]:
         for subscription in to_pause:
-            since_ms = subscription.pause.paused_since_ms
-            since_ms = served.service.now_ms() if since_ms is None else since_ms
-            await subscription.set_pause(PauseState(since_ms, is_of_topic=name is None))
+            pause = subscription.pause
+            if not pause.is_paused:
+                pause = PauseState(served.service.now_ms())
+            if not pause.author or note is not None:
+                pause = replace(pause, author=call.role or call.address, note=note)
+            await subscription.set_pause(replace(pause, is_of_topic=pause.is_of_topic or name is None))
     return _pauses(topic, name)
 
 
@@ -439,10 +444,10 @@ def _named(topic: Topic, name: str | None) -> list[Subscription]:
     return [topic.subscriptions[name]]
 
 
-def _is_paused(subscription: Subscription, *, is_of_topic: bool) -> bool:
-    """Whether a subscription is paused; where a pause of the whole topic is wanted, whether by such a one."""
+def _is_paused(subscription: Subscription, note: str | None, *, is_of_topic: bool) -> bool:
+    """Whether a subscription is paused with a note; where a pause of the whole topic is wanted, by such a one."""
     pause = subscription.pause
-    return pause.is_paused and (pause.is_of_topic or not is_of_topic)
+    return pause.is_paused and (pause.is_of_topic or not is_of_topic) and note in (None, pause.note)
 
 
 def _pauses(topic: Topic, name: str | None) -> answers.PausesAnswer:

@@ -172,13 +172,19 @@ class NewTime(SelectionRequest, kw_only=True):
     ) = UNSET
 
 
-class Pause(Asked, kw_only=True):
-    """Asks for a pause."""
+class Holding(Asked, kw_only=True):
+    """Asks about the pauses of a topic."""
 
     subscription: Annotated[str | None, Meta(description="None: all")] = None
 
 
-class Resume(Pause, kw_only=True):
+class Pause(Holding, kw_only=True):
+    """Asks for a pause."""
+
+    note: Annotated[str, Meta(min_length=1, max_length=1_000, description="Why, for others to read")] | None = None
+
+
+class Resume(Holding, kw_only=True):
     """Asks for the end of a pause."""
 
     rate_per_second: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None

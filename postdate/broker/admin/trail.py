@@ -131,10 +131,8 @@ class Trail:
             call: The request.
             found: The answer, or the error in which it ended.
         """
-        now_ms, parts = self._now_ms(), call.request.match_info
-        entry = TrailEntry(
-            **both("time", now_ms),
-            first_ms=now_ms,
+        parts = call.request.match_info
+        self.add(
             role=call.role,
             address=call.address,
             action=endpoint.action,
@@ -143,6 +141,33 @@ class Trail:
             selection=_told(call),
             count=_count_of(found),
             outcome=f"failed: {found}" if isinstance(found, Exception) else DONE,
+        )
+
+    def add(
+        self,
+        *,
+        role: str | None,
+        address: str,
+        action: str,
+        topic: str,
+        subscription: str | None,
+        selection: str,
+        count: int | None,
+        outcome: str = DONE,
+    ) -> None:
+        """Record a change; the arguments are the fields of an entry."""
+        now_ms = self._now_ms()
+        entry = TrailEntry(
+            **both("time", now_ms),
+            first_ms=now_ms,
+            role=role,
+            address=address,
+            action=action,
+            topic=topic,
+            subscription=subscription,
+            selection=selection,
+            count=count,
+            outcome=outcome,
         )
         logger.info("%s", entry)
         if not self._entries_max:

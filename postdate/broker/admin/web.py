@@ -90,6 +90,7 @@ async def start_web(
     metrics: Callable[[], AsyncGenerator[bytes, None]],
     health: Callable[[], dict[str, Any]],
     problems: Callable[[], Awaitable[list[str]]] = _no_problems,
+    unready: Callable[[], str | None] = lambda: None,
     routes: Iterable[web.RouteDef] = (),
     access: Middleware | None = None,
     audience: WebAudience | None = None,
@@ -106,6 +107,7 @@ async def start_web(
         metrics: Gives the Prometheus text, piece by piece.
         health: Gives what `/health` says besides the status and the version.
         problems: Gives the present failures of the service, one text each.
+        unready: Gives the reason why no message can be taken, None while they are.
         routes: Further endpoints.
         access: Middleware that refuses callers; None lets every caller in. With it, `/health` lists no problems.
         audience: Chooses the requests that are meant for this port; None takes all.
@@ -120,7 +122,7 @@ async def start_web(
     if access is not None:
         middlewares.append(access)
     app = web.Application(middlewares=middlewares)
-    state = PortState(metrics=metrics, health=health, problems=problems, is_guarded=access is not None)
+    state = PortState(metrics=metrics, health=health, problems=problems, unready=unready, is_guarded=access is not None)
     app.router.add_routes([*routes_of(PORT_ENDPOINTS, state), *routes])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()

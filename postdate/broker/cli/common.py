@@ -4,11 +4,13 @@ Parts shared by the commands of every room are in `command_line`.
 """
 
 import errno
+import json
 import logging
 import socket
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -33,6 +35,22 @@ class OneLineFormatter(logging.Formatter):
         return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
 
 
+class JsonFormatter(OneLineFormatter):
+    """Writes each record as one JSON object on one line: time, level, logger, message, and the exception if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record."""
+        found = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found)
+
+
 class MalformedRequests(logging.Filter):
     """Logs a request that is no HTTP in one line: any caller can send one, and a traceback helps no operator."""
 
@@ -46,14 +64,18 @@ class MalformedRequests(logging.Filter):
         return True
 
 
-def configure_logging(level: str) -> None:
-    """Send every record from `level` on to stderr."""
+_MALFORMED_REQUESTS: Final = MalformedRequests()
+
+
+def configure_logging(level: str, log_format: str = "text") -> None:
+    """Send every record from `level` on to stderr, as `text` or `json`; called again, it takes the place of before."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    text = OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # APScheduler reports every run of every job at INFO; failures are logged by the jobs' own supervisor.
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(MalformedRequests())
+    logging.getLogger("aiohttp.server").addFilter(_MALFORMED_REQUESTS)
 
 
 def _explain(error: BaseException) -> str | None:

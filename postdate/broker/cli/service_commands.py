@@ -45,7 +45,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
     default="info",
     show_default=True,
-    help="Lowest level that is logged, one line per record, on stderr.",
+    help="Lowest level that is logged, one line per record, on stderr; as JSON with logFormat=json.",
 )
 @json_option("one line when the service is ready: its addresses")
 @refusing
@@ -53,6 +53,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
     """Run the service until SIGTERM, Ctrl-C or the end of its terminal, which end it in order, with exit code 0."""
     configure_logging(log_level)
     config = load_config(config_path, environment=os.environ, overrides=overrides)
+    configure_logging(log_level, config.log_format)
     for warning in warnings_at_start(config):
         logger.warning("%s", warning)
     # Imported late: the other commands need none of it, and it takes most of a second.

@@ -289,7 +289,10 @@ async def on_close_consumer(connection: Connection, command: BaseCommand) -> Non
 async def on_unsubscribe(connection: Connection, command: BaseCommand) -> None:
     """Delete the consumer's subscription; a request may say that other consumers lose it too."""
     consumer, topic = _consumer(connection, command.unsubscribe.consumer_id)
+    found = topic.subscriptions.get(consumer.subscription_name)
+    backlog = 0 if found is None else found.cursor.backlog
     await topic.unsubscribe(consumer, is_forced=command.unsubscribe.force)
+    _record(connection, "unsubscribe", topic, consumer, backlog)
     connection.consumers.pop(command.unsubscribe.consumer_id, None)
     connection.write(commands.success(command.unsubscribe.request_id))
 
@@ -306,8 +309,23 @@ async def on_seek(connection: Connection, command: BaseCommand) -> None:
         position = await topic.ledger.find_position_at_or_after_publish_time(request.message_publish_time)
     else:
         raise MetadataError("SEEK names neither a message id nor a publish time")
-    await topic.subscription_of(consumer).seek(position)
+    subscription = topic.subscription_of(consumer)
+    await subscription.seek(position)
+    if subscription.cursor.is_durable:
+        _record(connection, "seek", topic, consumer, None)
     connection.write(commands.success(request.request_id))
+
+
+def _record(connection: Connection, action: str, topic: Topic, consumer: Consumer, count: int | None) -> None:
+    connection.service.trail.add(
+        role=connection.credentials.role,
+        address=connection.peer.rpartition(":")[0],
+        action=action,
+        topic=topic.name.short,
+        subscription=consumer.subscription_name,
+        selection="by a client",
+        count=count,
+    )
 
 
 @_refuses_with_error(lambda command: command.getLastMessageId.request_id)

@@ -98,6 +98,7 @@ class BrokerConfig:
     )
     stats_interval_s: int = field(default=60, metadata={"key": "statsUpdateFrequencyInSecs", "range": _INT32})
     is_unsupported_ignored: bool = field(default=False, metadata={"key": "unsupportedConfigIgnored"})
+    log_format: str = field(default="text", metadata={"key": "logFormat", "choices": ("text", "json")})
     trail_entries_max: int = field(default=1_000, metadata={"key": "trailMaxEntries", "range": (0, 100_000)})
     has_topic_metrics: bool = field(default=True, metadata={"key": "exposeTopicLevelMetricsInPrometheus"})
     has_consumer_metrics: bool = field(default=False, metadata={"key": "exposeConsumerLevelMetricsInPrometheus"})

@@ -52,6 +52,7 @@ class Counts(Answer, kw_only=True):
 
 SubscriptionType = Annotated[str | None, Meta(description="Null until the first subscribe after a start, if it delays")]
 Delays = Annotated[bool, Meta(description="Whether it heeds delivery times: Shared and Key_Shared do")]
+Author = Annotated[str | None, Meta(description="The role, without authentication the address, that paused it")]
 Rate = Annotated[float | None, Meta(description="While a resume is smooth")]
 
 
@@ -70,6 +71,8 @@ class SubscriptionPause(Answer, kw_only=True):
     paused: bool
     paused_since_ms: TimeMs
     paused_since: TimeText
+    paused_by: Author
+    pause_note: str | None
     rate_per_second: Rate
 
 
@@ -84,6 +87,8 @@ class TopicSubscription(Counts, kw_only=True):
     paused: bool
     paused_since_ms: TimeMs
     paused_since: TimeText
+    paused_by: Author
+    pause_note: str | None
     rate_per_second: Rate
 
 

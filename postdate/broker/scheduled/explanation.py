@@ -256,17 +256,17 @@ def _of_subscription(
         )
     pause = subscription.pause
     if is_delayed and deliver_at_ms > now_ms:
-        held = f"; then the pause since {iso(pause.paused_since_ms)} holds it" if pause.paused_since_ms else ""
+        held = f"; then {pause} holds it" if pause.is_paused else ""
         return answer(
             state="delayed",
             sentence=f"{position} is delayed until {iso(deliver_at_ms)}{held}.",
             **both("since", int(headers.publish_time_ms[row])),
         )
     due = f"has been due since {iso(deliver_at_ms)}" if is_delayed else "is due"
-    if pause.paused_since_ms is not None:
+    if pause.is_paused:
         return answer(
             state="held",
-            sentence=f"{position} {due}, and the pause since {iso(pause.paused_since_ms)} holds it.",
+            sentence=f"{position} {due}, and {pause} holds it.",
             **both("since", pause.paused_since_ms),
         )
     if status is None:

@@ -149,6 +149,8 @@ def pause_of(subscription: Subscription) -> dict[str, Any]:
     return {
         "paused": pause.is_paused,
         **both("paused_since", pause.paused_since_ms),
+        "paused_by": pause.author,
+        "pause_note": pause.note,
         "rate_per_second": pause.rate_per_second,
     }
 

@@ -99,6 +99,7 @@ async def serve(
                 metrics=service.metrics,
                 health=lambda: {"pid": os.getpid(), "uptime_ms": steady_ms() - started_ms},
                 problems=service.problems,
+                unready=lambda: "It is stopping" if stop.is_set() else service.unready,
                 routes=all_routes(service),
                 access=access_of(service),
                 audience=WebAudience.of(config, public_host=service.public_host),

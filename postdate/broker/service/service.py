@@ -256,6 +256,13 @@ class Service:
         """Why new messages are refused, until there is room again; None while they are taken."""
         return self._store.refusal
 
+    @property
+    def unready(self) -> str | None:
+        """Why no message can be taken, without what only roles may know; None while all are taken."""
+        if self.failure is not None:
+            return "Nothing can be stored"
+        return None if self.refusal is None else "New messages are refused: there is no room for them"
+
     async def problems(self) -> list[str]:
         """Return the present failures of the service, for `/health`; empty when all is well."""
         problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]

@@ -96,6 +96,38 @@ def test_a_pause_holds_and_is_explained(ask, scheduler: Scheduler, consumer) -> 
     assert ask("explain T --id 999999:1").exit_code == 1
 
 
+def test_a_pause_has_an_author_and_a_note_and_the_trail_tells_of_it(ask, scheduler: Scheduler) -> None:
+    scheduler.schedule(b"x", key="anna", after=HOUR)
+
+    assert ask("pause T --note 'a broken release' --yes").stdout.endswith(" by 127.0.0.1: a broken release\n")
+    assert "me (paused by" in ask("subscriptions list T").stdout
+    (found,) = json.loads(ask("subscriptions list T --json").stdout)["subscriptions"]
+    assert (found["pausedBy"], found["pauseNote"]) == ("127.0.0.1", "a broken release")
+    assert 'by 127.0.0.1 ("a broken release") holds it' in " ".join(ask("explain T --key anna").stdout.split())
+    ask("resume T --yes")
+    ask("scheduled cancel T --key anna --dry-run")
+    ask("scheduled cancel T --key anna")
+
+    entries = json.loads(ask("trail T --json").stdout)["entries"]
+    assert [(one["action"], one["count"], one["selection"]) for one in entries] == [
+        ("cancel", 1, "key anna"),
+        ("resume", None, ""),
+        ("pause", None, "note a broken release"),
+    ]
+    newest = ask("trail T --limit 1").stdout.split()
+    assert [*newest[:5], newest[7:9], newest[10]] == [
+        "time",
+        "by",
+        "change",
+        "of",
+        "count",
+        ["127.0.0.1", "cancel"],
+        "1",
+    ]
+    assert ask("trail nosuch").stdout == "Nothing is recorded\n"
+    assert ask("trail a/b").exit_code == 2
+
+
 def test_a_pause_and_a_resume_of_many_ask_first(ask, scheduler: Scheduler, consumer) -> None:
     for _ in range(3):
         scheduler.schedule(b"x", after=HOUR)

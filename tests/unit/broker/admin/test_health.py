@@ -98,6 +98,7 @@ def test_nothing_is_wrong_with_a_service_that_works(tmp_path: Path) -> None:
 def test_a_log_that_takes_no_messages_is_told(tmp_path: Path) -> None:
     async def story(service: Service, _: FaultInjectingBucketSnapshotStorage) -> None:
         assert await service.problems() == ["new messages are refused: There is no room for the log: no space left"]
+        assert service.unready == "New messages are refused: there is no room for them"
 
     play(tmp_path, story, _FullDisk)
 
@@ -111,6 +112,7 @@ def test_an_outage_of_the_snapshots_is_told_until_it_is_over(tmp_path: Path) -> 
         for _ in range(2):
             await topic.ledger.append(b"x", publish_time_ms=_NOW_MS, deliver_at_ms=_NOW_MS + 3_600_000)
         (problem,) = await until(service.problems)
+        assert service.unready is None
         # Which call failed first, or both, is not the point: the sweep for residual snapshots fails as well.
         assert problem.startswith(f"{_TOPIC}: subscription s: snapshots fail: ")
         assert re.search(r", since 2027-01-15T08:0\d:\d\dZ: .*injected failure", problem)

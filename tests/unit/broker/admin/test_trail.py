@@ -4,11 +4,20 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from postdate.broker.admin.endpoints import SERVICE_ENDPOINTS
+from postdate.broker.admin.web import WebServer, start_web
+from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
+from tests.helpers.fakes import service_fakes
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
+from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.guarded_service import ORDERS, PRODUCE
+from tests.helpers.scheduled_topic import ScheduledApi, play
+from tests.unit.broker.admin import test_health
 from tests.unit.broker.admin.test_web_access import Ask, play_web
 
 TRAIL = "/postdate/v1/trail"
@@ -84,3 +93,81 @@ def test_changes_are_logged_and_listed_for_who_may_read_the_topic_also_after_a_r
 
     play_web(tmp_path, before)
     play_web(tmp_path, after)
+
+
+def test_a_pause_has_an_author_and_a_note_also_after_a_restart(tmp_path: Path) -> None:
+    async def before(service: Service, ask: Ask) -> None:
+        for name in ("s", "u"):
+            assert (await ask("root", "PUT", f"{TOPIC}/subscription/{name}"))[0] == 204
+        assert (await ask("root", "POST", f"{V1}/pause", {"subscription": "s", "note": "a broken release"}))[0] == 200
+        # The second pause finds one that is there, and says nothing new about it.
+        assert (await ask("root", "POST", f"{V1}/pause"))[0] == 200
+        assert (await ask("root", "POST", f"{V1}/pause", {"note": ""}))[0] == 400
+
+    async def after(service: Service, ask: Ask) -> None:
+        async def notes() -> list[tuple[str, str | None]]:
+            found = (await ask("root", "GET", V1))[1]["subscriptions"]
+            return [(one["pausedBy"], one["pauseNote"]) for one in found]
+
+        assert await notes() == [("root", "a broken release"), ("root", None)]
+        assert (await ask("root", "PUT", f"{TOPIC}/subscription/later"))[0] == 204
+        assert (await ask("root", "POST", f"{V1}/pause", {"note": "until noon"}))[0] == 200
+        assert await notes() == [("root", "until noon")] * 3
+        assert (await ask("root", "POST", f"{V1}/resume"))[0] == 200
+        assert await notes() == [(None, None)] * 3
+
+    play_web(tmp_path, before)
+    play_web(tmp_path, after)
+
+
+def test_small_changes_of_one_caller_are_one_entry_and_the_list_is_bounded(tmp_path: Path) -> None:
+    """So a program that cancels its messages one by one does not push an operator's pause out of the list."""
+
+    async def cancel(api: ScheduledApi, what: Any) -> None:
+        assert (await api.post("cancel", **what))[0] == 200
+
+    async def told(api: ScheduledApi) -> list[tuple[str, int, int | None, str]]:
+        found = (await api.get("/../../../../trail"))["entries"]
+        return [(one["action"], one["times"], one["count"], one["selection"]) for one in found]
+
+    async def before(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        first, second = await api.ids()
+        await cancel(api, {"messageIds": [first]})
+        assert (await api.post("reschedule", messageIds=[second], delayMs=70_000))[0] == 200
+        (second,) = await api.ids()
+        await cancel(api, {"messageIds": [second]})
+        assert await told(api) == [
+            ("cancel", 2, 2, f"messageIds {second}"),
+            ("reschedule", 1, 1, "messageIds 1:1, delayMs 70000"),
+        ]
+        # A program with a client of Pulsar's, over the broker's port.
+        await peer.request(BaseCommand.UNSUBSCRIBE, "unsubscribe", consumer_id=1)
+        assert await told(api) == [("unsubscribe", 1, 0, "by a client"), ("cancel", 2, 2, f"messageIds {second}")]
+
+    async def after(service: Service) -> None:
+        found = [(one.action, one.times, one.count) for one in service.trail.newest_first()]
+        assert found == [("unsubscribe", 1, 0), ("cancel", 2, 2)]
+
+    play(tmp_path, before, trail_entries_max=2)
+    service_fakes.play(tmp_path, after)
+
+
+def test_a_change_that_fails_in_the_middle_is_recorded(tmp_path: Path) -> None:
+    database = MemoryDatabase()
+
+    async def story(service: Service, _: object) -> None:
+        server = await start_web("127.0.0.1", 0, metrics=service.metrics, health=dict, routes=all_routes(service))
+        try:
+            database.failures_to_come = 1
+            async with aiohttp.request("PUT", f"http://127.0.0.1:{server.port}{TOPIC}") as reply:
+                reason = (await reply.json())["reason"]
+            async with aiohttp.request("GET", f"http://127.0.0.1:{server.port}{TRAIL}") as answer:
+                (entry,) = (await answer.json())["entries"]
+        finally:
+            await server.close()
+
+        assert (reply.status, entry["action"], entry["role"]) == (503, "create-topic", None)
+        assert entry["outcome"].removeprefix("failed: ") in reason
+
+    test_health.play(tmp_path, story, open_database=lambda _path, _config: database)

@@ -77,6 +77,7 @@ def play_web(folder: Path, story: Story, **access: Any) -> None:
 
 EVERYTHING = [
     ("GET", "/livez"),
+    ("GET", "/readyz"),
     ("GET", "/health"),
     ("GET", "/metrics"),
     ("GET", "/metrics/"),
@@ -127,7 +128,7 @@ EVERYTHING = [
     ("GET", "/health/"),
     ("GET", "/health/../admin/v2/brokers/health"),
 ]
-OPEN = {"/livez", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
+OPEN = {"/livez", "/readyz", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
 NO_FILES = {"/page/nosuch.js"}
 FOR_EVERY_ROLE = {f"/postdate/v1/{one}" for one in ("topics", "totals", "operations/none", "trail", "openapi.json")}
 FOR_ROLES = {"/admin/v2/tenants", "/admin/v2/namespaces/shop", f"{NAMESPACE}/topics", "/admin/v2/persistent/shop/eu"}

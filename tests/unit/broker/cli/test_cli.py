@@ -16,7 +16,7 @@ import pytest
 from click import Context
 from click.testing import CliRunner, Result
 
-from postdate.broker.cli.common import MalformedRequests, OneLineFormatter
+from postdate.broker.cli.common import JsonFormatter, MalformedRequests, OneLineFormatter
 from postdate.broker.cli.service_commands import announcement
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.configuration.pulsar_keys import pulsar_keys
@@ -351,6 +351,24 @@ def test_a_message_of_several_lines_stays_one_record() -> None:
     record = logging.LogRecord("broker", logging.INFO, "x.py", 1, "topic %s", ("a\nb\r2026 ERROR forged",), None)
 
     assert OneLineFormatter("%(levelname)s %(message)s").format(record) == "INFO topic a\\nb\\r2026 ERROR forged"
+
+
+def test_a_record_as_json_has_its_exception_on_the_same_line() -> None:
+    record = logging.LogRecord("broker", logging.ERROR, "x.py", 1, "topic %s", ("a\nb",), None)
+    record.created = 1_800_000_000.0625
+    error = KeyError("k\ud800")
+    record.exc_info = (KeyError, error, None)
+
+    line = JsonFormatter().format(record)
+
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "time": "2027-01-15T08:00:00.062Z",
+        "level": "ERROR",
+        "logger": "broker",
+        "message": "topic a\nb",
+        "exception": "KeyError: 'k\\ud800'",
+    }
 
 
 def test_a_request_that_is_no_http_is_told_in_one_line_and_a_defect_with_its_traceback() -> None:

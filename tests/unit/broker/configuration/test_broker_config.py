@@ -77,6 +77,7 @@ REFUSED = {
     "retentionCheckIntervalInSeconds": ("2147483648", "must be from -2147483648 to 2147483647"),
     "statsUpdateFrequencyInSecs": ("-2147483649", "must be from -2147483648 to 2147483647"),
     "unsupportedConfigIgnored": ("1", "must be true or false"),
+    "logFormat": ("xml", "must be text or json"),
     "trailMaxEntries": ("-1", "must be from 0 to 100000"),
     "exposeTopicLevelMetricsInPrometheus": ("yes", "must be true or false"),
     "exposeConsumerLevelMetricsInPrometheus": ("yes", "must be true or false"),
