@@ -127,7 +127,9 @@ async def totals(served: Served, call: Call[None]) -> answers.Totals:
 
 async def get_topic(served: Served, call: Call[None]) -> answers.TopicAnswer:
     """One topic."""
-    return await topic_summary(await served.topic(call.topic_name), served.service.catalog, served.service.now_ms)
+    answer = await topic_summary(await served.topic(call.topic_name), served.service.catalog, served.service.now_ms)
+    answer.may_pause = call.caller is None or call.caller.is_super_user
+    return answer
 
 
 async def list_subscriptions(served: Served, call: Call[None]) -> answers.Subscriptions:
