@@ -1,0 +1,159 @@
+"""Publish messages without a connection of the protocol: as entries that a client would have sent.
+
+All messages of a call are appended in one synced write: either all of them are stored or none, also across a crash.
+They pass what a SEND passes (`postdate.broker.clients.publishing`): the topic is open, no producer has it for itself,
+the delay and the size are within their limits, the disk has room, and bytes that are not durable yet are counted. What
+SEND leaves to its client is refused here: a message that no subscription would get when it is due.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+from uuid import uuid4
+
+from dispatcher.sticky_key import sticky_key_hash
+from managed_ledger.completion import completed
+from managed_ledger.entries.headers import NOT_DELAYED
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from managed_ledger.positions.position import Position
+from managed_ledger.positions.value_types import Clock
+from managed_ledger.replacing import NewEntry
+from postdate.broker.errors import BrokerError
+from postdate.broker.protocol.entries import entry_of
+from postdate.broker.slices import Turns
+from postdate.broker.topics.publishing_buffer import PublishBuffer
+from postdate.broker.topics.topic import Topic
+
+_PRODUCER: Final = "postdate-http"
+
+
+class NewMessage(NamedTuple):
+    """A message to publish."""
+
+    payload: bytes
+    key: str | None = None
+    properties: Mapping[str, str] = {}
+    deliver_at_ms: int | None = None
+    """When it is to be delivered, None for at once."""
+
+
+class UnpublishableError(BrokerError):
+    """A message is refused, and nothing was published.
+
+    Args:
+        place: Which of the messages.
+        field: What of it is wrong, as requests name it.
+        reason: Why, as a text.
+    """
+
+    def __init__(self, place: int, field: str, reason: str) -> None:
+        super().__init__(reason)
+        self.place = place
+        self.field = field
+
+
+class NobodyListensError(BrokerError):
+    """No subscription would get a message when it is due; nothing was published."""
+
+
+class DiskBehindError(BrokerError):
+    """Too many bytes wait for the disk; nothing was published."""
+
+
+class DirectProducer:
+    """Publishes for callers that have no connection of the protocol, under a name of its own.
+
+    Args:
+        buffer: Counts the bytes that are not durable yet, of all producers.
+        message_bytes_max: The largest message: metadata and payload.
+        now_ms: The clock.
+    """
+
+    def __init__(self, buffer: PublishBuffer, *, message_bytes_max: int, now_ms: Clock) -> None:
+        self._buffer = buffer
+        self._message_bytes_max = message_bytes_max
+        self._now_ms = now_ms
+        # The numbers of messages begin anew with each start, so the name does as well.
+        self._name = f"{_PRODUCER}-{uuid4().hex[:8]}"
+        self._sequence_id = 0
+
+    @completed
+    async def publish(self, topic: Topic, messages: Sequence[NewMessage]) -> list[Position]:
+        """Publish messages, all or none; they are durable on return.
+
+        Returns:
+            Their positions, in the order given.
+
+        Raises:
+            UnpublishableError: One is too large, or delayed by more than the topic's policies allow.
+            NobodyListensError: No subscription would get one of them.
+            ProducerBusyError: A producer has the topic for itself.
+            TopicClosedError: The topic is being closed.
+            DiskBehindError: Too much waits for the disk.
+            AppendRefusedError: The disk has too little room.
+            LedgerWriteError: They could not be stored, and will never be readable.
+        """
+        turns = Turns()
+        entries: list[NewEntry] = []
+        for place, message in enumerate(messages):
+            entries.append(self._entry(topic, place, message))
+            await turns.give_way()
+        # From here to `replace` there is no await.
+        topic.producers.check_takes_others()
+        _check_listened_to(topic, messages)
+        if self._buffer.is_full:
+            raise DiskBehindError("Too much waits for the disk")
+        size_bytes = sum(len(one.payload) for one in entries)
+        replacement = topic.ledger.replace(entries, acknowledged={}, hidden={})
+        topic.entries_in_total += len(entries)
+        topic.messages_in_total += len(entries)
+        topic.bytes_in_total += size_bytes
+        topic.note_active()
+        self._buffer.add(None, size_bytes)
+        try:
+            await replacement.durable
+        finally:
+            self._buffer.remove(size_bytes)
+        return list(replacement.positions)
+
+    def _entry(self, topic: Topic, place: int, message: NewMessage) -> NewEntry:
+        now_ms = self._now_ms()
+        self._sequence_id += 1
+        metadata = MessageMetadata(
+            producer_name=self._name,
+            sequence_id=self._sequence_id,
+            publish_time=now_ms,
+            uncompressed_size=len(message.payload),
+        )
+        if message.key is not None:
+            metadata.partition_key = message.key
+        for name, value in message.properties.items():
+            metadata.properties.add(key=name, value=value)
+        deliver_at_ms = NOT_DELAYED
+        if message.deliver_at_ms is not None:
+            metadata.deliver_at_time = deliver_at_ms = message.deliver_at_ms
+            if topic.delay_ms_max and deliver_at_ms - now_ms > topic.delay_ms_max:
+                reason = f"it is delayed by more than the topic's longest delay, {topic.delay_ms_max} milliseconds"
+                raise UnpublishableError(place, "deliverAtMs", reason)
+        size_bytes = metadata.ByteSize() + len(message.payload)
+        if size_bytes > self._message_bytes_max:
+            reason = f"it has {size_bytes} bytes, and maxMessageSize is {self._message_bytes_max}"
+            raise UnpublishableError(place, "payload", reason)
+        return NewEntry(
+            payload=entry_of(metadata, message.payload),
+            publish_time_ms=now_ms,
+            deliver_at_ms=deliver_at_ms,
+            sticky_hash=sticky_key_hash(metadata),
+            message_count=1,
+        )
+
+
+def _check_listened_to(topic: Topic, messages: Sequence[NewMessage]) -> None:
+    """Refuse messages that no subscription would get when they are due."""
+    there = topic.subscriptions.values()
+    if not there:
+        raise NobodyListensError(f"{topic.name.short} has no subscription, so nobody would get what is published")
+    if any(one.deliver_at_ms is not None for one in messages) and not any(one.has_delays for one in there):
+        shown = ", ".join(f"{one.name} is {one.type_without_delays}" for one in there)
+        raise NobodyListensError(
+            f"No subscription of {topic.name.short} delays ({shown}), so nobody would get a message at its time"
+        )
