@@ -12,7 +12,7 @@ a pause has held since before its time: no consumer can have got it.
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Final, NamedTuple
 
 from pyroaring import BitMap
@@ -25,7 +25,7 @@ from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Clock, Int64Array
 from managed_ledger.reading.unread_entries import united
-from managed_ledger.replacing import NewEntry, by_ledger
+from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from postdate.broker.protocol.entries import with_delivery_time
 from postdate.broker.scheduled.matched import match_ids
 from postdate.broker.scheduled.portions import Portion, portions
@@ -149,13 +149,17 @@ class ChangeOutcome:
 
 
 class Scheduled(NamedTuple):
-    """A message that was scheduled by an own id."""
+    """Messages that were scheduled by own ids."""
 
-    position: Position
+    positions: Sequence[Position]
     replaced: int
-    """Messages of the same id that no consumer gets any more."""
+    """Messages of the same ids that no consumer gets any more."""
     in_hand: int
-    """Messages of the same id that a consumer has, or is about to be sent; replaced for the other subscriptions."""
+    """Messages of the same ids that a consumer has, or is about to be sent; replaced for the other subscriptions."""
+
+
+Append = Callable[[Mapping[Cursor, Entries]], Replacement]
+"""Appends new entries; what the cursors are to acknowledge goes into the same write."""
 
 
 class Operations:
@@ -263,7 +267,8 @@ class Operations:
         self._progress.done += len(positions)
 
     def _change(self, kind: str, selector: Selector) -> ScheduledChange:
-        return ScheduledChange(kind, selector.ids, self._progress.sentence, selector.own_id)
+        own_ids = None if selector.own_id is None else frozenset({selector.own_id})
+        return ScheduledChange(kind, selector.ids, self._progress.sentence, own_ids)
 
     async def _found(self, selector: Selector) -> tuple[TopicSchedule, Rows]:
         """Find the selected messages, those in a hand as well."""
@@ -396,22 +401,19 @@ class Operations:
         if not kept:
             return
         given_up = {one: gone[one.cursor] for one in self._subscriptions if gone.get(one.cursor)}
-        new = await self._replace([copies[position] for position in kept], given_up, hidden)
-        if len(outcome.moved) < MOVED_TOLD_MAX:
-            outcome.moved |= zip(kept, new, strict=True)
-
-    async def _replace(
-        self,
-        entries: Sequence[NewEntry],
-        given_up: Mapping[Subscription, Collection[Position]],
-        hidden: Mapping[Cursor, Sequence[int]],
-    ) -> Sequence[Position]:
-        """Append entries in place of those that subscriptions give up; return their positions once it is durable."""
         replacement = self._topic.ledger.replace(
-            entries,
+            [copies[position] for position in kept],
             acknowledged={one.cursor: by_ledger(positions) for one, positions in given_up.items()},
             hidden=hidden,
         )
+        new = await self._durable(replacement, given_up)
+        if len(outcome.moved) < MOVED_TOLD_MAX:
+            outcome.moved |= zip(kept, new, strict=True)
+
+    async def _durable(
+        self, replacement: Replacement, given_up: Mapping[Subscription, Collection[Position]]
+    ) -> Sequence[Position]:
+        """Return the positions of new entries once they are durable, with what subscriptions give up for them."""
         for subscription, positions in given_up.items():
             subscription.withdraw(by_ledger(positions))
         try:
@@ -425,24 +427,24 @@ class Operations:
         return replacement.positions
 
     @completed
-    async def schedule(self, own_id: str, entry: NewEntry) -> Scheduled:
-        """Append a message of an own id in place of the scheduled ones of this id, in one synced write.
+    async def schedule(self, own_ids: frozenset[str], append: Append) -> Scheduled:
+        """Append messages of own ids in place of the scheduled ones of these ids, in one synced write.
 
-        A consumer keeps a message that it has in hand. A crash leaves either the old messages or the new one.
+        A consumer keeps a message that it has in hand. A crash leaves either the old messages or the new ones.
 
         Args:
-            own_id: The id, which the entry has as its property `OWN_ID_PROPERTY`.
-            entry: The message.
+            own_ids: The ids, which the new entries have as their property `OWN_ID_PROPERTY`.
+            append: Appends the messages, and acknowledges what it is told in the same write; or refuses to, by an
+                exception of its own.
 
         Raises:
             ChangeUnderWayError: Another change has been under way for long; nothing has changed.
             LedgerError: The log cannot be read or written; nothing has changed.
         """
-        selector = Selector(own_id=own_id)
-        async with self._topic.changes.turn(self._change(SCHEDULE, selector)):
-            _, matched = await self._found(selector)
-            # From here to the call of `replace` there is no await, so no consumer can get an old one in between.
-            positions = list(starmap(Position, matched.positions()))
+        async with self._topic.changes.turn(ScheduledChange(SCHEDULE, None, self._progress.sentence, own_ids)):
+            found = [(await self._found(Selector(own_id=own_id)))[1] for own_id in sorted(own_ids)]
+            # From here to the call of `append` there is no await, so no consumer can get an old one in between.
+            positions = list(starmap(Position, chain.from_iterable(one.positions() for one in found)))
             given_up: dict[Subscription, set[Position]] = {}
             in_hand: set[tuple[int, int]] = set()
             for one in self._subscriptions:
@@ -451,8 +453,9 @@ class Operations:
                 in_hand |= in_hand_here
                 if left - in_hand_here:
                     given_up[one] = left - in_hand_here
-            (position,) = await self._replace([entry], given_up, {})
-        return Scheduled(position, len(set().union(*given_up.values()) - in_hand), len(in_hand))
+            replacement = append({one.cursor: by_ledger(positions) for one, positions in given_up.items()})
+            new = await self._durable(replacement, given_up)
+        return Scheduled(new, len(set().union(*given_up.values()) - in_hand), len(in_hand))
 
     def _who_gives_up(
         self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int], outcome: ChangeOutcome

@@ -7,18 +7,22 @@ SEND leaves to its client is refused here: a message that no subscription would 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 from uuid import uuid4
 
 from dispatcher.sticky_key import sticky_key_hash
 from managed_ledger.completion import completed
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.entries.headers import NOT_DELAYED
+from managed_ledger.entries.message_metadata import OWN_ID_PROPERTY, header_flags
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Clock
-from managed_ledger.replacing import NewEntry
+from managed_ledger.replacing import Entries, NewEntry, Replacement
 from postdate.broker.errors import BrokerError
 from postdate.broker.protocol.entries import entry_of
+from postdate.broker.scheduled.operations import Operations, Scheduled
 from postdate.broker.slices import Turns
 from postdate.broker.topics.publishing_buffer import PublishBuffer
 from postdate.broker.topics.topic import Topic
@@ -34,6 +38,8 @@ class NewMessage(NamedTuple):
     properties: Mapping[str, str] = {}
     deliver_at_ms: int | None = None
     """When it is to be delivered, None for at once."""
+    own_id: str | None = None
+    """The id of its caller's own, by which it replaces what is scheduled (`DirectProducer.schedule`)."""
 
 
 class UnpublishableError(BrokerError):
@@ -92,28 +98,58 @@ class DirectProducer:
             AppendRefusedError: The disk has too little room.
             LedgerWriteError: They could not be stored, and will never be readable.
         """
+        replacement = self._append(topic, messages, await self._entries(topic, messages), {})
+        await replacement.durable
+        return list(replacement.positions)
+
+    @completed
+    async def schedule(self, topic: Topic, messages: Sequence[NewMessage], operations: Operations) -> Scheduled:
+        """Publish messages, all or none, in place of those that are scheduled under the same own ids.
+
+        One with an id and without a time is due at once.
+
+        Args:
+            topic: The topic.
+            messages: The messages; no id comes twice.
+            operations: The operations of the topic, for all of its subscriptions.
+
+        Raises:
+            ChangeUnderWayError: Another change of such messages has been under way for long; nothing was published.
+            Exception: As `publish` raises.
+        """
+        entries = await self._entries(topic, messages)
+        own_ids = frozenset(one.own_id for one in messages if one.own_id is not None)
+        return await operations.schedule(own_ids, partial(self._append, topic, messages, entries))
+
+    async def _entries(self, topic: Topic, messages: Sequence[NewMessage]) -> list[NewEntry]:
         turns = Turns()
         entries: list[NewEntry] = []
         for place, message in enumerate(messages):
             entries.append(self._entry(topic, place, message))
             await turns.give_way()
-        # From here to `replace` there is no await.
+        return entries
+
+    def _append(
+        self,
+        topic: Topic,
+        messages: Sequence[NewMessage],
+        entries: Sequence[NewEntry],
+        acknowledged: Mapping[Cursor, Entries],
+    ) -> Replacement:
+        """Append the messages, unless the topic takes none at this moment."""
         topic.producers.check_takes_others()
         _check_listened_to(topic, messages)
         if self._buffer.is_full:
             raise DiskBehindError("Too much waits for the disk")
         size_bytes = sum(len(one.payload) for one in entries)
-        replacement = topic.ledger.replace(entries, acknowledged={}, hidden={})
+        replacement = topic.ledger.replace(entries, acknowledged=acknowledged, hidden={})
         topic.entries_in_total += len(entries)
         topic.messages_in_total += len(entries)
         topic.bytes_in_total += size_bytes
         topic.note_active()
         self._buffer.add(None, size_bytes)
-        try:
-            await replacement.durable
-        finally:
-            self._buffer.remove(size_bytes)
-        return list(replacement.positions)
+        replacement.durable.add_done_callback(lambda _: self._buffer.remove(size_bytes))
+        return replacement
 
     def _entry(self, topic: Topic, place: int, message: NewMessage) -> NewEntry:
         now_ms = self._now_ms()
@@ -125,12 +161,17 @@ class DirectProducer:
             uncompressed_size=len(message.payload),
         )
         if message.key is not None:
-            metadata.partition_key = message.key
-        for name, value in message.properties.items():
+            metadata.partition_key = message.key.encode()
+        properties = dict(message.properties)
+        deliver_at_ms = NOT_DELAYED if message.deliver_at_ms is None else message.deliver_at_ms
+        if message.own_id is not None:
+            properties[OWN_ID_PROPERTY] = message.own_id
+            # By its time it is found, until it is acknowledged.
+            deliver_at_ms = now_ms if deliver_at_ms == NOT_DELAYED else deliver_at_ms
+        for name, value in properties.items():
             metadata.properties.add(key=name, value=value)
-        deliver_at_ms = NOT_DELAYED
-        if message.deliver_at_ms is not None:
-            metadata.deliver_at_time = deliver_at_ms = message.deliver_at_ms
+        if deliver_at_ms != NOT_DELAYED:
+            metadata.deliver_at_time = deliver_at_ms
             if topic.delay_ms_max and deliver_at_ms - now_ms > topic.delay_ms_max:
                 reason = f"it is delayed by more than the topic's longest delay, {topic.delay_ms_max} milliseconds"
                 raise UnpublishableError(place, "deliverAtMs", reason)
@@ -144,6 +185,7 @@ class DirectProducer:
             deliver_at_ms=deliver_at_ms,
             sticky_hash=sticky_key_hash(metadata),
             message_count=1,
+            flags=header_flags(metadata),
         )
 
 
