@@ -7,7 +7,6 @@ SEND leaves to its client is refused here: a message that no subscription would 
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Final, NamedTuple
 from uuid import uuid4
 
@@ -22,7 +21,7 @@ from managed_ledger.positions.value_types import Clock
 from managed_ledger.replacing import Entries, NewEntry, Replacement
 from postdate.broker.errors import BrokerError
 from postdate.broker.protocol.entries import entry_of
-from postdate.broker.scheduled.operations import Operations, Scheduled
+from postdate.broker.scheduled.operations import Append, Operations, Scheduled
 from postdate.broker.slices import Turns
 from postdate.broker.topics.publishing_buffer import PublishBuffer
 from postdate.broker.topics.topic import Topic
@@ -39,7 +38,7 @@ class NewMessage(NamedTuple):
     deliver_at_ms: int | None = None
     """When it is to be delivered, None for at once."""
     own_id: str | None = None
-    """The id of its caller's own, by which it replaces what is scheduled (`DirectProducer.schedule`)."""
+    """The id that its caller gave it, by which it replaces what is scheduled (`DirectProducer.schedule`)."""
 
 
 class UnpublishableError(BrokerError):
@@ -49,12 +48,16 @@ class UnpublishableError(BrokerError):
         place: Which of the messages.
         field: What of it is wrong, as requests name it.
         reason: Why, as a text.
+        advice: How the caller mends it.
+        status: The HTTP status.
     """
 
-    def __init__(self, place: int, field: str, reason: str) -> None:
+    def __init__(self, place: int, field: str, reason: str, *, advice: str, status: int) -> None:
         super().__init__(reason)
         self.place = place
         self.field = field
+        self.advice = advice
+        self.status = status
 
 
 class NobodyListensError(BrokerError):
@@ -83,27 +86,38 @@ class DirectProducer:
         self._sequence_id = 0
 
     @completed
-    async def publish(self, topic: Topic, messages: Sequence[NewMessage]) -> list[Position]:
+    async def publish(
+        self, topic: Topic, messages: Sequence[NewMessage], *, subscriptions: Sequence[str] = ()
+    ) -> list[Position]:
         """Publish messages, all or none; they are durable on return.
+
+        Args:
+            topic: The topic.
+            messages: The messages.
+            subscriptions: Those that are to get them; missing ones are made. None for any that there are.
 
         Returns:
             Their positions, in the order given.
 
         Raises:
             UnpublishableError: One is too large, or delayed by more than the topic's policies allow.
-            NobodyListensError: No subscription would get one of them.
+            NobodyListensError: No subscription would get one of them when it is due.
+            NotAllowedError: The topic has as many subscriptions as are allowed.
             ProducerBusyError: A producer has the topic for itself.
             TopicClosedError: The topic is being closed.
             DiskBehindError: Too much waits for the disk.
             AppendRefusedError: The disk has too little room.
             LedgerWriteError: They could not be stored, and will never be readable.
         """
-        replacement = self._append(topic, messages, await self._entries(topic, messages), {})
+        append = await self._prepared(topic, messages, subscriptions)
+        replacement = append({})
         await replacement.durable
         return list(replacement.positions)
 
     @completed
-    async def schedule(self, topic: Topic, messages: Sequence[NewMessage], operations: Operations) -> Scheduled:
+    async def schedule(
+        self, topic: Topic, messages: Sequence[NewMessage], operations: Operations, *, subscriptions: Sequence[str] = ()
+    ) -> Scheduled:
         """Publish messages, all or none, in place of those that are scheduled under the same own ids.
 
         One with an id and without a time is due at once.
@@ -112,46 +126,56 @@ class DirectProducer:
             topic: The topic.
             messages: The messages; no id comes twice.
             operations: The operations of the topic, for all of its subscriptions.
+            subscriptions: As for `publish`.
 
         Raises:
             ChangeUnderWayError: Another change of such messages has been under way for long; nothing was published.
             Exception: As `publish` raises.
         """
-        entries = await self._entries(topic, messages)
-        own_ids = frozenset(one.own_id for one in messages if one.own_id is not None)
-        return await operations.schedule(own_ids, partial(self._append, topic, messages, entries))
+        append = await self._prepared(topic, messages, subscriptions)
+        return await operations.schedule(frozenset(one.own_id for one in messages if one.own_id is not None), append)
 
-    async def _entries(self, topic: Topic, messages: Sequence[NewMessage]) -> list[NewEntry]:
+    async def _prepared(self, topic: Topic, messages: Sequence[NewMessage], subscriptions: Sequence[str]) -> Append:
+        """Make the entries and missing subscriptions, and return what appends the entries."""
+        entries = await self.entries_of(messages, topic.delay_ms_max)
+        for name in subscriptions:
+            await topic.ensure_subscription(name, start=topic.next_position())
+
+        def append(acknowledged: Mapping[Cursor, Entries]) -> Replacement:
+            topic.producers.check_takes_others()
+            _check_subscriptions(topic, messages, subscriptions)
+            if self._buffer.is_full:
+                raise DiskBehindError("Too much waits for the disk")
+            replacement = topic.ledger.replace(entries, acknowledged=acknowledged, hidden={})
+            size_bytes = sum(len(one.payload) for one in entries)
+            topic.entries_in_total += len(entries)
+            topic.messages_in_total += len(entries)
+            topic.bytes_in_total += size_bytes
+            topic.note_active()
+            self._buffer.add(None, size_bytes)
+            replacement.durable.add_done_callback(lambda _: self._buffer.remove(size_bytes))
+            return replacement
+
+        return append
+
+    async def entries_of(self, messages: Sequence[NewMessage], delay_ms_max: int) -> list[NewEntry]:
+        """Return messages as entries of the log.
+
+        Args:
+            messages: The messages.
+            delay_ms_max: The longest delay, 0 for any.
+
+        Raises:
+            UnpublishableError: One is too large, or delayed by more than that.
+        """
         turns = Turns()
         entries: list[NewEntry] = []
         for place, message in enumerate(messages):
-            entries.append(self._entry(topic, place, message))
+            entries.append(self._entry(message, place, delay_ms_max))
             await turns.give_way()
         return entries
 
-    def _append(
-        self,
-        topic: Topic,
-        messages: Sequence[NewMessage],
-        entries: Sequence[NewEntry],
-        acknowledged: Mapping[Cursor, Entries],
-    ) -> Replacement:
-        """Append the messages, unless the topic takes none at this moment."""
-        topic.producers.check_takes_others()
-        _check_listened_to(topic, messages)
-        if self._buffer.is_full:
-            raise DiskBehindError("Too much waits for the disk")
-        size_bytes = sum(len(one.payload) for one in entries)
-        replacement = topic.ledger.replace(entries, acknowledged=acknowledged, hidden={})
-        topic.entries_in_total += len(entries)
-        topic.messages_in_total += len(entries)
-        topic.bytes_in_total += size_bytes
-        topic.note_active()
-        self._buffer.add(None, size_bytes)
-        replacement.durable.add_done_callback(lambda _: self._buffer.remove(size_bytes))
-        return replacement
-
-    def _entry(self, topic: Topic, place: int, message: NewMessage) -> NewEntry:
+    def _entry(self, message: NewMessage, place: int, delay_ms_max: int) -> NewEntry:
         now_ms = self._now_ms()
         self._sequence_id += 1
         metadata = MessageMetadata(
@@ -166,19 +190,29 @@ class DirectProducer:
         deliver_at_ms = NOT_DELAYED if message.deliver_at_ms is None else message.deliver_at_ms
         if message.own_id is not None:
             properties[OWN_ID_PROPERTY] = message.own_id
-            # By its time it is found, until it is acknowledged.
+            # By a time it is found, until it is acknowledged.
             deliver_at_ms = now_ms if deliver_at_ms == NOT_DELAYED else deliver_at_ms
         for name, value in properties.items():
             metadata.properties.add(key=name, value=value)
         if deliver_at_ms != NOT_DELAYED:
             metadata.deliver_at_time = deliver_at_ms
-            if topic.delay_ms_max and deliver_at_ms - now_ms > topic.delay_ms_max:
-                reason = f"it is delayed by more than the topic's longest delay, {topic.delay_ms_max} milliseconds"
-                raise UnpublishableError(place, "deliverAtMs", reason)
+            if delay_ms_max and deliver_at_ms - now_ms > delay_ms_max:
+                raise UnpublishableError(
+                    place,
+                    "deliverAtMs",
+                    "that is longer than the topic's longest delay",
+                    advice=f"Choose a time within {delay_ms_max} milliseconds from now, or raise the policy's limit",
+                    status=400,
+                )
         size_bytes = metadata.ByteSize() + len(message.payload)
         if size_bytes > self._message_bytes_max:
-            reason = f"it has {size_bytes} bytes, and maxMessageSize is {self._message_bytes_max}"
-            raise UnpublishableError(place, "payload", reason)
+            raise UnpublishableError(
+                place,
+                "payload",
+                f"the message has {size_bytes} bytes with its metadata",
+                advice=f"Up to {self._message_bytes_max} are allowed (maxMessageSize)",
+                status=413,
+            )
         return NewEntry(
             payload=entry_of(metadata, message.payload),
             publish_time_ms=now_ms,
@@ -189,12 +223,13 @@ class DirectProducer:
         )
 
 
-def _check_listened_to(topic: Topic, messages: Sequence[NewMessage]) -> None:
+def _check_subscriptions(topic: Topic, messages: Sequence[NewMessage], names: Sequence[str]) -> None:
     """Refuse messages that no subscription would get when they are due."""
-    there = topic.subscriptions.values()
+    there = [one for one in topic.subscriptions.values() if not names or one.name in names]
     if not there:
         raise NobodyListensError(f"{topic.name.short} has no subscription, so nobody would get what is published")
-    if any(one.deliver_at_ms is not None for one in messages) and not any(one.has_delays for one in there):
+    is_timed = any(one.deliver_at_ms is not None or one.own_id is not None for one in messages)
+    if is_timed and not any(one.has_delays for one in there):
         shown = ", ".join(f"{one.name} is {one.type_without_delays}" for one in there)
         raise NobodyListensError(
             f"No subscription of {topic.name.short} delays ({shown}), so nobody would get a message at its time"
