@@ -142,7 +142,7 @@ async def cancel(served: Served, call: Call[SelectionRequest]) -> answers.Cancel
     asked, selector = call.asked, requests.selector_of(call.asked)
     topic = await served.topic(call.topic_name)
     with served.begin(call.request.headers.get(OPERATION_ID), "cancel", topic.name) as progress:
-        operations = _operations(served, topic, asked, progress)
+        operations = operations_of(served, topic, asked.subscription, progress)
         outcome = await (operations.look_at_cancel if asked.dry_run else operations.cancel)(selector)
         answer = _outcome(answers.Cancelled, outcome, asked)
         if not asked.dry_run:
@@ -265,7 +265,7 @@ async def _move(
     operation_id = call.request.headers.get(OPERATION_ID)
     topic = await served.topic(call.topic_name)
     with served.begin(operation_id, kind, topic.name) as progress:
-        operations = _operations(served, topic, asked, progress)
+        operations = operations_of(served, topic, asked.subscription, progress)
 
         def check(movable: Rows) -> None:
             if new_time is not None:
@@ -307,11 +307,16 @@ def _check_new_times(served: Served, topic: Topic, movable: Rows, new_time: Resc
         raise RefusalError(400, "that is longer than the topic's longest delay", field=new_time.field, advice=advice)
 
 
-def _operations(served: Served, topic: Topic, asked: SelectionRequest, progress: Progress) -> Operations:
+def operations_of(served: Served, topic: Topic, name: str | None, progress: Progress) -> Operations:
+    """Return the operations on messages of a subscription, or of all that delay.
+
+    Raises:
+        RefusalError: There is no such subscription, or it does not delay.
+    """
     service = served.service
 
     def new_schedule() -> TopicSchedule:
-        return _schedule(served, topic, asked.subscription, is_to_change=True, has_in_hand=True)
+        return _schedule(served, topic, name, is_to_change=True, has_in_hand=True)
 
     # An unknown subscription is refused before the change has its turn.
     new_schedule()
@@ -321,7 +326,7 @@ def _operations(served: Served, topic: Topic, asked: SelectionRequest, progress:
         now_ms=service.now_ms,
         early_ms=early_ms_of(topic, is_strict=service.config.tracker.is_deliver_at_time_strict),
         progress=progress,
-        is_for_all=asked.subscription is None,
+        is_for_all=name is None,
     )
 
 
