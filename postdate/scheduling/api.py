@@ -5,7 +5,7 @@ requests; its errors become exceptions with the field and the advice.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
@@ -112,6 +112,18 @@ class ScheduleApi:
         request = self._request(path, body)
         if operation_id is not None:
             request.add_header("Operation-Id", operation_id)
+        return self._send(request, CHANGE_TIMEOUT_S)
+
+    def post_lines(self, path: str, bodies: Sequence[Json]) -> Json:
+        """Send a POST of several objects, a line each.
+
+        Raises:
+            ScheduleRequestError: The service refuses, and nothing has changed.
+            ServiceUnavailableError: It does not answer; whether it was done is not known.
+        """
+        lines = "\n".join(json.dumps(body) for body in bodies).encode()
+        request = Request(f"{self.admin_url}{PREFIX}{path}", data=lines, method="POST")
+        request.add_header("Content-Type", "application/x-ndjson")
         return self._send(request, CHANGE_TIMEOUT_S)
 
     def admin(
