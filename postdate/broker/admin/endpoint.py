@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args
 
 import msgspec
@@ -18,12 +18,18 @@ from aiohttp import hdrs, web
 from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.refusal import RefusalError, is_own
 from postdate.broker.admin.scheduled_requests import IDS_ADVICE, Pause, SelectionRequest
+from postdate.broker.slices import Turns
 from postdate.broker.topics.topic_name import TopicName
 
 COMPRESSED_BYTES_MIN: Final = 64 * 1024
 """An answer of this size is compressed, in a thread, for callers that take it."""
 
+LINES: Final = "application/x-ndjson"
+"""The type of a body with a JSON object in each line."""
+_JSON: Final = "application/json"
+
 Asked = TypeVar("Asked")
+Made = TypeVar("Made")
 
 
 class Needs(Enum):
@@ -38,6 +44,8 @@ class Needs(Enum):
     """One of these grants for the topic: counts and times are shown."""
     CONSUME = auto()
     """This grant for the topic: keys, properties and payloads are shown, or messages acknowledged."""
+    PRODUCE = auto()
+    """This grant for the topic: messages are published."""
     PRODUCE_AND_CONSUME = auto()
     """Both grants for the topic: a message is acknowledged, and a copy published."""
     SUPER_USER = auto()
@@ -67,6 +75,7 @@ class Endpoint:
         name: Its id in the OpenAPI document, empty for the name of the handler.
         failing: The type of a 503 that it answers where a part of the service fails, None for none.
         options: The type of what its URL says, where the method is not GET; None where it says nothing.
+        takes_lines: Whether the body may also be lines of JSON, each an object; the handler reads it (`objects_of`).
     """
 
     method: str
@@ -78,6 +87,7 @@ class Endpoint:
     name: str = ""
     failing: Any = None
     options: Any = None
+    takes_lines: bool = False
 
     @classmethod
     def look(
@@ -200,14 +210,13 @@ async def _asked(endpoint: Endpoint, request: web.Request) -> Any:
     if is_strict:
         # A change takes no parameters: one in the URL would be overlooked.
         _of_fields(None, _query(request), is_text=True, refuses_unknown=True)
-    if endpoint.request is None:
+    if endpoint.request is None or endpoint.takes_lines:
         return None
     data = await _body(request)
     if not data and endpoint.is_body_optional:
         return endpoint.body_if_none
-    if request.content_type != "application/json":
-        error = f"The body must be application/json, but is {request.content_type}"
-        raise RefusalError(415, error, field="Content-Type", advice="Send JSON with Content-Type: application/json")
+    if request.content_type != _JSON:
+        raise _wrong_type(request, _JSON)
     if is_strict:
         return _of_fields(endpoint.request, _json_object(data), is_text=False, refuses_unknown=True)
     try:
@@ -216,11 +225,56 @@ async def _asked(endpoint: Endpoint, request: web.Request) -> Any:
         raise RefusalError(400, f"The body cannot be used: {error}") from error
 
 
-async def _body(request: web.Request) -> bytes:
+async def objects_of(
+    request: web.Request, type_: Any, use: Callable[[Any], Made], *, bytes_max: int, count_max: int
+) -> list[Made]:
+    """Return what is made of the body: of one JSON object, or of one for each line (application/x-ndjson).
+
+    Args:
+        request: The request.
+        type_: The struct of an object.
+        use: Makes something of it; a `RefusalError` of it, too, is told with the number of the line.
+        bytes_max: How large the body may be.
+        count_max: How many lines it may have.
+
+    Raises:
+        RefusalError: The body is of another type or too large, or an object is wrong.
+    """
+
+    def made(data: bytes) -> Made:
+        return use(_of_fields(type_, _json_object(data), is_text=False, refuses_unknown=True))
+
+    is_lines = request.content_type == LINES
+    if not is_lines and request.content_type != _JSON:
+        raise _wrong_type(request, f"{_JSON}, or {LINES} for an object in each line")
+    advice = f"Send up to {count_max} lines and {bytes_max} bytes in one request"
+    data = await _body(request.clone(client_max_size=bytes_max), advice=advice)
+    if not is_lines:
+        return [made(data)]
+    lines = data.splitlines()
+    if not 0 < len(lines) <= count_max:
+        raise RefusalError(413 if lines else 400, f"The body has {len(lines)} lines", advice=advice)
+    found: list[Made] = []
+    turns = Turns()
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(made(line))
+        except RefusalError as error:
+            raise error.in_line(number) from error
+        await turns.give_way()
+    return found
+
+
+def _wrong_type(request: web.Request, wanted: str) -> RefusalError:
+    error = f"The body must be {wanted}, but is {request.content_type}"
+    return RefusalError(415, error, field="Content-Type", advice=f"Send JSON with Content-Type: {_JSON}")
+
+
+async def _body(request: web.Request, *, advice: str = IDS_ADVICE) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise RefusalError(413, f"The body is too large: {error.text}", advice=IDS_ADVICE) from error
+        raise RefusalError(413, f"The body is too large: {error.text}", advice=advice) from error
     except web.RequestPayloadError as error:
         # Nothing behind such a body can be read, so the connection ends behind the answer.
         request.content.feed_eof()
@@ -252,7 +306,7 @@ def _json_object(data: bytes) -> Json:
 
 def _of_fields(type_: Any, given: Mapping[str, Any], *, is_text: bool, refuses_unknown: bool) -> Any:
     """Return the struct of fields that were given by name, each converted alone, so that a refusal names it."""
-    known = {} if type_ is None else {one.encode_name: one for one in msgspec.structs.fields(type_)}
+    known = _fields_of(type_)
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name in known:
@@ -261,6 +315,12 @@ def _of_fields(type_: Any, given: Mapping[str, Any], *, is_text: bool, refuses_u
             advice = f"Known are: {', '.join(sorted(known))}" if known else "This request has no parameters"
             raise RefusalError(400, f"{name!r} is no field of this request", field=name, advice=advice)
     return None if type_ is None else type_(**values)
+
+
+@cache
+def _fields_of(type_: Any) -> Mapping[str, Any]:
+    """Return the fields of a struct by the names that requests have for them."""
+    return {} if type_ is None else {one.encode_name: one for one in msgspec.structs.fields(type_)}
 
 
 def _converted(name: str, value: Any, type_: Any, *, is_text: bool) -> Any:

@@ -2,7 +2,8 @@
 
 A new endpoint is a new row: method, path, what its caller needs, the types of the request and of the answer, and the
 handler, whose docstring is the summary (`postdate.broker.admin.endpoint`). The handlers are in `port_handlers` (health,
-metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`) and `scheduled_handlers` (`/postdate/v1`).
+metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`), and `scheduled_handlers` and
+`publishing_handlers` (`/postdate/v1`).
 """
 
 from functools import cache
@@ -12,6 +13,7 @@ from msgspec import Meta
 
 from managed_ledger.positions.value_types import Json
 from postdate.broker.admin import port_handlers as port
+from postdate.broker.admin import publishing_handlers as publishing
 from postdate.broker.admin import pulsar_handlers as pulsar
 from postdate.broker.admin import scheduled_handlers as scheduled
 from postdate.broker.admin import topic_handlers as topics
@@ -151,6 +153,15 @@ SERVICE_ENDPOINTS: Final = (
     Endpoint("GET", f"{_V1}/topics", Needs.ROLE, ListTopics, answers.Topics, scheduled.list_topics),
     Endpoint("GET", _TOPIC, _LOOK, None, answers.TopicAnswer, scheduled.get_topic),
     Endpoint("GET", f"{_TOPIC}/subscriptions", _LOOK, None, answers.Subscriptions, scheduled.list_subscriptions),
+    Endpoint(
+        "POST",
+        f"{_TOPIC}/scheduled",
+        Needs.PRODUCE,
+        publishing.Publish,
+        answers.Published,
+        publishing.publish,
+        takes_lines=True,
+    ),
     *Endpoint.look(
         f"{_TOPIC}/scheduled", _CONSUME, List, answers.PageAnswer, scheduled.list_scheduled, by_body="/list"
     ),

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from managed_ledger.positions.value_types import Json
-from postdate.broker.admin.endpoint import Endpoint, Text
+from postdate.broker.admin.endpoint import LINES, Endpoint, Text
 from postdate.broker.admin.refusal import is_own
 from postdate.broker.scheduled.answers import Answer
 
@@ -124,7 +124,9 @@ def _operation(endpoint: Endpoint, schemas: _Schemas) -> Json:
     if endpoint.request is not None and endpoint.method == "GET":
         parameters += _query(endpoint.request)
     elif endpoint.request is not None:
-        body = {"application/json": {"schema": schemas.of(endpoint.request)}}
+        body: Json = {"application/json": {"schema": schemas.of(endpoint.request)}}
+        if endpoint.takes_lines:
+            body[LINES] = {"schema": {"type": "string", "description": "Such an object in each line"}}
         operation["requestBody"] = {"required": not endpoint.is_body_optional, "content": body}
     if endpoint.options is not None:
         parameters += _query(endpoint.options)

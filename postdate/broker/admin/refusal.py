@@ -12,7 +12,14 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from managed_ledger.errors import AppendRefusedError, LedgerError
-from postdate.broker.errors import InvalidTopicNameError, NotAllowedError, SnapshotsLeftError, TopicClosedError
+from postdate.broker.errors import (
+    InvalidTopicNameError,
+    NotAllowedError,
+    ProducerBusyError,
+    SnapshotsLeftError,
+    TopicClosedError,
+)
+from postdate.broker.scheduled.publishing import DiskBehindError, NobodyListensError
 from postdate.broker.scheduled.topic_schedule import TooManyRowsError
 from postdate.broker.topics.change_order import ChangeUnderWayError
 
@@ -48,6 +55,11 @@ class RefusalError(Exception):
         self.field = field
         self.advice = advice
         self.headers = headers or {}
+
+    def in_line(self, number: int) -> "RefusalError":
+        """Return the refusal of a line of the body; a request of many lines is refused whole."""
+        error = f"line {number}: {self}; nothing is published"
+        return RefusalError(self.status, error, field=self.field, advice=self.advice)
 
 
 def is_own(path: str) -> bool:
@@ -91,6 +103,13 @@ def _refusal_of(request: web.Request, error: Exception) -> RefusalError | None:
             return RefusalError(412, str(error))
         case TopicClosedError() | SnapshotsLeftError():
             return RefusalError(503, str(error), advice="Repeat it")
+        case ProducerBusyError():
+            return RefusalError(409, str(error), advice="Repeat it when that producer is closed")
+        case NobodyListensError():
+            advice = "Subscribe as Shared or Key_Shared first, or name a subscription: a missing one is made"
+            return RefusalError(409, str(error), field="subscription", advice=advice)
+        case DiskBehindError():
+            return RefusalError(503, str(error), advice="Repeat it in a moment", headers={"Retry-After": "1"})
         case TooManyRowsError():
             advice = "Narrow from and until and repeat, or use the jobs on Spark with the service stopped"
             return RefusalError(413, str(error), advice=advice)

@@ -22,6 +22,7 @@ from postdate.broker.authorization.permissions import Authorizer
 _NEEDS: Final = {(one.method, one.path.replace(":.+", "")): one.needs for one in (*PORT_ENDPOINTS, *SERVICE_ENDPOINTS)}
 _ACTIONS: Final = {
     Needs.CONSUME: (Action.CONSUME,),
+    Needs.PRODUCE: (Action.PRODUCE,),
     Needs.PRODUCE_AND_CONSUME: (Action.CONSUME, Action.PRODUCE),
 }
 _PROXIED: Final = "X-Original-Principal"

@@ -12,7 +12,9 @@ from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.scheduled.answers import Kind, OperationAnswer, both
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.operations import Progress
+from postdate.broker.scheduled.publishing import DirectProducer
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
+from postdate.broker.topics.publishing_buffer import PublishBuffer
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
 
@@ -67,6 +69,10 @@ class WebService(Protocol):
     def topics(self) -> WebTopics:
         """All topics."""
 
+    @property
+    def publish_buffer(self) -> PublishBuffer:
+        """Counts bytes that wait for the disk."""
+
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds, against which times of delivery are compared."""
 
@@ -108,6 +114,10 @@ class Served:
 
     def __init__(self, service: WebService) -> None:
         self.service = service
+        self.producer = DirectProducer(
+            service.publish_buffer, message_bytes_max=service.config.message_size_max, now_ms=service.now_ms
+        )
+        """Publishes for callers over HTTP."""
         self._operations: OrderedDict[str, _Running] = OrderedDict()
 
     async def topic(self, name: TopicName) -> Topic:

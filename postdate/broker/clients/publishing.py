@@ -22,9 +22,9 @@ from managed_ledger.entries.message_metadata import header_flags
 from managed_ledger.errors import AppendRefusedError
 from managed_ledger.managed_ledger import ManagedLedger
 from postdate.broker.protocol import commands, frames
-from postdate.broker.service.publishing_buffer import PublishBuffer
 from postdate.broker.service.refusal_log import RefusalLog
 from postdate.broker.topics.link import ClientLink
+from postdate.broker.topics.publishing_buffer import PublishBuffer
 from postdate.broker.topics.topic import Topic
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Copy an entry of the log with another delivery time.
+"""Make an entry of the log, or copy one with another delivery time.
 
     entry:  0x0e01 | crc32c u32 | metadata size u32 | metadata | payload
 
@@ -13,6 +13,7 @@ from typing import Final
 import google_crc32c
 
 from managed_ledger.entries.message_metadata import MAGIC, metadata_bytes, metadata_end, parse_metadata
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 _U32: Final = Struct(">I")
 
@@ -58,6 +59,11 @@ def with_delivery_time(
     for name, value in more_properties.items():
         if name not in present:
             metadata.properties.add(key=name, value=value)
+    return entry_of(metadata, entry[metadata_end(entry) :])
+
+
+def entry_of(metadata: MessageMetadata, payload: bytes) -> bytes:
+    """Return the entry of a message, with its checksum."""
     data = metadata.SerializeToString()
-    covered = b"".join((_U32.pack(len(data)), data, entry[metadata_end(entry) :]))
+    covered = b"".join((_U32.pack(len(data)), data, payload))
     return b"".join((MAGIC, _U32.pack(google_crc32c.value(covered)), covered))

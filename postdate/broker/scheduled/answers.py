@@ -260,6 +260,13 @@ class ChangeAnswer(Answer, kw_only=True):
     ) = UNSET
 
 
+class Published(Answer, kw_only=True):
+    """What was published."""
+
+    message_id: Annotated[str, Meta(description="ledger:entry; of one object")] | UnsetType = UNSET
+    message_ids: Annotated[list[str], Meta(description="In order; of lines")] | UnsetType = UNSET
+
+
 class Cancelled(ChangeAnswer, kw_only=True):
     """The outcome of a cancel."""
 

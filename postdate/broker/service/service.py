@@ -36,7 +36,6 @@ from postdate.broker.hosts import is_wildcard
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.service.clock_steps import ClockWatch, steady_ms
 from postdate.broker.service.jobs import PeriodicJobs
-from postdate.broker.service.publishing_buffer import PublishBuffer
 from postdate.broker.service.refusal_log import RefusalLog
 from postdate.broker.service.scheduler import Job
 from postdate.broker.service.snapshot_storages import snapshot_storage_of
@@ -47,6 +46,7 @@ from postdate.broker.topics.limits import ConnectionController
 from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from postdate.broker.topics.producers import TopicEpochs
+from postdate.broker.topics.publishing_buffer import PublishBuffer
 from postdate.broker.topics.services import TopicServices
 from postdate.broker.topics.topic_name import TopicName
 from postdate.broker.tuning import trim_of_c_library

@@ -239,9 +239,14 @@ class Producers(Mapping[str, Producer]):
         if self.is_fenced:
             raise TopicClosedError(f"topic {self._topic} is being closed")
 
+    def check_takes_others(self) -> None:
+        """Raise `TopicClosedError` or `ProducerBusyError` where no one else may publish beside the producers."""
+        self.check_open()
+        if any(other.access_mode is not ProducerAccessMode.SHARED for other in self._producers.values()):
+            raise ProducerBusyError("Topic has an existing exclusive producer")
+
     def _admit(self, producer: Producer) -> None:
         others = list(self._producers.values())
-        has_exclusive = any(other.access_mode is not ProducerAccessMode.SHARED for other in others)
         shown = producer.topic_epoch
         if shown is not None and producer.access_mode is not ProducerAccessMode.SHARED:
             if shown >= _EPOCHS_END:
@@ -252,8 +257,7 @@ class Producers(Mapping[str, Producer]):
                 )
         match producer.access_mode:
             case ProducerAccessMode.SHARED:
-                if has_exclusive:
-                    raise ProducerBusyError("Topic has an existing exclusive producer")
+                self.check_takes_others()
                 if is_full(others, self._count_max):
                     raise ProducerBusyError(f"Topic '{self._topic}' reached max producers limit")
             case ProducerAccessMode.EXCLUSIVE:

@@ -23,7 +23,7 @@ from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from postdate.broker.clients.publishing import Publisher
 from postdate.broker.protocol.frames import Send
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from postdate.broker.service.publishing_buffer import PublishBuffer
+from postdate.broker.topics.publishing_buffer import PublishBuffer
 from postdate.index.entry_format import PulsarEntries
 from tests.helpers.parsed_frames import frames_in
 

@@ -208,6 +208,7 @@ SCHEDULED = {
     ("GET", "/scheduled"): {"consume"},
     ("GET", "/scheduled?payload=true"): {"consume"},
     ("HEAD", "/scheduled"): {"consume"},
+    ("POST", "/scheduled"): {"produce"},
     ("GET", "/explain?key=k"): {"consume"},
     ("POST", "/explain"): {"consume"},
     ("POST", "/keys"): {"produce", "consume"},

@@ -9,9 +9,9 @@ from managed_ledger.errors import LedgerWriteError
 from managed_ledger.managed_ledger import ManagedLedger
 from postdate.broker.clients.publishing import RECEIPTS_WAIT_S, Publisher
 from postdate.broker.protocol.commands import close_producer
-from postdate.broker.service.publishing_buffer import PublishBuffer
 from postdate.broker.service.refusal_log import RefusalLog
 from postdate.broker.topics.link import ClientLink
+from postdate.broker.topics.publishing_buffer import PublishBuffer
 from tests.helpers.fakes.virtual_time import run
 
 

@@ -26,10 +26,20 @@ class PublishBuffer:
         """Bytes that wait for the disk now."""
         self._paused: dict[ClientLink, None] = {}
 
-    def add(self, link: ClientLink, size_bytes: int) -> None:
-        """Count bytes of a connection; where they are too many, nothing more is read from it for now."""
+    @property
+    def is_full(self) -> bool:
+        """Whether there are too many."""
+        return 0 < self._bytes_max < self.size_bytes
+
+    def add(self, link: ClientLink | None, size_bytes: int) -> None:
+        """Count bytes of a connection; where they are too many, nothing more is read from it for now.
+
+        Args:
+            link: The connection; None where its caller waits for its answer before it sends more.
+            size_bytes: How many bytes.
+        """
         self.size_bytes += size_bytes
-        if 0 < self._bytes_max < self.size_bytes and link not in self._paused:
+        if self.is_full and link is not None and link not in self._paused:
             self._paused[link] = None
             link.pause_reading(_FULL)
 
