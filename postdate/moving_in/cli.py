@@ -131,8 +131,8 @@ def pulsar(
 
     The consumers of the subscription have to be stopped. A dry run acknowledges nothing.
     """
-    admin = AdminPort(admin_url, source_token, source_trust_certs)
-    with connected_client(service_url, source_token, source_trust_certs) as client:
+    known = (source_token, source_trust_certs)
+    with closing(AdminPort(admin_url, *known)) as admin, connected_client(service_url, *known) as client:
         _import(api, backlog(client, admin, topic, subscription), to=to or topic, **options)
 
 

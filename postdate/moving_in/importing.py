@@ -165,7 +165,7 @@ def _store(messages: Sequence[Waiting], post: Post | None, before: StoredBefore,
 
 
 def _line_of(message: Waiting) -> Json:
-    when = {"deliverAfterMs": 0} if message.deliver_at_ms is None else {"deliverAtMs": message.deliver_at_ms}
+    when = {} if message.deliver_at_ms is None else {"deliverAtMs": message.deliver_at_ms}
     key = {} if message.key is None else {"key": message.key}
     payload = base64.b64encode(message.payload).decode()
     return {"id": message.id, "payloadBase64": payload, "properties": dict(message.properties), **key, **when}

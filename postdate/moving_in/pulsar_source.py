@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pulsar
 
 IDLE_MS: Final = 5_000
-"""After so long without a message the backlog is at its end."""
 _TIMEOUT_S: Final = 30
 
 
@@ -59,11 +58,21 @@ class AdminPort:
         text = self._get(topic, f"/ledger/{ledger_id}/entry/{entry_id}")[1]["X-Pulsar-deliver-at-time"]
         return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1_000)
 
-    def _get(self, topic: str, path: str) -> tuple[bytes, HTTPMessage]:
-        path = f"/admin/v2/persistent{topic_path(topic).removeprefix('/topics')}{path}"
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _get(self, topic: str, rest: str) -> tuple[bytes, HTTPMessage]:
+        path = f"/admin/v2/persistent{topic_path(topic).removeprefix('/topics')}{rest}"
         try:
-            self._connection.request("GET", path, headers=self._headers)
-            answer = self._connection.getresponse()
+            try:
+                self._connection.request("GET", path, headers=self._headers)
+                answer = self._connection.getresponse()
+            except ConnectionError:
+                # Pulsar has closed the connection, which was idle, or a first one is refused, as the second will be.
+                self._connection.close()
+                self._connection.request("GET", path, headers=self._headers)
+                answer = self._connection.getresponse()
             body = answer.read()
         except (OSError, HTTPException) as error:
             raise MovingInError(f"no Pulsar answers at {self._url}: {error}") from error
@@ -98,7 +107,9 @@ def connected_client(url: str, token: str | None, trust_certs_file: str | None) 
             client.close()
 
 
-def backlog(client: "pulsar.Client", admin: AdminPort, topic: str, subscription: str) -> Found:
+def backlog(
+    client: "pulsar.Client", admin: AdminPort, topic: str, subscription: str, *, idle_ms: int = IDLE_MS
+) -> Found:
     """Give the messages of a subscription that are not acknowledged, in the order of each partition.
 
     Args:
@@ -106,6 +117,7 @@ def backlog(client: "pulsar.Client", admin: AdminPort, topic: str, subscription:
         admin: Its admin port.
         topic: The topic; of a partitioned one, all partitions.
         subscription: The subscription.
+        idle_ms: After so long without a message the backlog is at its end.
 
     Raises:
         MovingInError: There is no such topic or subscription, or other consumers are connected.
@@ -122,7 +134,7 @@ def backlog(client: "pulsar.Client", admin: AdminPort, topic: str, subscription:
         raise MovingInError(f"stop the consumers of {subscription} first: {error}") from error
     try:
         while True:
-            yield _waiting(consumer, admin, consumer.receive(IDLE_MS))
+            yield _waiting(consumer, admin, consumer.receive(idle_ms))
     except pulsar.Timeout:
         return
     finally:

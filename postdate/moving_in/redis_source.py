@@ -84,14 +84,14 @@ def time_of_score_ms(score: float, unit: str | None) -> int:
     raise ValueError("its score is no time since 1990 in seconds or milliseconds (--score-unit takes any)")
 
 
-def _key_of(member: bytes, field: str) -> str:
+def _key_of(member: bytes, field: str) -> str | None:
     try:
         value = json.loads(member)[field]
     except (ValueError, TypeError, KeyError, RecursionError):
         value = None
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"it is no JSON with a text or a whole number as {field}")
-    return str(value)
+    return str(value) or None
 
 
 def name_of(message: bytes) -> str:

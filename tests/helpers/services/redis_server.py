@@ -1,4 +1,4 @@
-"""A Redis of a test's own. Without `redis-server` a test is skipped on a laptop, and fails in CI, which must have it."""
+"""A Redis of a test's own. Without `redis-server` its test is skipped on a laptop, and fails in CI."""
 
 import os
 import shutil

@@ -30,13 +30,13 @@ def test_both_programs_of_the_page_on_celery_print_what_it_says(
     write_programs(page, tmp_path, addresses(target, redis_url))
     assert f"```\n{REMINDED}\n{CHARGED}\n```" in (ROOT / "docs" / page).read_text()
 
-    with working(tmp_path, "-m", "celery", "--app", "tasks", "worker", "--pool", "solo") as theirs:
-        with working(tmp_path, "worker.py") as ours:
-            run_program(tmp_path, "publish.py")
-            theirs.wait_for(" ready.")
-            run_program(tmp_path, "celery_publish.py")
-            assert ours.wait_for(CHARGED) == [REMINDED, CHARGED]
-            printed = [line.partition("WARNING/MainProcess] ")[2] for line in theirs.wait_for(CHARGED)]
+    celery = ("-m", "celery", "--app", "tasks", "worker", "--pool", "solo")
+    with working(tmp_path, *celery) as theirs, working(tmp_path, "worker.py") as ours:
+        run_program(tmp_path, "publish.py")
+        theirs.wait_for(" ready.")
+        run_program(tmp_path, "celery_publish.py")
+        assert ours.wait_for(CHARGED) == [REMINDED, CHARGED]
+        printed = [line.partition("WARNING/MainProcess] ")[2] for line in theirs.wait_for(CHARGED)]
 
     assert [line for line in printed if line] == [REMINDED, CHARGED]
 
