@@ -45,10 +45,13 @@ CHUNK: Final = 4
 """A flag of a chunk of a larger message."""
 LAST_CHUNK: Final = 8
 """A flag of the last chunk of a message."""
+OWN_ID: Final = 16
+"""A flag of an entry whose message has an id of its producer's own (`message_metadata.OWN_ID_PROPERTY`)."""
 MESSAGE_SHIFT: Final = 16
-"""The upper half of a chunk's flags is a hash of its message's id, which all chunks of the message have in common."""
+"""The upper half of the flags is a hash: of a chunk's message, which all its chunks have in common, or of an own id."""
 
 Int32s = NDArray[np.int32]
+UInt16s = NDArray[np.uint16]
 UInt32s = NDArray[np.uint32]
 Rows = NDArray[np.int64]
 """Rows as they are stored, four words each; numpy selects and joins these far faster than records."""
@@ -86,6 +89,12 @@ class EntryHeaders:
     sizes: Int32s
     message_counts: Int32s
     flags: UInt32s
+
+    @property
+    def id_hashes(self) -> UInt16s:
+        """The hashes of the messages' own ids; 0 for a message without one."""
+        has_id = self.flags & OWN_ID != 0
+        return np.where(has_id, self.flags >> MESSAGE_SHIFT, 0).astype(np.uint16)
 
     def __len__(self) -> int:
         return len(self.entry_ids)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_CHUNK
+from managed_ledger.entries.headers import CHUNK, LAST_CHUNK, MESSAGE_SHIFT, NO_CHUNK, OWN_ID
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 
 MAGIC: Final = b"\x0e\x01"
@@ -23,6 +23,8 @@ CHECKSUM_END: Final = 6
 """The end of magic and checksum; all bytes from here are covered by the checksum."""
 METADATA_START: Final = 10
 _METADATA_SIZE: Final = struct.Struct(">I")
+OWN_ID_PROPERTY: Final = "postdate.id"
+"""The property with the id that a producer gave its message, by which the message can be replaced and found."""
 
 
 class MessageMetadataError(ValueError):
@@ -96,10 +98,31 @@ def header_flags(metadata: MessageMetadata) -> int:
     """Return the flags of the header of an entry with this metadata."""
     chunk = chunk_in(metadata)
     if chunk is None:
-        return NO_CHUNK
+        return NO_CHUNK | own_id_flags(metadata) if metadata.properties else NO_CHUNK
     producer_name, uuid = map(text_bytes, chunk.message)
     message_id = uuid or b"%s-%d" % (producer_name, metadata.sequence_id)
     return CHUNK | (LAST_CHUNK if chunk.is_last else 0) | (zlib.crc32(message_id) & 0xFFFF) << MESSAGE_SHIFT
+
+
+def own_id_flags(metadata: MessageMetadata) -> int:
+    """Return the flag of a message's own id and the hash of it; 0 without one, and for a batch of several messages."""
+    if metadata.num_messages_in_batch > 1:
+        return 0
+    flags = 0
+    for one in metadata.properties:
+        if one.key == OWN_ID_PROPERTY:
+            # The last one counts, as for Pulsar's clients.
+            flags = OWN_ID | id_hash(text_bytes(one.value)) << MESSAGE_SHIFT
+    return flags
+
+
+def id_hash(own_id: bytes) -> int:
+    """Return the hash of an own id that headers have, from 1 to 65,535.
+
+    >>> id_hash(b"order-17")
+    24831
+    """
+    return 1 + zlib.crc32(own_id) % 0xFFFF
 
 
 def message_key(metadata: MessageMetadata | SingleMessageMetadata) -> bytes | None:

@@ -27,6 +27,7 @@ from postdate.scheduling.command_options import (
     fields_of_filters,
     filter_options,
     on_service,
+    own_id_option,
     paused_subscription_option,
     subscription_option,
     time_field,
@@ -149,6 +150,7 @@ _changing = in_order(
 @scheduled.command(
     epilog=help_end(
         "postdate scheduled cancel reminders 12:7 12:9",
+        "postdate scheduled cancel reminders --own-id order-17",
         "postdate scheduled cancel reminders --key anna --dry-run",
         "postdate scheduled cancel reminders --property campaign=spring --yes",
         wrong=_NOTHING_CHANGES,
@@ -231,7 +233,7 @@ def _change(
     selection = fields_of_filters(**filters)
     given = [bool(ids), bool(selection), is_all]
     if not any(given):
-        raise click.UsageError("say which messages: by ID, by --key, --property, --from and --until, or --all")
+        raise click.UsageError("say which messages: by ID, by --own-id, --key, --property, --from, --until, or --all")
     if sum(given) > 1:
         raise click.UsageError("IDs, --all, and conditions such as --key exclude each other: give one of them")
     if ids:
@@ -368,21 +370,29 @@ def _hold(
 )
 @click.argument("topic")
 @click.option("--id", "message_id", help="The message, as a listing names it.")
+@own_id_option
 @click.option("--key", help="The messages of this key.")
 @subscription_option
 @json_option("the answer of GET .../explain")
 @on_service
 def explain(
-    api: ScheduleApi, topic: str, message_id: str | None, key: str | None, subscription: str | None, is_json: bool
+    api: ScheduleApi,
+    topic: str,
+    message_id: str | None,
+    own_id: str | None,
+    key: str | None,
+    subscription: str | None,
+    is_json: bool,
 ) -> None:
     """Say where a message of TOPIC is, and why it is not delivered yet."""
-    if (message_id is None) == (key is None):
-        raise click.UsageError("give --id or --key")
-    named = {"key": key} if message_id is None else {"messageId": message_id}
+    named = {"messageId": message_id, "id": own_id, "key": key}
+    given = {name: value for name, value in named.items() if value is not None}
+    if len(given) != 1:
+        raise click.UsageError("give one of --id, --own-id and --key")
     try:
-        answer = api.look(f"{topic_path(topic)}/explain", named | {"subscription": subscription})
+        answer = api.look(f"{topic_path(topic)}/explain", {**given, "subscription": subscription})
     except ScheduleRequestError as error:
-        if not error.finds_nothing(("messageId", "key")):
+        if not error.finds_nothing(named):
             raise
         _tell(is_json, {"sentence": str(error), "messages": []}, str(error))
         sys.exit(EXIT_CODE_WRONG)

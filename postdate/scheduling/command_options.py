@@ -99,7 +99,11 @@ time_options = in_order(
     ),
     click.option("--until", "until_ms", type=TIME_OF_MESSAGES, help="Only messages due before this time."),
 )
+own_id_option = click.option(
+    "--own-id", metavar="ID", help="Only the message that was scheduled with this id of yours."
+)
 filter_options = in_order(
+    own_id_option,
     click.option("--key", help="Only messages of this key."),
     click.option(
         "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with it; repeatable."
@@ -108,9 +112,13 @@ filter_options = in_order(
 )
 
 
-def fields_of_filters(key: str | None, properties: tuple[str, ...], from_ms: int | None, until_ms: int | None) -> Json:
+def fields_of_filters(
+    own_id: str | None, key: str | None, properties: tuple[str, ...], from_ms: int | None, until_ms: int | None
+) -> Json:
     """Return the selection that these options make, as the fields of a request's body."""
     found: Json = {}
+    if own_id is not None:
+        found["id"] = own_id
     if key is not None:
         found["key"] = key
     if properties:

@@ -125,6 +125,7 @@ class Scheduler:
         self,
         payload: bytes,
         *,
+        id: str | None = None,  # noqa: A002 - every call names it
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         at: Time | None = None,
@@ -135,8 +136,19 @@ class Scheduler:
         >>> scheduler.schedule(b"pay", key="order-7", properties={"kind": "retry"}, after=timedelta(days=1))
         '...:...'
 
+        With an id of the caller's own, the message takes the place of the one that is scheduled under this id, in one
+        step: of several callers at once the last one's message is left, and to repeat a call that had no answer is
+        safe. An old message that a consumer has in hand already is not withdrawn.
+
+        >>> old = scheduler.schedule(b"wake up", id="alarm", after=timedelta(hours=1))
+        >>> new = scheduler.schedule(b"wake up!", id="alarm", after=timedelta(hours=2))
+        >>> [one.handle == new for one in scheduler.upcoming(Matching(id="alarm"))]
+        [True]
+
         Args:
             payload: The message.
+            id: An id of the caller's own, of 1,000 characters at most, unique in the topic whatever the key. The
+                message is published over HTTP then. None for one more message.
             key: The partition key: messages of one key are delivered in order of their times, to one consumer.
             properties: Properties of the message.
             at: When to deliver it. A time that is past means at once.
@@ -147,11 +159,12 @@ class Scheduler:
 
         Raises:
             ValueError: Not exactly one of `at` and `after` is given, `after` is below zero, or a time has no zone.
-            TypeError: The payload is not bytes, a property is no text, or a time is none.
+            TypeError: The payload is not bytes, a property or the id is no text, or a time is none.
             ScheduleRequestError: The time is after the year 9999, or a number before 1990, which may be seconds.
                 Nothing was published.
             NoSubscriptionError: No subscription delays, or not the one of this scheduler. Nothing was published.
-            ServiceUnavailableError: The web port does not answer. Nothing was published.
+            ServiceUnavailableError: The web port does not answer. Nothing was published; with an id this is not known,
+                and to repeat is safe.
             pulsar.PulsarException: The service cannot be reached, or refuses the message.
         """
         if (at is None) == (after is None):
@@ -161,16 +174,33 @@ class Scheduler:
         for name, value in (properties or {}).items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise TypeError(f"properties are texts by texts, not {name!r}: {value!r}")
-        when: dict[str, Any]
+        if not isinstance(id, str | None):
+            raise TypeError(f"the id must be a text, not {id!r}")
+        deliver_at_ms = delay_ms = None
         if at is not None:
             # The client knows no time before 1970, and the service takes a number before 1990 for seconds.
-            when = {"deliver_at": max(YEAR_1990_MS, _deliver_at_ms(at))}
+            deliver_at_ms = max(YEAR_1990_MS, _deliver_at_ms(at))
         else:
             after_ms = _span(after)
             if after_ms < 0:
                 raise ValueError(f"after is {after}, which is below zero: give a time that is past as at")
             delay_ms = _schedulable("delayMs", after_ms, TIME_MS_MAX - time.time_ns() // 1_000_000)
-            when = {"deliver_after": timedelta(milliseconds=delay_ms)}
+        if id is not None:
+            self._check_subscription()
+            asked = {
+                "id": id,
+                "payloadBase64": base64.b64encode(payload).decode(),
+                "key": key,
+                "properties": dict(properties) if properties else None,
+                "deliverAtMs": deliver_at_ms,
+                "deliverAfterMs": delay_ms,
+            }
+            given = {name: value for name, value in asked.items() if value is not None}
+            handle: str = self._api.post(f"{self._path}/scheduled", given)["messageId"]
+            return handle
+        when = (
+            {"deliver_at": deliver_at_ms} if delay_ms is None else {"deliver_after": timedelta(milliseconds=delay_ms)}
+        )
         producer = self._open_producer()
         self._check_subscription()
         message_id = producer.send(

@@ -65,6 +65,8 @@ class Matching:
     {'key': 'anna', 'until': 1800000000000}
     """
 
+    id: str | None = None
+    """The id that `Scheduler.schedule` gave it."""
     key: str | None = None
     """The partition key."""
     properties: Mapping[str, str] | None = None
@@ -77,6 +79,8 @@ class Matching:
     def to_json(self) -> Json:
         """Return the fields of a request."""
         found: Json = {}
+        if self.id is not None:
+            found["id"] = self.id
         if self.key is not None:
             found["key"] = self.key
         if self.properties:

@@ -233,7 +233,7 @@ CASES: dict[str, Cases] = {
     "explain": Cases(
         (
             *_of_service("explain", "orders --id 1:1"),
-            _refused("explain orders", "give --id or --key"),
+            _refused("explain orders", "give one of --id, --own-id and --key"),
         ),
         shown_by="test_a_pause_holds_and_is_explained",
     ),

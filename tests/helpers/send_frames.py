@@ -24,16 +24,16 @@ def send_frame(
     return total.to_bytes(4, "big") + simple[4:] + entry
 
 
-def named_frames(names: list[str], *, deliver_at_ms: int) -> bytes:
-    """SENDs of producer 1: one message for each name, which is its property `name`; all of the key k."""
-    return b"".join(_named_frame(name, deliver_at_ms) for name in names)
+def named_frames(names: list[str], *, deliver_at_ms: int, property_name: str = "name") -> bytes:
+    """SENDs of producer 1: one message for each name, which is its property and payload; all of the key k."""
+    return b"".join(_named_frame(name, deliver_at_ms, property_name) for name in names)
 
 
-def _named_frame(name: str, deliver_at_ms: int) -> bytes:
+def _named_frame(name: str, deliver_at_ms: int, property_name: str) -> bytes:
     message = MessageMetadata(
         producer_name="p", sequence_id=0, publish_time=1, partition_key=b"k", deliver_at_time=deliver_at_ms
     )
-    message.properties.add(key="name", value=name)
+    message.properties.add(key=property_name, value=name)
     return _framed(message, name.encode(), {"producer_id": 1, "sequence_id": 0})
 
 

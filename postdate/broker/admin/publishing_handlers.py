@@ -5,15 +5,19 @@ All lines are looked at before anything is published, so a refusal, which names 
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, UnsetType, field
 
+from managed_ledger.positions.position import Position
 from postdate.broker.admin.endpoint import LINES, Call, objects_of
 from postdate.broker.admin.refusal import RefusalError
-from postdate.broker.admin.scheduled_requests import TIME_ADVICE, TIME_MS_MAX, Asked, Time, time_ms_of
+from postdate.broker.admin.scheduled_handlers import operations_of
+from postdate.broker.admin.scheduled_requests import TIME_ADVICE, TIME_MS_MAX, Asked, OwnId, Time, time_ms_of
 from postdate.broker.admin.web_service import Served
 from postdate.broker.scheduled.answers import Published
+from postdate.broker.scheduled.operations import Progress
 from postdate.broker.scheduled.publishing import NewMessage, UnpublishableError
 from postdate.broker.topics.topic import Topic
 from postdate.command_line.milliseconds import YEAR_1990_MS
@@ -34,6 +38,7 @@ class Publish(Asked, kw_only=True):
         | UnsetType
     ) = UNSET
     properties: dict[str, str] = field(default_factory=dict)
+    id: OwnId = UNSET
     deliver_at_ms: (
         Annotated[Time, Meta(description="When; a time that is past means at once", extra={"advice": TIME_ADVICE})]
         | UnsetType
@@ -57,16 +62,28 @@ class Publish(Asked, kw_only=True):
 async def publish(served: Served, call: Call[None]) -> Published:
     """Publish a message, or a message for each line of application/x-ndjson: all or none; durable when it is answered.
 
-    409 where no subscription would get it when it is due.
+    With an id it takes the place of what is scheduled under this id. 409 where no subscription would get it when it is
+    due.
     """
     now_ms = served.service.now_ms()
     subscriptions: dict[str, None] = {}
+    own_ids: set[str] = set()
 
     def message_of(asked: Publish) -> NewMessage:
         if asked.subscription is not UNSET:
             subscriptions[asked.subscription] = None
+        own_id = None if asked.id is UNSET else asked.id
+        if own_id is not None:
+            if own_id in own_ids:
+                advice = "Give each id once in a request: one message of an id is scheduled at a time"
+                raise RefusalError(400, f"the id {own_id!r} comes twice", field="id", advice=advice)
+            own_ids.add(own_id)
         return NewMessage(
-            _payload_of(asked), asked.key or None, asked.properties, deliver_at_ms=_deliver_at_ms(asked, now_ms)
+            _payload_of(asked),
+            asked.key or None,
+            asked.properties,
+            deliver_at_ms=_deliver_at_ms(asked, now_ms),
+            own_id=own_id,
         )
 
     messages = await objects_of(
@@ -76,17 +93,33 @@ async def publish(served: Served, call: Call[None]) -> Published:
         bytes_max=_BODY_PER_MESSAGE * served.service.config.message_size_max,
         count_max=_MESSAGES_MAX,
     )
-    if subscriptions and call.caller is not None and not call.caller.may_read(call.topic_name):
-        raise RefusalError(403, "The role is not allowed to subscribe", field="subscription")
+    if call.caller is not None and not call.caller.may_read(call.topic_name):
+        if subscriptions:
+            raise RefusalError(403, "The role is not allowed to subscribe", field="subscription")
+        if own_ids:
+            advice = "Grant it consume as well, as for a cancel, or publish without an id"
+            raise RefusalError(403, "The role is not allowed to replace messages", field="id", advice=advice)
     is_lines = call.request.content_type == LINES
+    answer = Published()
     try:
         topic = await _topic(served, call, messages, may_be_made=bool(subscriptions))
-        positions = await served.producer.publish(topic, messages, subscriptions=list(subscriptions))
+        positions: Sequence[Position]
+        if own_ids:
+            operations = operations_of(served, topic, None, Progress())
+            positions, answer.replaced, answer.in_hand = await served.producer.schedule(
+                topic, messages, operations, subscriptions=list(subscriptions)
+            )
+        else:
+            positions = await served.producer.publish(topic, messages, subscriptions=list(subscriptions))
     except UnpublishableError as error:
         refusal = RefusalError(error.status, str(error), field=error.field, advice=error.advice)
         raise refusal.in_line(error.place + 1) if is_lines else refusal from error
     ids = list(map(str, positions))
-    return Published(message_ids=ids) if is_lines else Published(message_id=ids[0])
+    if is_lines:
+        answer.message_ids = ids
+    else:
+        answer.message_id = ids[0]
+    return answer
 
 
 async def _topic(served: Served, call: Call[None], messages: list[NewMessage], *, may_be_made: bool) -> Topic:

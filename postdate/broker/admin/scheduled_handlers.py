@@ -28,7 +28,7 @@ from postdate.broker.admin.scheduled_requests import (
 from postdate.broker.admin.topic_stats import KeyStatusAnswer, key_status
 from postdate.broker.admin.web_service import Served
 from postdate.broker.scheduled import answers
-from postdate.broker.scheduled.explanation import explain_key, explain_message
+from postdate.broker.scheduled.explanation import explain_found, explain_message
 from postdate.broker.scheduled.listing import (
     counts_of,
     list_messages,
@@ -37,7 +37,7 @@ from postdate.broker.scheduled.listing import (
     topic_summary,
     undelayed,
 )
-from postdate.broker.scheduled.operations import ChangeOutcome, Operations, Progress, early_ms_of
+from postdate.broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
 from postdate.broker.scheduled.selection import Rows
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
 from postdate.broker.slices import in_slices
@@ -50,6 +50,9 @@ OPERATION_ID: Final = "Operation-Id"
 _NO_KEY_ADVICE: Final = (
     "Acknowledged, cancelled and expired messages are not found by key, and those of a batch by the batch's key alone: "
     "explain them by messageId (--id)"
+)
+_NO_ID_ADVICE: Final = (
+    "Acknowledged, cancelled, replaced and expired messages are not found by id: explain them by messageId (--id)"
 )
 _NOTHING_ADVICE: Final = "GET .../scheduled lists the scheduled messages; delivered and cancelled ones are gone"
 
@@ -139,7 +142,7 @@ async def cancel(served: Served, call: Call[SelectionRequest]) -> answers.Cancel
     asked, selector = call.asked, requests.selector_of(call.asked)
     topic = await served.topic(call.topic_name)
     with served.begin(call.request.headers.get(OPERATION_ID), "cancel", topic.name) as progress:
-        operations = _operations(served, topic, asked, progress)
+        operations = operations_of(served, topic, asked.subscription, progress)
         outcome = await (operations.look_at_cancel if asked.dry_run else operations.cancel)(selector)
         answer = _outcome(answers.Cancelled, outcome, asked)
         if not asked.dry_run:
@@ -195,33 +198,34 @@ async def resume(served: Served, call: Call[Resume]) -> answers.PausesAnswer:
 
 
 async def explain(served: Served, call: Call[Explain]) -> answers.Explanation:
-    """Where a message is, or the unacknowledged messages of a key are, and why."""
+    """Where a message is, or the unacknowledged messages of a key or an own id are, and why."""
     asked = call.asked
     key = requests.key_of(asked.key, asked.key_base64)
-    if (asked.message_id is not UNSET) == (key is not None):
-        advice = "Give messageId for one message, or key for the messages of a key"
-        raise RefusalError(400, "either messageId or key must be given", field="messageId", advice=advice)
+    own_id = None if asked.id is UNSET else asked.id
+    if [asked.message_id is not UNSET, key is not None, own_id is not None].count(True) != 1:
+        advice = "Give messageId for one message, key for the messages of a key, or id for those of an own id"
+        raise RefusalError(400, "one of messageId, key and id must be given", field="messageId", advice=advice)
     topic = await served.topic(call.topic_name)
     schedule = _schedule(served, topic, asked.subscription, has_all_types=True, has_in_hand=True)
     now_ms, ttl_ms = served.service.now_ms(), served.service.config.ttl_ms
     if asked.message_id is not UNSET:
         message_id = requests.message_id_of("messageId", asked.message_id)
-        found = await explain_message(schedule, message_id, now_ms=now_ms, ttl_ms=ttl_ms)
-        if found is None:
+        of_one = await explain_message(schedule, message_id, now_ms=now_ms, ttl_ms=ttl_ms)
+        if of_one is None:
             advice = "It never was, or every subscription has acknowledged it and its ledger was trimmed"
             raise RefusalError(404, f"{topic.name} has no message {message_id}", field="messageId", advice=advice)
-        return found
-    assert key is not None
-    of_key = await explain_key(schedule, key, now_ms=now_ms, ttl_ms=ttl_ms)
-    if not of_key.answer.messages:
-        error = f"{topic.name} has no unacknowledged message of this key"
-        if not of_key.is_whole:
+        return of_one
+    what = "key" if own_id is None else "id"
+    found = await explain_found(schedule, Selector(key=key, own_id=own_id), now_ms=now_ms, ttl_ms=ttl_ms)
+    if not found.answer.messages:
+        error = f"{topic.name} has no unacknowledged message of this {what}"
+        if not found.is_whole:
             error = (
-                f"{topic.name} has no scheduled message of this key, "
-                f"and no other one among its first {of_key.searched} unacknowledged entries"
+                f"{topic.name} has no scheduled message of this {what}, "
+                f"and no other one among its first {found.searched} unacknowledged entries"
             )
-        raise RefusalError(404, error, field="key", advice=_NO_KEY_ADVICE)
-    return of_key.answer
+        raise RefusalError(404, error, field=what, advice=_NO_KEY_ADVICE if own_id is None else _NO_ID_ADVICE)
+    return found.answer
 
 
 async def keys(served: Served, call: Call[Key]) -> KeyStatusAnswer:
@@ -261,7 +265,7 @@ async def _move(
     operation_id = call.request.headers.get(OPERATION_ID)
     topic = await served.topic(call.topic_name)
     with served.begin(operation_id, kind, topic.name) as progress:
-        operations = _operations(served, topic, asked, progress)
+        operations = operations_of(served, topic, asked.subscription, progress)
 
         def check(movable: Rows) -> None:
             if new_time is not None:
@@ -303,11 +307,16 @@ def _check_new_times(served: Served, topic: Topic, movable: Rows, new_time: Resc
         raise RefusalError(400, "that is longer than the topic's longest delay", field=new_time.field, advice=advice)
 
 
-def _operations(served: Served, topic: Topic, asked: SelectionRequest, progress: Progress) -> Operations:
+def operations_of(served: Served, topic: Topic, name: str | None, progress: Progress) -> Operations:
+    """Return the operations on messages of a subscription, or of all that delay.
+
+    Raises:
+        RefusalError: There is no such subscription, or it does not delay.
+    """
     service = served.service
 
     def new_schedule() -> TopicSchedule:
-        return _schedule(served, topic, asked.subscription, is_to_change=True, has_in_hand=True)
+        return _schedule(served, topic, name, is_to_change=True, has_in_hand=True)
 
     # An unknown subscription is refused before the change has its turn.
     new_schedule()
@@ -317,7 +326,7 @@ def _operations(served: Served, topic: Topic, asked: SelectionRequest, progress:
         now_ms=service.now_ms,
         early_ms=early_ms_of(topic, is_strict=service.config.tracker.is_deliver_at_time_strict),
         progress=progress,
-        is_for_all=asked.subscription is None,
+        is_for_all=name is None,
     )
 
 

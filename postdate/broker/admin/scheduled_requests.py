@@ -63,6 +63,18 @@ OrderingKey = (
     Annotated[str, Meta(description="The ordering key; the partition key of a message without one")] | UnsetType
 )
 KeyBase64 = Annotated[str, Meta(description="A key that is no text")] | UnsetType
+OWN_ID_CHARACTERS_MAX: Final = 1_000
+OwnId = (
+    Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=OWN_ID_CHARACTERS_MAX,
+            description="The id that its producer gave a message, which is its property postdate.id",
+        ),
+    ]
+    | UnsetType
+)
 
 
 class Asked(Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -70,7 +82,7 @@ class Asked(Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
 
 
 class Conditions(Asked, kw_only=True):
-    """What is scheduled for a subscription, of a key, with properties, within a span of time."""
+    """What is scheduled for a subscription, of an own id, of a key, with properties, within a span of time."""
 
     subscription: Subscription = None
     from_: (
@@ -93,6 +105,7 @@ class Conditions(Asked, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    id: OwnId = UNSET
 
 
 class ListTopics(Asked, kw_only=True):
@@ -118,10 +131,11 @@ class Count(Conditions, kw_only=True):
 
 
 class Explain(Asked, kw_only=True):
-    """Asks about a message, or about the messages of a key."""
+    """Asks about a message, or about the messages of a key or an own id."""
 
     subscription: Subscription = None
-    message_id: Annotated[str, Meta(description="ledger:entry; either this or a key")] | UnsetType = UNSET
+    message_id: Annotated[str, Meta(description="ledger:entry; either this, or a key, or id")] | UnsetType = UNSET
+    id: OwnId = UNSET
     key: (
         Annotated[
             str,
@@ -144,7 +158,7 @@ class Key(Asked, kw_only=True):
 
 
 class SelectionRequest(Conditions, kw_only=True):
-    """Either messageIds alone, or all alone, or any of key, property, from and until together."""
+    """Either messageIds alone, or all alone, or any of id, key, property, from and until together."""
 
     message_ids: (
         Annotated[list[str], Meta(min_length=1, max_length=MESSAGE_IDS_MAX, extra={"advice": IDS_ADVICE})] | UnsetType
@@ -177,7 +191,7 @@ class Resume(Pause, kw_only=True):
     rate_per_second: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
 
 
-SELECTORS: Final = ("message_ids", "key", "key_base64", "property", "from_", "until", "all")
+SELECTORS: Final = ("message_ids", "id", "key", "key_base64", "property", "from_", "until", "all")
 _JSON_NAMES: Final = {"message_ids": "messageIds", "key_base64": "keyBase64", "from_": "from"}
 
 
@@ -194,7 +208,7 @@ def selector_of(asked: SelectionRequest) -> Selector:
     """
     given = selectors_of(asked)
     if not given:
-        advice = "Give messageIds, or any of key, property, from and until, or all: true"
+        advice = "Give messageIds, or any of id, key, property, from and until, or all: true"
         raise RefusalError(400, "nothing says which messages are meant", field="messageIds", advice=advice)
     for alone in ("messageIds", "all"):
         if alone in given and len(given) > 1:
@@ -226,6 +240,7 @@ def conditions_of(asked: Conditions) -> Selector:
         properties=None if asked.property is UNSET else properties_of(asked.property),
         from_ms=from_ms,
         until_ms=None if until_ms == TIME_MS_LAST else until_ms,
+        own_id=None if asked.id is UNSET else asked.id,
     )
 
 

@@ -265,6 +265,14 @@ class Published(Answer, kw_only=True):
 
     message_id: Annotated[str, Meta(description="ledger:entry; of one object")] | UnsetType = UNSET
     message_ids: Annotated[list[str], Meta(description="In order; of lines")] | UnsetType = UNSET
+    replaced: (
+        Annotated[Count, Meta(description="Messages of the same ids that no consumer gets any more; with an id")]
+        | UnsetType
+    ) = UNSET
+    in_hand: (
+        Annotated[Count, Meta(description="Messages of the same ids that a consumer has: they stay; with an id")]
+        | UnsetType
+    ) = UNSET
 
 
 class Cancelled(ChangeAnswer, kw_only=True):

@@ -23,13 +23,13 @@ import numpy as np
 from msgspec.structs import asdict
 from pyroaring import BitMap
 
-from dispatcher.slots import sticky_hash
 from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.errors import DAMAGE_REMEDY
 from managed_ledger.positions.position import AFTER_EVERYTHING, Position
 from postdate.broker.scheduled.answers import ExplainedMessage, Explanation, State, both
 from postdate.broker.scheduled.messages import READ_ENTRIES, described, described_without_entry
 from postdate.broker.scheduled.operations import Selector
+from postdate.broker.scheduled.selection import Wanted
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
 from postdate.broker.topics.delayed_range import delays_through
 from postdate.broker.topics.subscription import Subscription
@@ -44,8 +44,8 @@ SEARCHED_ENTRIES_MAX: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class KeyExplanation:
-    """The messages found of a key, and how far the search for undelayed ones went."""
+class FoundExplanation:
+    """The messages found of a key or an own id, and how far the search for undelayed ones went."""
 
     answer: Explanation
     searched: int
@@ -74,15 +74,15 @@ async def explain_message(
     return Explanation(sentence=found.sentence, messages=[found])
 
 
-async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_ms: int) -> KeyExplanation:
-    """Return the states of a key's unacknowledged messages, in order of time: delayed, due, undelayed and pending ones.
+async def explain_found(schedule: TopicSchedule, selector: Selector, *, now_ms: int, ttl_ms: int) -> FoundExplanation:
+    """Return the states of the unacknowledged messages of a key or an own id, in order of time.
 
-    The columns find the delayed ones. Others are looked for in the headers of the backlog, by the hash of the key.
+    That is of delayed, due, undelayed and pending ones. The columns find the delayed ones. Others are looked for in the
+    headers of the backlog, by the hash of the key or the id.
 
     Raises:
         LedgerError: The log cannot be read.
     """
-    selector = Selector(key=key)
     wanted = selector.wanted
     found: list[tuple[int, ExplainedMessage]] = []
 
@@ -105,7 +105,7 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
         wanted = replace(wanted, after=key_of(rows, -1))
         await take(await schedule.topic.ledger.read_headers_at(rows.ledger_ids, rows.entry_ids))
     search = _BacklogSearch(schedule)
-    async for part in search.of_hash(sticky_hash(key)):
+    async for part in search.of(wanted):
         await take(part)
         if len(found) > 2 * MESSAGES_MAX:
             break
@@ -115,9 +115,10 @@ async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_m
     sentence = ""
     if messages:
         count = str(len(messages)) if len(found) <= MESSAGES_MAX else f"more than {MESSAGES_MAX}"
-        what = "1 message of this key is" if count == "1" else f"{count} messages of this key are"
+        what = "key" if selector.own_id is None else "id"
+        what = f"1 message of this {what} is" if count == "1" else f"{count} messages of this {what} are"
         sentence = f"{what} not acknowledged; the first one: {messages[0].sentence}"
-    return KeyExplanation(Explanation(sentence=sentence, messages=messages), search.searched, search.is_whole)
+    return FoundExplanation(Explanation(sentence=sentence, messages=messages), search.searched, search.is_whole)
 
 
 class _BacklogSearch:
@@ -131,7 +132,7 @@ class _BacklogSearch:
         self._cursors = [one.cursor for one in schedule.subscriptions]
         self._not_to_search: dict[int, BitMap] = {}
 
-    async def of_hash(self, wanted: int) -> AsyncIterator[EntryHeaders]:
+    async def of(self, wanted: Wanted) -> AsyncIterator[EntryHeaders]:
         """Yield the entries of a hash that are not scheduled, in the order of the log, a slice at a time."""
         log = self._schedule.topic.ledger
         position = min((one.next_unacknowledged_position for one in self._cursors), default=AFTER_EVERYTHING)
@@ -144,7 +145,12 @@ class _BacklogSearch:
                 return
             read = await log.read_headers(position, entries_max=entries_max, skip=self._skipped_in, through=last)
             self.searched += len(read.headers)
-            yield self._not_scheduled(read.headers.where(read.headers.sticky_hashes == wanted))
+            headers = read.headers
+            if wanted.id_hash is None:
+                is_wanted = headers.sticky_hashes == wanted.sticky_hash
+            else:
+                is_wanted = headers.id_hashes == wanted.id_hash
+            yield self._not_scheduled(headers.where(is_wanted))
             if read.next_position <= position:
                 return
             position = read.next_position

@@ -1,19 +1,22 @@
 """The delayed entries of one ledger, as columns in order of (delivery time, entry id). Pure.
 
-An entry takes 16 bytes. The log's headers are the source, so the columns change only at their end, while the ledger is
-open. Acknowledgements are left out: they differ between subscriptions, and are passed with each call.
+An entry takes 16 bytes, and 2 more where a message of its ledger has an id of its own. The log's headers are the
+source, so the columns change only at their end, while the ledger is open. Acknowledgements are left out: they differ
+between subscriptions, and are passed with each call.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.entries.headers import NOT_DELAYED, EntryHeaders, UInt16s
 from managed_ledger.positions.value_types import Int64Array, Mask
+from tracker.columns.positions import is_in_bitmap
 
 ROW_BYTES = 16
+ID_HASH_BYTES = 2
 _OVERHEAD_BYTES = 800
 
 
@@ -29,6 +32,8 @@ class LedgerSchedule:
     sticky_hashes: NDArray[np.int32]
     damaged: BitMap = field(default_factory=BitMap)
     """Entries whose headers cannot be read: they are not in the columns, as their times are not known."""
+    id_hashes: UInt16s | None = None
+    """The hashes of the messages' own ids, 0 for none; None where no message of the ledger has one."""
 
     def __len__(self) -> int:
         return len(self.deliver_at_ms)
@@ -36,7 +41,8 @@ class LedgerSchedule:
     @property
     def cost_bytes(self) -> int:
         """About how much memory it takes."""
-        return ROW_BYTES * len(self) + _OVERHEAD_BYTES
+        row_bytes = ROW_BYTES if self.id_hashes is None else ROW_BYTES + ID_HASH_BYTES
+        return row_bytes * len(self) + _OVERHEAD_BYTES
 
     def rows_between(self, from_ms: int | None, until_ms: int | None) -> tuple[int, int]:
         """Return the first row at or behind `from_ms`, and the first one at or behind `until_ms`."""
@@ -59,6 +65,18 @@ class LedgerSchedule:
         is_acknowledged[ids[: np.searchsorted(ids, self.entries)]] = True
         return ~is_acknowledged[self.entry_ids[begin:end]]
 
+    def unacknowledged_of_id(self, id_hash: int, begin: int, end: int, acknowledged: BitMap | None) -> Mask:
+        """Say which rows of a range have this hash of an own id and are not acknowledged.
+
+        One row in 65,535 has it by chance, so that the acknowledgement is looked up for these alone.
+        """
+        if self.id_hashes is None:
+            return np.zeros(end - begin, np.bool_)
+        is_of_id: Mask = self.id_hashes[begin:end] == id_hash
+        rows = np.flatnonzero(is_of_id)
+        is_of_id[rows] = ~is_in_bitmap(self.entry_ids[begin:end][rows].astype(np.int64), acknowledged)
+        return is_of_id
+
 
 def extended(
     known: LedgerSchedule | None,
@@ -69,7 +87,8 @@ def extended(
 ) -> LedgerSchedule:
     """Return the schedule with further headers at its end.
 
-    Runtime complexity: O(n log n) for n rows; sorting gives the interpreter away, so it belongs into a thread.
+    Runtime complexity: O(n + m log m) for n known rows and m further ones; sorting gives the interpreter away, so many
+    belong into a thread.
 
     Args:
         known: The schedule so far, None for an empty one.
@@ -79,22 +98,35 @@ def extended(
         damaged: The entries in between that cannot be read.
     """
     damaged = damaged or BitMap()
-    delayed = [_delayed(part) for part in parts]
-    times = [part.deliver_at_ms for part in delayed]
-    ids = [part.entry_ids.astype(np.uint32) for part in delayed]
-    hashes = [part.sticky_hashes for part in delayed]
-    if known is not None:
-        times, ids, hashes = [known.deliver_at_ms, *times], [known.entry_ids, *ids], [known.sticky_hashes, *hashes]
-        damaged = known.damaged | damaged
-    if not times:
-        return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES, damaged)
-    all_times, all_ids, all_hashes = np.concatenate(times), np.concatenate(ids), np.concatenate(hashes)
-    order = order_of_times(all_times)
-    return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order], damaged)
+    known = known or LedgerSchedule(ledger_id, 0, _NO_TIMES, _NO_IDS, _NO_HASHES)
+    damaged = known.damaged | damaged
+    more = EntryHeaders.concatenate([_delayed(part) for part in parts])
+    if not len(more):
+        return replace(known, entries=entries, damaged=damaged)
+    order_of_more = order_of_times(more.deliver_at_ms)
+    places = np.searchsorted(known.deliver_at_ms, more.deliver_at_ms[order_of_more], side="right")
+    order = np.insert(np.arange(len(known)), places, len(known) + order_of_more)
+    return LedgerSchedule(
+        ledger_id,
+        entries,
+        np.concatenate([known.deliver_at_ms, more.deliver_at_ms])[order],
+        np.concatenate([known.entry_ids, more.entry_ids.astype(np.uint32)])[order],
+        np.concatenate([known.sticky_hashes, more.sticky_hashes])[order],
+        damaged,
+        _id_hashes(known, more, order),
+    )
 
 
 def _delayed(part: EntryHeaders) -> EntryHeaders:
     return part.where(part.deliver_at_ms != NOT_DELAYED)
+
+
+def _id_hashes(known: LedgerSchedule, more: EntryHeaders, order: NDArray[np.intp]) -> UInt16s | None:
+    of_more = more.id_hashes
+    if known.id_hashes is None and not of_more.any():
+        return None
+    of_known = np.zeros(len(known), np.uint16) if known.id_hashes is None else known.id_hashes
+    return np.concatenate([of_known, of_more])[order]
 
 
 def order_of_times(times_ms: Int64Array) -> NDArray[np.intp]:

@@ -1,16 +1,18 @@
-"""Cancel, reschedule, deliver now: the selected messages are found first, then changed in portions.
+"""Cancel, reschedule, deliver now, schedule by an own id: what is meant is found first, then changed in portions.
 
 Cancelling acknowledges a message. Rescheduling appends a copy with another time and acknowledges the old message in the
-same synced write (`managed_ledger.replacing`). Delivering now appends a copy that is due. So the log and the cursors
-alone hold the fate of a message, independent of the delayed index.
+same synced write (`managed_ledger.replacing`). Delivering now appends a copy that is due. Scheduling by an own id
+appends a message and acknowledges those of the same id. So the log and the cursors alone hold the fate of a message,
+independent of the delayed index.
 
 A due message is not moved, since a consumer may have got it and would get the copy too. The exception is a message that
 a pause has held since before its time: no consumer can have got it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, starmap
 from typing import Final, NamedTuple
 
 from pyroaring import BitMap
@@ -18,18 +20,19 @@ from pyroaring import BitMap
 from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed
 from managed_ledger.cursors.cursor import Cursor
+from managed_ledger.entries.message_metadata import OWN_ID_PROPERTY, id_hash
 from managed_ledger.entries.messages import MessageFilter
 from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Clock, Int64Array
 from managed_ledger.reading.unread_entries import united
-from managed_ledger.replacing import NewEntry, by_ledger
+from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from postdate.broker.protocol.entries import with_delivery_time
 from postdate.broker.scheduled.matched import match_ids
 from postdate.broker.scheduled.portions import Portion, portions
 from postdate.broker.scheduled.selection import Rows, Wanted
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
 from postdate.broker.slices import Turns
-from postdate.broker.topics.change_order import CANCEL, ScheduledChange
+from postdate.broker.topics.change_order import CANCEL, SCHEDULE, ScheduledChange
 from postdate.broker.topics.figures import SubscriptionCounters
 from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic import Topic
@@ -55,12 +58,14 @@ class Selector(NamedTuple):
     properties: Mapping[str, str] | None = None
     from_ms: int | None = None
     until_ms: int | None = None
+    own_id: str | None = None
 
     @property
     def wanted(self) -> Wanted:
         """The conditions that the columns can decide."""
         hashed = None if self.key is None else sticky_hash(self.key)
-        return Wanted(self.from_ms, self.until_ms, hashed)
+        id_hashed = None if self.own_id is None else id_hash(self.own_id.encode())
+        return Wanted(self.from_ms, self.until_ms, hashed, id_hash=id_hashed)
 
     @property
     def ids(self) -> frozenset[Position] | None:
@@ -70,7 +75,9 @@ class Selector(NamedTuple):
     @property
     def filter(self) -> MessageFilter:
         """The conditions that need the entries themselves."""
-        properties = (self.properties or {}).items()
+        properties = [*(self.properties or {}).items()]
+        if self.own_id is not None:
+            properties.append((OWN_ID_PROPERTY, self.own_id))
         return MessageFilter(
             () if self.key is None else (self.key,),
             tuple((name.encode(), value.encode()) for name, value in properties),
@@ -139,6 +146,20 @@ class ChangeOutcome:
     def damaged_count(self) -> int:
         """How many entries were left out."""
         return sum(map(len, self.damaged.values()))
+
+
+class Scheduled(NamedTuple):
+    """Messages that were scheduled by own ids."""
+
+    positions: Sequence[Position]
+    replaced: int
+    """Messages of the same ids that no consumer gets any more."""
+    in_hand: int
+    """Messages of the same ids that a consumer has, or is about to be sent; replaced for the other subscriptions."""
+
+
+Append = Callable[[Mapping[Cursor, Entries]], Replacement]
+"""Appends new entries; what the cursors are to acknowledge goes into the same write."""
 
 
 class Operations:
@@ -210,7 +231,7 @@ class Operations:
             LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
             LedgerError: The log cannot be read.
         """
-        async with self._topic.changes.turn(ScheduledChange(CANCEL, selector.ids, self._progress.sentence)):
+        async with self._topic.changes.turn(self._change(CANCEL, selector)):
             _, matched = await self._found(selector)
             outcome = self._outcome(matched)
             turns = Turns()
@@ -244,6 +265,10 @@ class Operations:
             for at, deliver_at_ms in zip(positions, rows.deliver_at_ms.tolist(), strict=True)
         )
         self._progress.done += len(positions)
+
+    def _change(self, kind: str, selector: Selector) -> ScheduledChange:
+        own_ids = None if selector.own_id is None else frozenset({selector.own_id})
+        return ScheduledChange(kind, selector.ids, self._progress.sentence, own_ids)
 
     async def _found(self, selector: Selector) -> tuple[TopicSchedule, Rows]:
         """Find the selected messages, those in a hand as well."""
@@ -320,7 +345,7 @@ class Operations:
             TooManyRowsError: The messages are too many for one operation.
             LedgerError: The log cannot be read or written; portions before that are moved, the others are unchanged.
         """
-        async with self._topic.changes.turn(ScheduledChange(kind, selector.ids, self._progress.sentence)):
+        async with self._topic.changes.turn(self._change(kind, selector)):
             schedule, matched = await self._found(selector)
             movable, outcome = await self._movable(schedule, matched)
             check(movable)
@@ -381,6 +406,14 @@ class Operations:
             acknowledged={one.cursor: by_ledger(positions) for one, positions in given_up.items()},
             hidden=hidden,
         )
+        new = await self._durable(replacement, given_up)
+        if len(outcome.moved) < MOVED_TOLD_MAX:
+            outcome.moved |= zip(kept, new, strict=True)
+
+    async def _durable(
+        self, replacement: Replacement, given_up: Mapping[Subscription, Collection[Position]]
+    ) -> Sequence[Position]:
+        """Return the positions of new entries once they are durable, with what subscriptions give up for them."""
         for subscription, positions in given_up.items():
             subscription.withdraw(by_ledger(positions))
         try:
@@ -391,8 +424,38 @@ class Operations:
             raise
         for subscription, positions in given_up.items():
             subscription.count(SubscriptionCounters(rescheduled=len(positions)))
-        if len(outcome.moved) < MOVED_TOLD_MAX:
-            outcome.moved |= zip(kept, replacement.positions, strict=True)
+        return replacement.positions
+
+    @completed
+    async def schedule(self, own_ids: frozenset[str], append: Append) -> Scheduled:
+        """Append messages of own ids in place of the scheduled ones of these ids, in one synced write.
+
+        A consumer keeps a message that it has in hand. A crash leaves either the old messages or the new ones.
+
+        Args:
+            own_ids: The ids, which the new entries have as their property `OWN_ID_PROPERTY`.
+            append: Appends the messages, and acknowledges what it is told in the same write; or refuses to, by an
+                exception of its own.
+
+        Raises:
+            ChangeUnderWayError: Another change has been under way for long; nothing has changed.
+            LedgerError: The log cannot be read or written; nothing has changed.
+        """
+        async with self._topic.changes.turn(ScheduledChange(SCHEDULE, None, self._progress.sentence, own_ids)):
+            found = [(await self._found(Selector(own_id=own_id)))[1] for own_id in sorted(own_ids)]
+            # From here to the call of `append` there is no await, so no consumer can get an old one in between.
+            positions = list(starmap(Position, chain.from_iterable(one.positions() for one in found)))
+            given_up: dict[Subscription, set[Position]] = {}
+            in_hand: set[tuple[int, int]] = set()
+            for one in self._subscriptions:
+                left = {at for at in positions if not one.cursor.is_acknowledged(*at)}
+                in_hand_here = one.in_hand(left)
+                in_hand |= in_hand_here
+                if left - in_hand_here:
+                    given_up[one] = left - in_hand_here
+            replacement = append({one.cursor: by_ledger(positions) for one, positions in given_up.items()})
+            new = await self._durable(replacement, given_up)
+        return Scheduled(new, len(set().union(*given_up.values()) - in_hand), len(in_hand))
 
     def _who_gives_up(
         self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int], outcome: ChangeOutcome

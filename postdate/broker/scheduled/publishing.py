@@ -12,13 +12,16 @@ from uuid import uuid4
 
 from dispatcher.sticky_key import sticky_key_hash
 from managed_ledger.completion import completed
+from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.entries.headers import NOT_DELAYED
+from managed_ledger.entries.message_metadata import OWN_ID_PROPERTY, header_flags
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Clock
-from managed_ledger.replacing import NewEntry
+from managed_ledger.replacing import Entries, NewEntry, Replacement
 from postdate.broker.errors import BrokerError
 from postdate.broker.protocol.entries import entry_of
+from postdate.broker.scheduled.operations import Append, Operations, Scheduled
 from postdate.broker.slices import Turns
 from postdate.broker.topics.publishing_buffer import PublishBuffer
 from postdate.broker.topics.topic import Topic
@@ -34,6 +37,8 @@ class NewMessage(NamedTuple):
     properties: Mapping[str, str] = {}
     deliver_at_ms: int | None = None
     """When it is to be delivered, None for at once."""
+    own_id: str | None = None
+    """The id that its caller gave it, by which it replaces what is scheduled (`DirectProducer.schedule`)."""
 
 
 class UnpublishableError(BrokerError):
@@ -104,26 +109,54 @@ class DirectProducer:
             AppendRefusedError: The disk has too little room.
             LedgerWriteError: They could not be stored, and will never be readable.
         """
+        append = await self._prepared(topic, messages, subscriptions)
+        replacement = append({})
+        await replacement.durable
+        return list(replacement.positions)
+
+    @completed
+    async def schedule(
+        self, topic: Topic, messages: Sequence[NewMessage], operations: Operations, *, subscriptions: Sequence[str] = ()
+    ) -> Scheduled:
+        """Publish messages, all or none, in place of those that are scheduled under the same own ids.
+
+        One with an id and without a time is due at once.
+
+        Args:
+            topic: The topic.
+            messages: The messages; no id comes twice.
+            operations: The operations of the topic, for all of its subscriptions.
+            subscriptions: As for `publish`.
+
+        Raises:
+            ChangeUnderWayError: Another change of such messages has been under way for long; nothing was published.
+            Exception: As `publish` raises.
+        """
+        append = await self._prepared(topic, messages, subscriptions)
+        return await operations.schedule(frozenset(one.own_id for one in messages if one.own_id is not None), append)
+
+    async def _prepared(self, topic: Topic, messages: Sequence[NewMessage], subscriptions: Sequence[str]) -> Append:
+        """Make the entries and missing subscriptions, and return what appends the entries."""
         entries = await self.entries_of(messages, topic.delay_ms_max)
         for name in subscriptions:
             await topic.ensure_subscription(name, start=topic.next_position())
-        # From here to `replace` there is no await.
-        topic.producers.check_takes_others()
-        _check_subscriptions(topic, messages, subscriptions)
-        if self._buffer.is_full:
-            raise DiskBehindError("Too much waits for the disk")
-        replacement = topic.ledger.replace(entries, acknowledged={}, hidden={})
-        size_bytes = sum(len(one.payload) for one in entries)
-        topic.entries_in_total += len(entries)
-        topic.messages_in_total += len(entries)
-        topic.bytes_in_total += size_bytes
-        topic.note_active()
-        self._buffer.add(None, size_bytes)
-        try:
-            await replacement.durable
-        finally:
-            self._buffer.remove(size_bytes)
-        return list(replacement.positions)
+
+        def append(acknowledged: Mapping[Cursor, Entries]) -> Replacement:
+            topic.producers.check_takes_others()
+            _check_subscriptions(topic, messages, subscriptions)
+            if self._buffer.is_full:
+                raise DiskBehindError("Too much waits for the disk")
+            replacement = topic.ledger.replace(entries, acknowledged=acknowledged, hidden={})
+            size_bytes = sum(len(one.payload) for one in entries)
+            topic.entries_in_total += len(entries)
+            topic.messages_in_total += len(entries)
+            topic.bytes_in_total += size_bytes
+            topic.note_active()
+            self._buffer.add(None, size_bytes)
+            replacement.durable.add_done_callback(lambda _: self._buffer.remove(size_bytes))
+            return replacement
+
+        return append
 
     async def entries_of(self, messages: Sequence[NewMessage], delay_ms_max: int) -> list[NewEntry]:
         """Return messages as entries of the log.
@@ -153,11 +186,16 @@ class DirectProducer:
         )
         if message.key is not None:
             metadata.partition_key = message.key.encode()
-        for name, value in message.properties.items():
+        properties = dict(message.properties)
+        deliver_at_ms = NOT_DELAYED if message.deliver_at_ms is None else message.deliver_at_ms
+        if message.own_id is not None:
+            properties[OWN_ID_PROPERTY] = message.own_id
+            # By a time it is found, until it is acknowledged.
+            deliver_at_ms = now_ms if deliver_at_ms == NOT_DELAYED else deliver_at_ms
+        for name, value in properties.items():
             metadata.properties.add(key=name, value=value)
-        deliver_at_ms = NOT_DELAYED
-        if message.deliver_at_ms is not None:
-            metadata.deliver_at_time = deliver_at_ms = message.deliver_at_ms
+        if deliver_at_ms != NOT_DELAYED:
+            metadata.deliver_at_time = deliver_at_ms
             if delay_ms_max and deliver_at_ms - now_ms > delay_ms_max:
                 raise UnpublishableError(
                     place,
@@ -181,6 +219,7 @@ class DirectProducer:
             deliver_at_ms=deliver_at_ms,
             sticky_hash=sticky_key_hash(metadata),
             message_count=1,
+            flags=header_flags(metadata),
         )
 
 
@@ -189,7 +228,8 @@ def _check_subscriptions(topic: Topic, messages: Sequence[NewMessage], names: Se
     there = [one for one in topic.subscriptions.values() if not names or one.name in names]
     if not there:
         raise NobodyListensError(f"{topic.name.short} has no subscription, so nobody would get what is published")
-    if any(one.deliver_at_ms is not None for one in messages) and not any(one.has_delays for one in there):
+    is_timed = any(one.deliver_at_ms is not None or one.own_id is not None for one in messages)
+    if is_timed and not any(one.has_delays for one in there):
         shown = ", ".join(f"{one.name} is {one.type_without_delays}" for one in there)
         raise NobodyListensError(
             f"No subscription of {topic.name.short} delays ({shown}), so nobody would get a message at its time"

@@ -174,7 +174,8 @@ class TopicSchedule:
     ) -> Rows:
         """Return all rows that match, in order of delivery.
 
-        Ledgers are filtered one by one, so that only what matches is in memory.
+        Ledgers are filtered one by one, so that only what matches is in memory; the few rows of an own id's hash
+        together, which reads them at once.
 
         Args:
             wanted: The conditions on the columns.
@@ -195,13 +196,16 @@ class TopicSchedule:
                 on_damaged({schedule.ledger_id: damaged})
             if takes is None:
                 on_searched(len(rows), len(rows))
-            else:
+            elif wanted.id_hash is None:
                 rows = rows.take(await matching(self.topic.ledger, rows, takes, on_searched, on_damaged))
             count += len(rows)
             if count > ROWS_MAX:
                 raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")
             parts.append(rows)
-        return await _in_order(parts)
+        found = await _in_order(parts)
+        if takes is not None and wanted.id_hash is not None:
+            return found.take(await matching(self.topic.ledger, found, takes, on_searched, on_damaged))
+        return found
 
     async def histogram_of(self, wanted: Wanted, takes: MessageFilter, buckets: int) -> Histogram:
         """Count the messages that a key or properties select, as `histogram` does: they are found first, then counted.

@@ -2,7 +2,9 @@
 
 While a message is moved, the old one is withheld and the copy is not durable yet: a cancel at that moment would find
 neither. So a change waits for those before it that may mean the same messages, unless both are cancels, which do each
-other no harm. Two changes by ids mean the same messages if they share an id; conditions may mean any message.
+other no harm. Two changes by ids mean the same messages if they share an id; conditions may mean any message, but
+own ids that differ mean none in common. To schedule a message by its own id is a change as well: what has that id makes
+room for it.
 
 A look needs no turn: it is of one moment (`postdate.broker.scheduled.moment`), at which a message that is being moved
 is the old one.
@@ -25,21 +27,26 @@ class ScheduledChange:
     """A change that waits for its turn or has it."""
 
     kind: str
-    """Its name, for the refusal of others: cancel, reschedule or deliver-now."""
+    """Its name, for the refusal of others: cancel, reschedule, deliver-now or schedule."""
     ids: frozenset[Position] | None
     """The messages that it means; None where conditions say so."""
     progress: Callable[[], str]
     """Says how far it is."""
+    own_ids: frozenset[str] | None = None
+    """The own ids of all messages that it means; None where they may have any."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def must_wait_for(self, other: "ScheduledChange") -> bool:
         """Whether both may mean the same message, and one of them moves it."""
         if self.kind == other.kind == CANCEL:
             return False
+        if self.own_ids is not None and other.own_ids is not None and self.own_ids.isdisjoint(other.own_ids):
+            return False
         return self.ids is None or other.ids is None or not self.ids.isdisjoint(other.ids)
 
 
 CANCEL: Final = "cancel"
+SCHEDULE: Final = "schedule"
 
 
 class ChangeUnderWayError(Exception):

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from managed_ledger.entries.headers import NOT_DELAYED, PACK_ROW, EntryHeaders, decode_rows
+from managed_ledger.entries.headers import (
+    CHUNK,
+    MESSAGE_SHIFT,
+    NOT_DELAYED,
+    OWN_ID,
+    PACK_ROW,
+    EntryHeaders,
+    decode_rows,
+)
 from postdate.broker.scheduled.ledger_schedule import LedgerSchedule, extended, order_of_times
 from postdate.broker.scheduled.selection import (
     PageBuilder,
@@ -31,6 +39,8 @@ class ListedEntry(NamedTuple):
     entry_id: int
     sticky_hash: int
     is_acknowledged: bool
+    id_hash: int
+    """0 for a message without an own id."""
 
 
 @st.composite
@@ -38,10 +48,9 @@ def logs(draw: st.DrawFn) -> list[list[ListedEntry]]:
     """Draw the entries of some ledgers."""
     ledgers = []
     for ledger_id in range(1, draw(st.integers(0, 4)) + 1):
-        drawn = draw(st.lists(st.tuples(TIMES, st.integers(0, 3), st.booleans()), max_size=20))
-        ledgers.append(
-            [ListedEntry(due, ledger_id, number, key, gone) for number, (due, key, gone) in enumerate(drawn)]
-        )
+        ids = st.integers(0, 2) if draw(st.booleans()) else st.just(0)
+        drawn = draw(st.lists(st.tuples(TIMES, st.integers(0, 3), st.booleans(), ids), max_size=20))
+        ledgers.append([ListedEntry(due, ledger_id, number, *others) for number, (due, *others) in enumerate(drawn)])
     return ledgers
 
 
@@ -54,9 +63,14 @@ def test_times_are_ordered_and_equal_ones_stay_in_place(times: list[int]) -> Non
 
 
 def headers_of(entries: list[ListedEntry]) -> EntryHeaders:
-    rows = decode_rows(b"".join(PACK_ROW(one.deliver_at_ms, 0, one.sticky_hash, 10, 1, 0) for one in entries))
+    rows = decode_rows(b"".join(PACK_ROW(one.deliver_at_ms, 0, one.sticky_hash, 10, 1, _flags(one)) for one in entries))
     ids = np.array([[one.ledger_id, one.entry_id] for one in entries], np.int64).reshape(-1, 2)
     return EntryHeaders.from_rows(ids[:, 0], ids[:, 1], rows)
+
+
+def _flags(one: ListedEntry) -> int:
+    # The upper half of a chunk's flags is another hash.
+    return OWN_ID | one.id_hash << MESSAGE_SHIFT if one.id_hash else CHUNK | 1 << MESSAGE_SHIFT
 
 
 def schedule_of(ledger_id: int, entries: list[ListedEntry], cut: int) -> LedgerSchedule:
@@ -81,6 +95,7 @@ def expected(ledgers: list[list[ListedEntry]], wanted: Wanted) -> list[RowKey]:
             and (wanted.from_ms is None or one.deliver_at_ms >= wanted.from_ms)
             and (wanted.until_ms is None or one.deliver_at_ms < wanted.until_ms)
             and (wanted.sticky_hash is None or one.sticky_hash == wanted.sticky_hash)
+            and (wanted.id_hash is None or one.id_hash == wanted.id_hash)
             and (wanted.after is None or place > wanted.after)
         ):
             places.append(place)
@@ -93,6 +108,7 @@ WANTED = st.builds(
     st.none() | st.integers(0, 31),
     st.none() | st.integers(0, 3),
     st.none() | st.builds(RowKey, st.integers(0, 30), st.integers(0, 5), st.integers(-1, 20)),
+    st.none() | st.integers(1, 2),
 )
 
 

@@ -9,7 +9,7 @@ from managed_ledger.disk.keys import Family, block_key, pair
 from managed_ledger.entries.blocks import encode_payloads, payload_at, payload_count, row_count
 from managed_ledger.entries.headers import ROW_BYTES
 from managed_ledger.positions.position import Position
-from postdate.broker.scheduled.explanation import explain_key, explain_message
+from postdate.broker.scheduled.explanation import explain_found, explain_message
 from postdate.broker.scheduled.listing import list_messages, topic_summary
 from postdate.broker.scheduled.operations import Selector
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
@@ -95,7 +95,9 @@ def test_the_explanation_of_a_key_has_its_damaged_messages_by_their_hash() -> No
         of_key = {}
         messages, _ = await list_messages(_schedule(world), ALL, limit=1_000, after=None, has_payload=False)
         for key in {one.key for one in messages if one.key is not None}:
-            explained = await explain_key(_schedule(world), key.encode(), now_ms=world.clock.now_ms(), ttl_ms=0)
+            explained = await explain_found(
+                _schedule(world), Selector(key=key.encode()), now_ms=world.clock.now_ms(), ttl_ms=0
+            )
             states = {one.message_id: one.subscriptions[0].state for one in explained.answer.messages}
             of_key[key] = [message_id for message_id, state in states.items() if state == "damaged"]
         assert sorted(of_key.values()) == [[], [], [], [str(at)]]
@@ -125,7 +127,7 @@ def test_a_damaged_header_leaves_its_own_message_out_and_no_others() -> None:
         summary = await topic_summary(world.topic, world.service.catalog, world.clock.now_ms)
         assert summary.delayed == MESSAGES - 1
         key = str(messages[0].key).encode()
-        of_key = await explain_key(_schedule(world), key, now_ms=world.clock.now_ms(), ttl_ms=0)
+        of_key = await explain_found(_schedule(world), Selector(key=key), now_ms=world.clock.now_ms(), ttl_ms=0)
         assert {one.subscriptions[0].state for one in of_key.answer.messages} == {"delayed"}
 
         moved = await world.operations().move(ALL, lambda times_ms: times_ms + 1_000)
