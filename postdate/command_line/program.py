@@ -5,6 +5,7 @@ missing, only the commands that need it refuse.
 """
 
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any, Final
 
 import click
@@ -18,6 +19,7 @@ COMMANDS: Final = {
     "consume": ("postdate.scheduling.message_commands", "Print messages when they are due, and acknowledge them."),
     "demo": ("postdate.demo.cli", "Do the main job before your eyes, with a crash in the middle."),
     "explain": ("postdate.scheduling.cli", "Say where a message is, and why it is not delivered yet."),
+    "import": ("postdate.moving_in.cli", "Bring over what waits in Redis, at a Celery broker or at a Pulsar."),
     "keys": ("postdate.scheduling.cli", "Show the consumer of a key, and what blocks the key."),
     "ledger": ("postdate.pipeline.cli.main", "Work with the log of a service."),
     "pause": ("postdate.scheduling.cli", "Hold the messages of a topic until it is resumed."),
@@ -55,7 +57,9 @@ class LazyCommands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         try:
-            command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
+            # Python's own words end with an underscore as names.
+            name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+            command = getattr(import_module(COMMANDS[cmd_name][0]), name)
         except ModuleNotFoundError as error:
             advice = install_advice(error.name, [cmd_name])
             if advice is None:

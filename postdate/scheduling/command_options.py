@@ -22,7 +22,7 @@ refusing = refusing_of(SchedulingError)
 _TOKEN = re.compile(r"[A-Za-z0-9_.=-]+")
 
 
-def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def token_of_params(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Read a token in Pulsar's notation; the errors do not repeat it."""
     del parameter
     if value is None:
@@ -48,7 +48,7 @@ _service_options = in_order(
         "--auth-params",
         "token",
         metavar="PARAMS",
-        callback=_token_of_params,
+        callback=token_of_params,
         help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
     ),
     click.option("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),

@@ -1,0 +1,160 @@
+"""Read the backlog of a subscription at a Pulsar, as its only consumer, and acknowledge what is stored here.
+
+The consumer is Exclusive: Pulsar refuses it while others are connected, and gives it what is delayed at once. The
+client does not tell when a message is due, so Pulsar's admin port is asked for each message that is an entry of its
+own: in batches Pulsar's clients send none that is delayed.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from postdate.command_line.client_tls import client_context
+from postdate.moving_in.messages import Found, Left, MovingInError, Waiting, schedulable_ms
+from postdate.scheduling.api import topic_path
+
+if TYPE_CHECKING:
+    import pulsar
+
+IDLE_MS: Final = 5_000
+_TIMEOUT_S: Final = 30
+
+
+class AdminPort:
+    """The admin port of a Pulsar, over one connection.
+
+    Args:
+        url: Its address.
+        token: The caller's token, None for none.
+        trust_certs_file: The authorities to trust for `https`; None for those of the system.
+
+    Raises:
+        MovingInError: The address is none.
+        ClientTlsError: The file cannot be used.
+    """
+
+    def __init__(self, url: str, token: str | None, trust_certs_file: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise MovingInError(f"{url!r} is no address of an admin port: write http://host:port")
+        self._url = url
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+        if parts.scheme == "https":
+            context = client_context(trust_certs_file, None, None)
+            self._connection = HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
+
+    def subscriptions(self, topic: str) -> list[str]:
+        """Return the subscriptions of a topic, also of a partitioned one; raise `MovingInError` where it refuses."""
+        found: list[str] = json.loads(self._get(topic, "/subscriptions")[0])
+        return found
+
+    def due_ms(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
+        """Return when an entry is due, None where it is not delayed; raise `MovingInError` where it refuses."""
+        text = self._get(topic, f"/ledger/{ledger_id}/entry/{entry_id}")[1]["X-Pulsar-deliver-at-time"]
+        return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1_000)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _get(self, topic: str, rest: str) -> tuple[bytes, HTTPMessage]:
+        path = f"/admin/v2/persistent{topic_path(topic).removeprefix('/topics')}{rest}"
+        try:
+            try:
+                self._connection.request("GET", path, headers=self._headers)
+                answer = self._connection.getresponse()
+            except ConnectionError:
+                # Pulsar has closed the connection, which was idle, or a first one is refused, as the second will be.
+                self._connection.close()
+                self._connection.request("GET", path, headers=self._headers)
+                answer = self._connection.getresponse()
+            body = answer.read()
+        except (OSError, HTTPException) as error:
+            raise MovingInError(f"no Pulsar answers at {self._url}: {error}") from error
+        if answer.status != 200:
+            raise MovingInError(f"{self._url}{path} answers {answer.status}: {body.decode(errors='replace')[:300]}")
+        return body, answer.headers
+
+
+@contextmanager
+def connected_client(url: str, token: str | None, trust_certs_file: str | None) -> Iterator["pulsar.Client"]:
+    """Make a client of a Pulsar; its errors become one of this room.
+
+    Raises:
+        MovingInError: The address is none, or Pulsar refuses or does not answer.
+    """
+    import pulsar
+
+    client = None
+    try:
+        client = pulsar.Client(
+            url,
+            authentication=None if token is None else pulsar.AuthenticationToken(token),
+            tls_trust_certs_file_path=trust_certs_file,
+            operation_timeout_seconds=_TIMEOUT_S,
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Fatal),
+        )
+        yield client
+    except (pulsar.PulsarException, ValueError) as error:
+        raise MovingInError(f"Pulsar at {url}: {error}") from error
+    finally:
+        if client is not None:
+            client.close()
+
+
+def backlog(
+    client: "pulsar.Client", admin: AdminPort, topic: str, subscription: str, *, idle_ms: int = IDLE_MS
+) -> Found:
+    """Give the messages of a subscription that are not acknowledged, in the order of each partition.
+
+    Args:
+        client: A client of the Pulsar.
+        admin: Its admin port.
+        topic: The topic; of a partitioned one, all partitions.
+        subscription: The subscription.
+        idle_ms: After so long without a message the backlog is at its end.
+
+    Raises:
+        MovingInError: There is no such topic or subscription, or other consumers are connected.
+    """
+    import pulsar
+
+    # Subscribing would make it.
+    names = admin.subscriptions(topic)
+    if subscription not in names:
+        raise MovingInError(f"{topic} has no subscription {subscription}; it has {', '.join(sorted(names)) or 'none'}")
+    try:
+        consumer = client.subscribe(topic, subscription, consumer_type=pulsar.ConsumerType.Exclusive)
+    except pulsar.ConsumerBusy as error:
+        raise MovingInError(f"stop the consumers of {subscription} first: {error}") from error
+    try:
+        while True:
+            yield _waiting(consumer, admin, consumer.receive(idle_ms))
+    except pulsar.Timeout:
+        return
+    finally:
+        consumer.close()
+
+
+def _waiting(consumer: "pulsar.Consumer", admin: AdminPort, message: "pulsar.Message") -> Waiting | Left:
+    topic, found = message.topic_name(), message.message_id()
+    # The time of publishing tells apart what two clusters have at one place.
+    place = f"{found.ledger_id()}:{found.entry_id()}:{found.batch_index()}@{message.publish_timestamp()}"
+    due_ms = None if found.batch_index() >= 0 else admin.due_ms(topic, found.ledger_id(), found.entry_id())
+    try:
+        deliver_at_ms = None if due_ms is None else schedulable_ms(due_ms)
+    except ValueError as error:
+        return Left(place, str(error))
+    return Waiting(
+        f"pulsar:{topic.removeprefix('persistent://')}:{place}",
+        message.data(),
+        deliver_at_ms,
+        message.ordering_key() or message.partition_key() or None,
+        message.properties(),
+        lambda: consumer.acknowledge(message),
+    )
