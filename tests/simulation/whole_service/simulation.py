@@ -66,6 +66,11 @@ _SEGMENTS_BEYOND_MAX: Final = 20
 _ROWS_OF_A_BUCKET_MIN: Final = 4
 """Each due bucket may have so many rows loaded, even beyond the limit."""
 
+_HTTP_SHARE: Final = 0.3
+"""The share of seeds in which callers publish over HTTP, too."""
+_HTTP_WEIGHT: Final = 6.0
+"""How often they do, beside the weights of other events."""
+
 _POP_ROWS_MIN: Final = 32
 """A poll merges at least so many due rows, and at most four times as many."""
 
@@ -145,6 +150,8 @@ class Simulation:
         self.consumers_made = 0
         self.subscriptions_made = 0
         self._known_ledgers: set[int] = set()
+        self.published_unanswered: list[set[int]] = []
+        """The numbers of what callers over HTTP have published, each time as one, and have no answer for."""
         self._ends_life = False
         self.is_resting = False
         """Whether a rest is judged or the service stops: nothing else may happen meanwhile."""
@@ -233,6 +240,10 @@ class Simulation:
         if self.storage_state != "works" and self.chance.random() < 0.5:
             await play_outage_round(self)
         names, weights = list(self.variant.weights), list(self.variant.weights.values())
+        # As with dice of their own above: all other seeds are the same stories as without callers over HTTP.
+        if Random(f"HTTP {self.seed}").random() < _HTTP_SHARE:
+            names.append("publish_over_http")
+            weights.append(_HTTP_WEIGHT)
         while self.step < self.variant.steps:
             self.step += 1
             name = self.chance.choices(names, weights)[0]
@@ -426,6 +437,9 @@ class Simulation:
             hidden: Mapping[Cursor, Sequence[int]],
         ) -> Replacement:
             replacement = replace(entries, acknowledged=acknowledged, hidden=hidden)
+            if not acknowledged:
+                self._published_together(entries, replacement.positions)
+                return replacement
             # One that is being deleted takes part: the deletion may fail.
             subs = list(self.oracle.subs.values())
             names = {self.cursor(sub): sub.name for sub in subs if self.subscription(sub) is not None}
@@ -463,6 +477,18 @@ class Simulation:
             return replacement
 
         ledger.replace = on_replace  # type: ignore[method-assign]
+
+    def _published_together(self, entries: Sequence[NewEntry], positions: Sequence[Position]) -> None:
+        """Know of entries that a caller over HTTP publishes, which are all durable or none."""
+        now_ms, now_s = self.clock.now_ms(), self.clock.now_s()
+        keys = [(position.ledger_id, position.entry_id) for position in positions]
+        for key, new in zip(keys, entries, strict=True):
+            entry = PublishedEntry(
+                key, new.payload, new.sticky_hash, new.deliver_at_ms, new.message_count, now_ms, now_s
+            )
+            self.oracle.appended(entry)
+            self.uncommitted[key] = entry
+        self.note(f"published over HTTP are {keys[0]} to {keys[-1]}")
 
     def _watch_cursor(self, sub: SubscriptionModel) -> None:
         sub.seeks_seen = self.cursor(sub).seeks
@@ -612,6 +638,11 @@ class Simulation:
             for key, entry in self.oracle.entries.items()
             if entry.committed_at is None and key[1] >= known.get(key[0], 0)
         }
+        there = {number_of(entry.payload) for key, entry in self.oracle.entries.items() if key not in lost}
+        for numbers in self.published_unanswered:
+            if numbers & there and numbers - there:
+                self.complain(f"of messages that were published together some are lost: {sorted(numbers - there)[:5]}")
+        self.published_unanswered = []
         self._look_at_ledgers()
         unsure: set[Key] = set()
         for entry in list(self.oracle.entries.values()):
@@ -705,11 +736,15 @@ class Simulation:
         """Entries that were appended in this life and are not durable yet."""
         return self.life.uncommitted
 
+    def next_number(self) -> int:
+        """Give the number of the next message."""
+        self.published += 1
+        return self.published
+
     def publish(self, *, key_hash: int, deliver_at_ms: int, count: int, size: int) -> None:
         """Append an entry."""
-        self.published += 1
         now_ms = self.clock.now_ms()
-        payload = payload_of(self.published, size, publish_time_ms=now_ms)
+        payload = payload_of(self.next_number(), size, publish_time_ms=now_ms)
         flags = NO_CHUNK
         if key_hash % 2 == 0:
             # Messages of every second key come in chunks of one time, three each; some lack some.
