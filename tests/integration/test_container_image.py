@@ -25,6 +25,7 @@ from dockerfile_parse import DockerfileParser
 from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.demo.process import free_ports
 from tests.helpers.debian import PYTHON_VERSION, debian_tar, need_tools, pip_configuration
+from tests.helpers.manifests import compose, kubernetes
 from tests.helpers.wheels import downloaded_wheels
 
 pytestmark = [pytest.mark.installation, pytest.mark.timeout(600)]
@@ -201,7 +202,11 @@ def exit_code_of(stderr: str) -> int:
     return int(line.rpartition(" ")[2])
 
 
-@pytest.mark.parametrize("settings", [{"bindAddress": "127.0.0.1"}, AUTHENTICATION], ids=["loopback", "tokens"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"bindAddress": "127.0.0.1"}, AUTHENTICATION, compose()["environment"]],
+    ids=["loopback", "tokens", "compose"],
+)
 def test_the_image_serves_is_healthy_and_stops_in_order(settings: dict[str, str], image: Image, tmp_path: Path) -> None:
     """The check fails before the start and after the end; all files of the volume belong to the image's user."""
     secret = tmp_path / "secret.key"
@@ -225,6 +230,25 @@ def test_the_image_serves_is_healthy_and_stops_in_order(settings: dict[str, str]
     assert {path.stat().st_uid for path in files} == {owner_of(image)[0]}
     # The image has no client, so it offers no command that would need one.
     assert "postdate demo" not in stdout
+
+
+def test_the_image_is_ready_with_the_configuration_of_the_manifest_for_kubernetes(image: Image, tmp_path: Path) -> None:
+    """Its files are mounted where the manifest mounts them; the ports alone are this test's."""
+    (tmp_path / "broker.conf").write_text(kubernetes()["ConfigMap"]["data"]["broker.conf"])
+    (tmp_path / "secret.key").write_bytes(os.urandom(64))
+    mounts = [f"{tmp_path}/broker.conf:/etc/postdate/broker.conf:ro"]
+    mounts += [f"{tmp_path}/secret.key:/run/secrets/postdate/secret.key:ro"]
+    for path in (tmp_path / "broker.conf", tmp_path / "secret.key"):
+        os.chown(path, *owner_of(image))
+    with image.start(*mounts) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "Postdate is ready.\n", process.communicate(timeout=60)
+        with urllib.request.urlopen(f"http://127.0.0.1:{image.web_port}/readyz", timeout=10) as answer:
+            ready = answer.read()
+        image.stop()
+        _, stderr = process.communicate(timeout=60)
+
+    assert (ready, process.returncode) == (b"ok", 0), stderr
 
 
 def test_a_secret_that_the_images_user_cannot_read_is_named(image: Image, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The trail: who changed what, over real HTTP and on a real service."""
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -7,18 +8,20 @@ from typing import Any
 import aiohttp
 import pytest
 
+from managed_ledger.ledger_store import LedgerStore
 from postdate.broker.admin.endpoints import SERVICE_ENDPOINTS
 from postdate.broker.admin.web import WebServer, start_web
+from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes import service_fakes
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.guarded_service import ORDERS, PRODUCE
-from tests.helpers.scheduled_topic import ScheduledApi, play
-from tests.unit.broker.admin import test_health
-from tests.unit.broker.admin.test_web_access import Ask, play_web
+from tests.helpers.guarded_web import Ask, play_web
+from tests.helpers.scheduled_topic import NOW_MS, ScheduledApi, play
 
 TRAIL = "/postdate/v1/trail"
 V1 = "/postdate/v1/topics/shop/eu/orders"
@@ -156,7 +159,12 @@ def test_small_changes_of_one_caller_are_one_entry_and_the_list_is_bounded(tmp_p
 def test_a_change_that_fails_in_the_middle_is_recorded(tmp_path: Path) -> None:
     database = MemoryDatabase()
 
-    async def story(service: Service, _: object) -> None:
+    async def run() -> None:
+        config = BrokerConfig(data_directory=tmp_path)
+        store = await LedgerStore.open(
+            tmp_path, config.managed_ledger, now_ms=lambda: NOW_MS, open_database=lambda _path, _config: database
+        )
+        service = Service(config, store, MemoryBucketSnapshotStorage(), now_ms=lambda: NOW_MS)
         server = await start_web("127.0.0.1", 0, metrics=service.metrics, health=dict, routes=all_routes(service))
         try:
             database.failures_to_come = 1
@@ -166,8 +174,9 @@ def test_a_change_that_fails_in_the_middle_is_recorded(tmp_path: Path) -> None:
                 (entry,) = (await answer.json())["entries"]
         finally:
             await server.close()
+            await service.close()
 
         assert (reply.status, entry["action"], entry["role"]) == (503, "create-topic", None)
         assert entry["outcome"].removeprefix("failed: ") in reason
 
-    test_health.play(tmp_path, story, open_database=lambda _path, _config: database)
+    asyncio.run(run())

@@ -1,80 +1,21 @@
 """Rights of roles on the web port, over real HTTP and on a real service."""
 
-import io
-import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from postdate.broker.admin.endpoints import PORT_ENDPOINTS, SERVICE_ENDPOINTS
-from postdate.broker.admin.web import start_web
-from postdate.broker.server.server import access_of, all_routes
 from postdate.broker.service.service import Service
 from postdate.broker.topics.topic_name import TopicName
-from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, play, produce_request
+from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, produce_request
+from tests.helpers.guarded_web import Ask, play_web
 from tests.helpers.tokens import token
 
 NOW_S = 1_800_000_000
 NAMESPACE = "/admin/v2/namespaces/shop/eu"
 TOPIC = "/admin/v2/persistent/shop/eu/orders"
 LOOK_UP = "/lookup/v2/topic/persistent/shop/eu/orders"
-
-Answer = tuple[int, Any, Mapping[str, str]]
-Ask = Callable[..., Awaitable[Answer]]
-Story = Callable[[Service, Ask], Awaitable[None]]
-
-
-async def _metrics() -> AsyncGenerator[bytes, None]:
-    yield b"one 1.0\n"
-
-
-async def _problems() -> list[str]:
-    return ["shop/eu/orders: a secret problem"]
-
-
-def play_web(folder: Path, story: Story, **access: Any) -> None:
-    """Run a story on a service with its web port; `ask(role, method, path, body)` sends a request."""
-
-    async def with_web(service: Service) -> None:
-        server = await start_web(
-            "127.0.0.1",
-            0,
-            metrics=_metrics,
-            health=lambda: {"pid": 7},
-            problems=_problems,
-            routes=all_routes(service),
-            access=access_of(service),
-        )
-
-        async def ask(
-            shown: str | bytes | None, method: str, path: str, body: Any = None, headers: Mapping[str, str] = {}
-        ) -> Answer:
-            shown = token(shown) if isinstance(shown, str) else shown
-            credentials = {} if shown is None else {"Authorization": f"Bearer {shown.decode()}"}
-            text = body if isinstance(body, bytes) else json.dumps(body).encode()
-            async with (
-                aiohttp.ClientSession() as session,
-                session.request(
-                    method,
-                    f"http://127.0.0.1:{server.port}{path}",
-                    data=None if body is None else io.BytesIO(text),
-                    headers={"Content-Type": "application/json"} | credentials | dict(headers),
-                ) as reply,
-            ):
-                answer = await reply.text()
-                is_json = reply.content_type == "application/json" and answer
-                return reply.status, json.loads(answer) if is_json else answer, reply.headers
-
-        try:
-            await story(service, ask)
-        finally:
-            await server.close()
-
-    play(folder, with_web, **access)
-
 
 EVERYTHING = [
     ("GET", "/livez"),
