@@ -52,7 +52,6 @@ def test_every_promise_says_what_is_the_case_and_what_to_do() -> None:
         ("defaultRetentionSizeInMB", "100", KeyClass.PROMISE),
         ("backlogQuotaDefaultLimitBytes", "1", KeyClass.PROMISE),
         ("backlogQuotaDefaultLimitGB", "50", KeyClass.PROMISE),
-        ("isSchemaValidationEnforced", "true", KeyClass.PROMISE),
         ("transactionCoordinatorEnabled", "true", KeyClass.PROMISE),
         ("functionsWorkerEnabled", "true", KeyClass.PROMISE),
         ("managedLedgerOffloadDriver", "aws-s3", KeyClass.PROMISE),
