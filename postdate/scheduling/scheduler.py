@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from managed_ledger.positions.value_types import Json
 from postdate.command_line.milliseconds import YEAR_1990_MS, may_be_seconds, seconds_refusal

@@ -35,7 +35,7 @@ def told(story: Callable[[World], Awaitable[None]], *, is_enabled: bool = True) 
     play("memory", whole)
 
 
-class Client:
+class ResendingClient:
     """A client that sends again what has no receipt, as Pulsar's clients do."""
 
     def __init__(self, world: World) -> None:
@@ -96,7 +96,7 @@ async def stored_ids(world: World) -> list[int]:
     return [parse_metadata(metadata_bytes(entry or b"")).sequence_id for entry in entries]
 
 
-async def lose_power(world: World, client: Client) -> None:
+async def lose_power(world: World, client: ResendingClient) -> None:
     world.disk = world.disk.after_power_loss()
     client.lose_connection()
     world.peer.connection.connection_lost(None)
@@ -110,7 +110,7 @@ def test_over_failed_writes_lost_connections_and_power_each_message_is_stored_on
     rng = Random(seed)
 
     async def story(world: World) -> None:
-        client = Client(world)
+        client = ResendingClient(world)
         for _ in range(60):
             match rng.randrange(10):
                 case 0:
@@ -202,7 +202,7 @@ def test_rows_go_with_the_topic_and_when_deduplication_is_switched_off() -> None
     """Its producers may begin anew with their ids meanwhile, and nothing that they send then may be taken for old."""
 
     async def story(world: World) -> None:
-        client = Client(world)
+        client = ResendingClient(world)
         await client.connect()
         client.send(5)
         await asyncio.sleep(1)
