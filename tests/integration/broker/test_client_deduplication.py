@@ -21,7 +21,7 @@ def deduplicating(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     """A service that deduplicates."""
     require_tools(request.param)
     running = make_service(request.param, tmp_path_factory.mktemp(request.param), SETTINGS)
-    running.start()
+    running.start(timeout_s=240)
     yield running
     running.stop()
 

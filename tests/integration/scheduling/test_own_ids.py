@@ -21,7 +21,7 @@ ORDER = Matching(id="order-17")
 def killable(tmp_path: Path) -> Iterator[RunningService]:
     """A service of this test's own."""
     service = make_service(POSTDATE, tmp_path)
-    service.start()
+    service.start(timeout_s=120)
     yield service
     service.stop()
 
@@ -51,7 +51,7 @@ def test_four_threads_replace_one_timer_over_a_kill_and_one_fires(killable: Runn
         thread.start()
     halves.acquire()
     killable.kill()
-    killable.start()
+    killable.start(timeout_s=120)
     for thread in threads:
         thread.join()
 
