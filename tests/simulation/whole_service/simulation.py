@@ -66,6 +66,13 @@ _SEGMENTS_BEYOND_MAX: Final = 20
 _ROWS_OF_A_BUCKET_MIN: Final = 4
 """Each due bucket may have so many rows loaded, even beyond the limit."""
 
+_HTTP_SHARE: Final = 0.3
+"""The share of seeds in which callers publish over HTTP, too."""
+_HTTP_WEIGHT: Final = 6.0
+_OWN_IDS_SHARE: Final = 0.5
+_OWN_IDS_WEIGHT: Final = 4
+"""How often they do, beside the weights of other events."""
+
 _POP_ROWS_MIN: Final = 32
 """A poll merges at least so many due rows, and at most four times as many."""
 
@@ -147,6 +154,8 @@ class Simulation:
         self.consumers_made = 0
         self.subscriptions_made = 0
         self._known_ledgers: set[int] = set()
+        self._together: list[list[Key]] = []
+        """What callers over HTTP have published in this life, each time as one."""
         self._ends_life = False
         self.is_resting = False
         """Whether a rest is judged or the service stops: nothing else may happen meanwhile."""
@@ -235,6 +244,13 @@ class Simulation:
         if self.storage_state != "works" and self.chance.random() < 0.5:
             await play_outage_round(self)
         names, weights = list(self.variant.weights), list(self.variant.weights.values())
+        # As with dice of their own above: all other seeds are the same stories as without callers over HTTP.
+        if Random(f"HTTP {self.seed}").random() < _HTTP_SHARE:
+            names.append("publish_over_http")
+            weights.append(_HTTP_WEIGHT)
+        if Random(f"own ids {self.seed}").random() < _OWN_IDS_SHARE:
+            names.append("schedule_by_id")
+            weights.append(_OWN_IDS_WEIGHT)
         while self.step < self.variant.steps:
             self.step += 1
             name = self.chance.choices(names, weights)[0]
@@ -428,6 +444,9 @@ class Simulation:
             hidden: Mapping[Cursor, Sequence[int]],
         ) -> Replacement:
             replacement = replace(entries, acknowledged=acknowledged, hidden=hidden)
+            if not acknowledged and self.own_id_set is None:
+                self._published_together(entries, replacement.positions)
+                return replacement
             # One that is being deleted takes part: the deletion may fail.
             subs = list(self.oracle.subs.values())
             names = {self.cursor(sub): sub.name for sub in subs if self.subscription(sub) is not None}
@@ -438,7 +457,7 @@ class Simulation:
                 for cursor, of_cursor in acknowledged.items()
                 if cursor in names
             }
-            if self.own_id_set:
+            if self.own_id_set is not None:
                 (new,), (position,) = entries, replacement.positions
                 self._appended_by_id(tuple(position), new, gone)
                 return replacement
@@ -486,6 +505,19 @@ class Simulation:
         self.uncommitted[key] = entry
         self.note(f"{key} of {self.own_id_set} takes the place of {dict(gone)}")
         self.oracle.took_place(entry, gone)
+
+    def _published_together(self, entries: Sequence[NewEntry], positions: Sequence[Position]) -> None:
+        """Know of entries that a caller over HTTP publishes, which are all durable or none."""
+        now_ms, now_s = self.clock.now_ms(), self.clock.now_s()
+        keys = [(position.ledger_id, position.entry_id) for position in positions]
+        for key, new in zip(keys, entries, strict=True):
+            entry = PublishedEntry(
+                key, new.payload, new.sticky_hash, new.deliver_at_ms, new.message_count, now_ms, now_s
+            )
+            self.oracle.appended(entry)
+            self.uncommitted[key] = entry
+        self._together.append(keys)
+        self.note(f"published over HTTP are {keys[0]} to {keys[-1]}")
 
     def _watch_cursor(self, sub: SubscriptionModel) -> None:
         sub.seeks_seen = self.cursor(sub).seeks
@@ -635,6 +667,10 @@ class Simulation:
             for key, entry in self.oracle.entries.items()
             if entry.committed_at is None and key[1] >= known.get(key[0], 0)
         }
+        for keys in self._together:
+            if 0 < len(lost.intersection(keys)) < len(keys):
+                self.complain(f"of messages that were published together some are lost: {keys[0]} to {keys[-1]}")
+        self._together = []
         self._look_at_ledgers()
         unsure: set[Key] = set()
         for entry in list(self.oracle.entries.values()):
@@ -728,11 +764,15 @@ class Simulation:
         """Entries that were appended in this life and are not durable yet."""
         return self.life.uncommitted
 
+    def next_number(self) -> int:
+        """Give the number of the next message."""
+        self.published += 1
+        return self.published
+
     def publish(self, *, key_hash: int, deliver_at_ms: int, count: int, size: int) -> None:
         """Append an entry."""
-        self.published += 1
         now_ms = self.clock.now_ms()
-        payload = payload_of(self.published, size, publish_time_ms=now_ms)
+        payload = payload_of(self.next_number(), size, publish_time_ms=now_ms)
         flags = NO_CHUNK
         if key_hash % 2 == 0:
             # Messages of every second key come in chunks of one time, three each; some lack some.

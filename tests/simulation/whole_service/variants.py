@@ -296,7 +296,6 @@ def _weights(chance: Random, *, is_bulky: bool) -> dict[str, float]:
         "cancel_while_moved": 0.5,
         "look": 3,
         "reschedule": 2.5,
-        "schedule_by_id": 2,
         "deliver_now": 1.5,
         "pause": 1,
         "resume": 2,
