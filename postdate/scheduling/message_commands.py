@@ -40,6 +40,7 @@ _TYPES: Final = ("key_shared", "shared", "failover", "exclusive")
 @click.command(
     epilog=help_end(
         'postdate publish reminders "water the plants" --key anna --delay 3h',
+        'postdate publish reminders "pay, please" --delay 1d --id order-17',
         "postdate publish reminders hello --at 2027-01-15T08:00:00Z --property user=17 --subscription workers",
         "tail -F events.log | postdate publish events - --lines --delay 1m",
     )
@@ -50,6 +51,7 @@ _TYPES: Final = ("key_shared", "shared", "failover", "exclusive")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; repeatable.")
 @click.option("--delay", "deliver_after_ms", type=SPAN, help="Deliver it so long from now: 90s, 5m, 2h, 3d.")
 @click.option("--at", "deliver_at_ms", type=TIME_OF_MESSAGES, help="Deliver it at this time: ISO 8601 or milliseconds.")
+@click.option("--id", "own_id", help="An id of yours: it takes the place of what is scheduled under this id.")
 @click.option("--subscription", help="One that is to get it; made if it is missing, and the topic with it.")
 @click.option("--lines", "is_lines", is_flag=True, help="With PAYLOAD -: each line is a message, sent as it comes.")
 @json_option("messageId, or messageIds of --lines")
@@ -61,6 +63,8 @@ def publish(api: ScheduleApi, topic: str, payload: str, is_lines: bool, is_json:
     """
     if is_lines and payload != "-":
         raise click.UsageError("--lines reads stdin: give - as PAYLOAD")
+    if is_lines and options["own_id"] is not None:
+        raise click.UsageError("--id is of one message, and --lines publishes many")
     path, message = f"{topic_path(topic)}/scheduled", _message(**options)
     stdin = sys.stdin.buffer
     if not is_lines:
@@ -90,6 +94,7 @@ def _message(
     properties: tuple[str, ...],
     deliver_after_ms: int | None,
     deliver_at_ms: int | None,
+    own_id: str | None,
     subscription: str | None,
 ) -> Json:
     """Return a message without its payload, as requests have it."""
@@ -106,6 +111,7 @@ def _message(
         **({"properties": found} if found else {}),
         **({} if deliver_after_ms is None else {"deliverAfterMs": deliver_after_ms}),
         **({} if deliver_at_ms is None else {"deliverAtMs": time_field(deliver_at_ms)}),
+        **({} if own_id is None else {"id": own_id}),
         **({} if subscription is None else {"subscription": subscription}),
     }
 

@@ -659,6 +659,22 @@ SCHEDULED: Final = [
         says="is still to come",
     ),
     Mutant(
+        "schedules-of-one-id-at-once",
+        "postdate/broker/topics/change_order.py",
+        " and self.own_ids.isdisjoint(other.own_ids):\n",
+        " and self.kind == other.kind:\n",
+        "two that schedule one id do not wait for each other",
+        says="are all scheduled under the id",
+    ),
+    Mutant(
+        "scheduled-beside-the-old-one",
+        "postdate/broker/scheduled/operations.py",
+        "append({one.cursor: by_ledger(positions) for one, positions in given_up.items()})",
+        "append({})",
+        "a message that is scheduled by its id leaves the old one in place",
+        says="are all scheduled under the id",
+    ),
+    Mutant(
         "moved-and-not-seen",
         "postdate/broker/scheduled/moment.py",
         "subscription.cursor.durably_acknowledged_in(one.ledger_id)",

@@ -10,7 +10,7 @@ tells.
 import asyncio
 import hashlib
 import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -69,6 +69,8 @@ _ROWS_OF_A_BUCKET_MIN: Final = 4
 _HTTP_SHARE: Final = 0.3
 """The share of seeds in which callers publish over HTTP, too."""
 _HTTP_WEIGHT: Final = 6.0
+_OWN_IDS_SHARE: Final = 0.5
+_OWN_IDS_WEIGHT: Final = 4
 """How often they do, beside the weights of other events."""
 
 _POP_ROWS_MIN: Final = 32
@@ -146,6 +148,8 @@ class Simulation:
         self.are_clients_eager = False
         """Whether every consumer acknowledges what it gets and asks for as much again."""
         self.published = 0
+        self.own_id_set: str | None = None
+        """The own id of the message that takes the place of others in this call; None otherwise."""
         self._chunk_times: dict[int, int] = {}
         self.consumers_made = 0
         self.subscriptions_made = 0
@@ -244,6 +248,9 @@ class Simulation:
         if Random(f"HTTP {self.seed}").random() < _HTTP_SHARE:
             names.append("publish_over_http")
             weights.append(_HTTP_WEIGHT)
+        if Random(f"own ids {self.seed}").random() < _OWN_IDS_SHARE:
+            names.append("schedule_by_id")
+            weights.append(_OWN_IDS_WEIGHT)
         while self.step < self.variant.steps:
             self.step += 1
             name = self.chance.choices(names, weights)[0]
@@ -437,7 +444,7 @@ class Simulation:
             hidden: Mapping[Cursor, Sequence[int]],
         ) -> Replacement:
             replacement = replace(entries, acknowledged=acknowledged, hidden=hidden)
-            if not acknowledged:
+            if not acknowledged and self.own_id_set is None:
                 self._published_together(entries, replacement.positions)
                 return replacement
             # One that is being deleted takes part: the deletion may fail.
@@ -450,6 +457,10 @@ class Simulation:
                 for cursor, of_cursor in acknowledged.items()
                 if cursor in names
             }
+            if self.own_id_set is not None:
+                (new,), (position,) = entries, replacement.positions
+                self._appended_by_id(tuple(position), new, gone)
+                return replacement
             # After a seek there can be several copies of one message. Moved to one time they are replaced in order of
             # time, and shifted in the order of the log.
             has_one_time = len({new.deliver_at_ms for new in entries}) == 1
@@ -470,6 +481,7 @@ class Simulation:
                 found = olds.get(number_of(new.payload))
                 copy.copy_of = found.pop() if found else None
                 copy.flags = new.flags
+                copy.own_id = None if copy.copy_of is None else self.oracle.entries[copy.copy_of].own_id
                 self.uncommitted[copy.key] = copy
                 copies.append(copy)
                 self.note(f"{copy.copy_of} gives way to {copy.key} for {[n for n in gone if copy.copy_of in gone[n]]}")
@@ -477,6 +489,22 @@ class Simulation:
             return replacement
 
         ledger.replace = on_replace  # type: ignore[method-assign]
+
+    def _appended_by_id(self, key: Key, new: NewEntry, gone: Mapping[str, Collection[Key]]) -> None:
+        entry = PublishedEntry(
+            key,
+            new.payload,
+            new.sticky_hash,
+            new.deliver_at_ms,
+            new.message_count,
+            new.publish_time_ms,
+            self.clock.now_s(),
+            flags=new.flags,
+            own_id=self.own_id_set,
+        )
+        self.uncommitted[key] = entry
+        self.note(f"{key} of {self.own_id_set} takes the place of {dict(gone)}")
+        self.oracle.took_place(entry, gone)
 
     def _published_together(self, entries: Sequence[NewEntry], positions: Sequence[Position]) -> None:
         """Know of entries that a caller over HTTP publishes, which are all durable or none."""
