@@ -2,7 +2,8 @@
 
 A new endpoint is a new row: method, path, what its caller needs, the types of the request and of the answer, and the
 handler, whose docstring is the summary (`postdate.broker.admin.endpoint`). The handlers are in `port_handlers` (health,
-metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`) and `scheduled_handlers` (`/postdate/v1`).
+metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`), `scheduled_handlers` and `backup_handlers`
+(`/postdate/v1`).
 """
 
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from managed_ledger.positions.value_types import Json
+from postdate.broker.admin import backup_handlers as backups
 from postdate.broker.admin import port_handlers as port
 from postdate.broker.admin import pulsar_handlers as pulsar
 from postdate.broker.admin import scheduled_handlers as scheduled
@@ -18,6 +20,7 @@ from postdate.broker.admin import topic_handlers as topics
 from postdate.broker.admin.endpoint import Call, Endpoint, Handler, Needs, Text
 from postdate.broker.admin.openapi import document_of
 from postdate.broker.admin.scheduled_requests import (
+    BackupRequest,
     Count,
     Explain,
     Key,
@@ -157,6 +160,7 @@ SERVICE_ENDPOINTS: Final = (
     *Endpoint.look(f"{_TOPIC}/scheduled/histogram", _LOOK, Count, answers.HistogramAnswer, scheduled.histogram),
     *Endpoint.look(f"{_TOPIC}/explain", _CONSUME, Explain, answers.Explanation, scheduled.explain),
     Endpoint("POST", f"{_TOPIC}/keys", _LOOK, Key, KeyStatusAnswer, scheduled.keys),
+    Endpoint("POST", f"{_V1}/backup", Needs.SUPER_USER, BackupRequest, backups.BackupAnswer, backups.make_backup),
     Endpoint(
         "GET", f"{_V1}/operations/{{operation}}", Needs.ROLE, None, answers.OperationAnswer, scheduled.get_operation
     ),
