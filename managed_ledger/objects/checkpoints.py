@@ -13,11 +13,11 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.errors import BackupError, BackupTakenError
@@ -26,6 +26,9 @@ from managed_ledger.objects.object_store import ObjectStore
 from managed_ledger.rocksdb_store.files import IDENTITY_FILE, sync_folder
 
 logger = logging.getLogger(__name__)
+
+Thing = TypeVar("Thing")
+Result = TypeVar("Result")
 
 FILES_AT_ONCE: Final = 4
 _END_BYTES: Final = 16 * 1024
@@ -74,17 +77,19 @@ def store_checkpoint(
     claim = replace(before, epoch=before.epoch + 1, owner=secrets.token_hex(8))
     tag = _changed(objects, claim, None if found is None else found[1])
     tables, new = _compared(folder, claim)
-    new_bytes, stored_bytes = sum(tables[file.name].size_bytes for file in new), 0
+    new_bytes, stored_bytes = sum(file.stat().st_size for file in new), 0
 
-    def put(file: Path) -> int:
+    def put(file: Path) -> TableObject:
         if is_stopping():
             raise BackupError("The backup is given up, as the service stops; the one before is valid")
-        objects.put_file(tables[file.name].name, file)
-        return tables[file.name].size_bytes
+        name = table_name(claim.epoch, file.name)
+        objects.put_file(name, file)
+        return TableObject(name, file.stat().st_size, _sha256(file), _end_sha256(file))
 
     on_bytes(0, new_bytes)
-    for size_bytes in _at_once(put, new):
-        stored_bytes += size_bytes
+    for file, table in zip(new, _at_once(put, new), strict=True):
+        tables[file.name] = table
+        stored_bytes += table.size_bytes
         on_bytes(stored_bytes, new_bytes)
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix not in _OBJECTS}
     made = replace(claim, log=log, made_at_ms=made_at_ms, tables=tables, files=files)
@@ -157,22 +162,24 @@ def _changed(objects: ObjectStore, manifest: Manifest, tag: str | None) -> str:
 
 
 def _compared(folder: Path, claim: Manifest) -> tuple[dict[str, TableObject], list[Path]]:
-    """Return the objects of all files, and the files that are not stored yet."""
+    """Return the objects of files that are stored already, and the other files."""
     tables: dict[str, TableObject] = {}
     new: list[Path] = []
     for file in sorted(folder.iterdir()):
-        if file.suffix not in _OBJECTS:
-            continue
-        known, size_bytes, end = claim.tables.get(file.name), file.stat().st_size, end_of(file)
+        known = claim.tables.get(file.name)
         # A write-ahead log grows, and its end says nothing about the rest.
-        if known is None or file.suffix != ".sst" or (known.size_bytes, known.end_sha256) != (size_bytes, end):
-            known = TableObject(table_name(claim.epoch, file.name), size_bytes, _sha256(file), end)
+        if known is not None and file.suffix == ".sst" and _is_end_of(file, known):
+            tables[file.name] = known
+        elif file.suffix in _OBJECTS:
             new.append(file)
-        tables[file.name] = known
     return tables, new
 
 
-def _at_once(work: Callable[..., int], things: Iterable[object]) -> Iterable[int]:
+def _is_end_of(file: Path, known: TableObject) -> bool:
+    return (known.size_bytes, known.end_sha256) == (file.stat().st_size, _end_sha256(file))
+
+
+def _at_once(work: Callable[[Thing], Result], things: Iterable[Thing]) -> Iterator[Result]:
     """Give the results of work that is done in a few threads; after a failure nothing more is begun."""
     pool = ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="backup")
     try:
@@ -195,8 +202,7 @@ def _delete_unnamed(objects: ObjectStore, made: Manifest) -> None:
         logger.warning("tables that no backup in %s needs are deleted by the next one: %s", objects, error)
 
 
-def end_of(file: Path) -> str:
-    """Return the digest of the end of a table, which tells it from every other table of its name."""
+def _end_sha256(file: Path) -> str:
     with file.open("rb") as opened:
         opened.seek(max(0, file.stat().st_size - _END_BYTES))
         return hashlib.sha256(opened.read()).hexdigest()

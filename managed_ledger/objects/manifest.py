@@ -32,7 +32,7 @@ class TableObject(NamedTuple):
     size_bytes: int
     sha256: str
     end_sha256: str
-    """Of its last bytes (`checkpoints.end_of`), which tell whether a table is the same without reading all of it."""
+    """Of its last bytes, which tell whether a table is the same without reading all of it (`checkpoints`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,9 @@ class ObjectStore(Protocol):
     def delete(self, name: str) -> None:
         """Delete an object if it is there."""
 
+    def close(self) -> None:
+        """Close the connections."""
+
 
 class FolderObjects:
     """Objects that are files of a folder; the folder is made with its first object, the one above it must be there."""
@@ -101,3 +104,6 @@ class FolderObjects:
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
             (self._path / name).unlink()
+
+    def close(self) -> None:
+        pass

@@ -79,6 +79,9 @@ class S3Objects:
     def delete(self, name: str) -> None:
         self._patiently(lambda: self._client.delete(self._root + name))
 
+    def close(self) -> None:
+        self._client.close()
+
     def _patiently(self, request: Callable[[], T]) -> T:
         pauses = Backoff(min_ms=_PAUSE_MS_MIN, max_ms=_PAUSE_MS_MAX)
         for _ in range(_TRIES - 1):

@@ -134,4 +134,5 @@ def _store_and_remove(
     try:
         return store_checkpoint(objects, folder, made_at_ms=made_at_ms, on_bytes=on_bytes, is_stopping=is_stopping)
     finally:
+        objects.close()
         shutil.rmtree(folder, ignore_errors=True)
