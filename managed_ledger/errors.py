@@ -43,6 +43,14 @@ class StoreFullError(StoreUnavailableError):
     """There is no room on the disk; it goes on when there is some."""
 
 
+class BackupError(LedgerError):
+    """A backup cannot be made in a place, or is not one that can be restored."""
+
+
+class BackupTakenError(BackupError):
+    """Another backup to the same place is under way, or has been made meanwhile."""
+
+
 class UnreadEntriesError(LedgerError):
     """Entries that were asked for and not read."""
 

@@ -204,6 +204,18 @@ class LedgerStore:
             await self.committer.write(lambda batch: batch.put(Family.META, key, value))
             self._records[name] = value
 
+    async def checkpoint(self) -> Path:
+        """Make a checkpoint beside the folder: a log of its own, with all that is durable now; the caller removes it.
+
+        A compaction that runs comes first. There is one checkpoint at a time.
+
+        Raises:
+            StoreFullError: There is no room for it.
+            LedgerError: RocksDB or the system refuses.
+        """
+        self._check_open()
+        return await self._loop.run_in_executor(self._compactor, self._database.checkpoint)
+
     @completed
     async def close(self) -> None:
         """Flush acknowledgements, wait for commits, and release the folder."""

@@ -12,6 +12,7 @@ Every error that leaves is one of ours. Synchronous: callers choose the thread. 
 
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,8 +28,15 @@ from managed_ledger.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from managed_ledger.rocksdb_store.disk_room import Room, is_out_of_room, measure_room, room_to_open_bytes, try_room
-from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
+from managed_ledger.rocksdb_store.disk_room import (
+    REOPEN_BYTES,
+    Room,
+    is_out_of_room,
+    measure_room,
+    room_to_open_bytes,
+    try_room,
+)
+from managed_ledger.rocksdb_store.files import IDENTITY_FILE, LOG_MARKER_FILE
 from managed_ledger.rocksdb_store.opening import OpenFolder, looked_at_again, open_to_read, open_to_write
 from managed_ledger.rocksdb_store.store import RocksDBStore, StoreBatch, TableFile
 
@@ -113,10 +121,11 @@ class RocksDatabase(RocksDBStore):
             StoreFullError: The disk has no room for what opening it writes; nothing has changed.
             StoreUnavailableError: It cannot be read or written.
         """
-        repaired = path.with_name(f"{path.name}.repairing")
-        if not path.exists() and repaired.exists():
-            # An empty log in its place would take messages, and nobody would look for the other.
-            raise StoreUnavailableError(f"{path} is missing, as a repair was cut off: rename {repaired} to it")
+        for what, remedy in (("repairing", "rename {} to it"), ("restoring", "`postdate restore` again removes {}")):
+            beside = path.with_name(f"{path.name}.{what}")
+            if not path.exists() and beside.exists():
+                # An empty log in its place would take messages, and nobody would look for the other.
+                raise StoreUnavailableError(f"{path} is missing, as {what} it was cut off: {remedy.format(beside)}")
         with checked(path, "open the log"):
             path.mkdir(parents=True, exist_ok=True)
             marker = _read_marker(path)
@@ -224,6 +233,25 @@ class RocksDatabase(RocksDBStore):
         ):
             raise StoreFullError(f"Cannot compact the log in {self._path}: the kept part of its tables has no room")
         self.compact_range(family, start, end)
+
+    def checkpoint(self, path: Path) -> None:
+        """Make a folder of all that is written before the call: a log of its own, with hard links where possible.
+
+        Raises:
+            StoreFullError: There is no room for the tables of what is in memory; nothing has changed.
+            LedgerError: RocksDB or the system refuses.
+        """
+        room = self._room_now()
+        if room is not None and room.unflushed_bytes > room.free_bytes - REOPEN_BYTES:
+            # A flush that fails for want of room ends all writes.
+            raise StoreFullError(f"Cannot make a checkpoint of the log in {self._path}: its disk has no room for that")
+        # No other Python thread runs while a checkpoint is made, which flushes what has come since.
+        self.flush()
+        sequence = self.latest_sequence_number()
+        super().checkpoint(path)
+        with checked(self._path, "make a checkpoint of the log"):
+            write_marker(path, sequence)
+            shutil.copyfile(self._path / IDENTITY_FILE, path / IDENTITY_FILE)
 
     def measure_room(self, *, is_due: bool = False) -> Room | None:
         """The room of the disk, None where the system does not tell; it is looked at when it is due or enough changed.

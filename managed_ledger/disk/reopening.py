@@ -15,6 +15,7 @@ anew would make an empty log. So all writes fail until the folder is back in its
 
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +67,9 @@ class ReopeningDatabase:
         self._open_folder = open_folder
         self._pace = ReopeningPace(monotonic)
         self._database: RocksDatabase | None = open_folder()
+        self._checkpoint = path.with_name(f"{path.name}.checkpoint")
+        # A process that was killed has left this.
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
         self._damage: str | None = None
         try:
             with checked(path, "look at the log"):
@@ -132,6 +136,13 @@ class ReopeningDatabase:
         """Give back the space of deleted entries of a range."""
         with self._readers, self._damage_noted():
             self._opened().compact(family, start, end)
+
+    def checkpoint(self) -> Path:
+        """Make a checkpoint beside the folder, in place of an earlier one; the caller removes it."""
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+        with self._readers, self._damage_noted():
+            self._opened().checkpoint(self._checkpoint)
+        return self._checkpoint
 
     @contextmanager
     def _damage_noted(self) -> Iterator[None]:

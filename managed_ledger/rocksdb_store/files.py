@@ -16,6 +16,9 @@ LOG_MARKER_FILE: Final = "POSTDATE-LOG"
 SPARE_MANIFEST_FILE: Final = "POSTDATE-MANIFEST"
 """A copy of RocksDB's list of files (`MANIFEST-*`) beside it, for a repair where that is lost."""
 
+IDENTITY_FILE: Final = "IDENTITY"
+"""RocksDB's random id of a database, which its checkpoints and copies keep."""
+
 ROCKSDB_NAMES: Final = (
     r"CURRENT|IDENTITY|LOCK|LOG(\.old\.\d+)?|rocksdict-config\.json|lost\+found|"
     r"\d+\.(sst|log|dbtmp)|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?"

@@ -14,6 +14,7 @@ from postdate.command_line.endings import EXIT_CODE_INTERRUPTED, help_end, refus
 from postdate.command_line.extras import install_advice
 
 COMMANDS: Final = {
+    "backup": ("postdate.scheduling.backup_command", "Back up a running service to a folder or to S3."),
     "check": ("postdate.snapshot_tools.check", "Say whether log and index are whole."),
     "config": ("postdate.broker.cli.service_commands", "Print the configuration in force, as a broker.conf."),
     "consume": ("postdate.scheduling.message_commands", "Print messages when they are due, and acknowledge them."),
@@ -25,6 +26,7 @@ COMMANDS: Final = {
     "pause": ("postdate.scheduling.cli", "Hold the messages of a topic until it is resumed."),
     "pipeline": ("postdate.pipeline.cli.main", "Make and change the delayed index in bulk, on Spark."),
     "publish": ("postdate.scheduling.message_commands", "Publish a message, to be delivered at its time."),
+    "restore": ("postdate.broker.cli.restore_command", "Make a data folder of a backup."),
     "resume": ("postdate.scheduling.cli", "Deliver the messages of a topic that a pause holds."),
     "scheduled": ("postdate.scheduling.cli", "Look at scheduled messages, cancel, move and send them."),
     "serve": ("postdate.broker.cli.service_commands", "Run the service."),

@@ -104,7 +104,9 @@ class ScheduleApi:
         """
         return self._send(self._request(path, asked), TIMEOUT_S)
 
-    def post(self, path: str, body: Json, *, operation_id: str | None = None) -> Json:
+    def post(
+        self, path: str, body: Json, *, operation_id: str | None = None, timeout_s: float = CHANGE_TIMEOUT_S
+    ) -> Json:
         """Send a POST; by `operation_id` another thread can read its progress meanwhile (`operation`).
 
         Raises:
@@ -114,7 +116,7 @@ class ScheduleApi:
         request = self._request(path, body)
         if operation_id is not None:
             request.add_header("Operation-Id", operation_id)
-        return self._send(request, CHANGE_TIMEOUT_S)
+        return self._send(request, timeout_s)
 
     def post_lines(self, path: str, bodies: Iterable[Json]) -> Json:
         """Send a POST with an object in each line, of which the service takes all or none.

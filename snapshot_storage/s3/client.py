@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from botocore import exceptions
 from botocore.exceptions import BotoCoreError, ClientError
@@ -152,6 +152,33 @@ class S3Client:
         return (
             ObjectPiece(data[start:end], len(data)) if span is None else ObjectPiece(data, int(span.rpartition("/")[2]))
         )
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        """Return all of an object, and its ETag; None where there is none."""
+        operation = f"read {key} from"
+        answer = self._ask(operation, self._client.get_object, expected=("NoSuchKey",), Key=key)
+        if isinstance(answer, str):
+            return None
+        with self._mapped(operation):
+            return answer["Body"].read(), answer["ETag"]
+
+    def replace(self, key: str, body: bytes, tag: str | None) -> str | None:
+        """Write an object if its ETag is this one, or, with None, if there is none.
+
+        Returns:
+            The new ETag; None where the condition does not hold.
+        """
+        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+        options = self._write_options | condition
+        # A 409 is not expected: the object may be as it was, and the request can be repeated.
+        expected = ("PreconditionFailed", "NoSuchKey")
+        request = self._client.put_object
+        answer = self._ask(f"write {key} to", request, expected=expected, Key=key, Body=body, **options)
+        return None if isinstance(answer, str) else answer["ETag"]
+
+    def put(self, key: str, body: BinaryIO) -> None:
+        """Write an object, whether there is one or not."""
+        self._answer(f"write {key} to", self._client.put_object, Key=key, Body=body, **self._write_options)
 
     def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
         """Write an object; False where there is one of this key already.

@@ -122,6 +122,25 @@ CASES: dict[str, Cases] = {
         (_refused("demo --folder {data}/ledgers/CURRENT", "is a file"),),
         shown_by="test_the_demo_shows_its_verdict_and_leaves_nothing_behind",
     ),
+    "backup": Cases(
+        (
+            _refused("backup", _MISSING),
+            _refused("backup {tmp} --url http://127.0.0.1:1", "no service answers"),
+            _refused("backup {tmp} --url nowhere", "is no address"),
+        ),
+        shown_by="test_a_backup_of_a_running_service_brings_everything_back",
+    ),
+    "restore": Cases(
+        (
+            _refused("restore {none}", _MISSING),
+            _refused("restore {none} {tmp}", "There is no backup in"),
+            _refused("restore {none} {data}", "is not empty"),
+            _refused("restore s3://bucket {tmp}", "names a bucket alone"),
+            _refused("restore s3://bucket/prefix?x=1 {tmp}", "the option x is not known"),
+            _refused("restore ftp://somewhere {tmp}", "must be a folder or s3://BUCKET/PREFIX"),
+        ),
+        shown_by="test_a_backup_of_a_running_service_brings_everything_back",
+    ),
     "keys": Cases(
         (
             _refused("keys", _MISSING),

@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 
 from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.refusal import RefusalError, is_own, refusal_of
-from postdate.broker.admin.scheduled_requests import IDS_ADVICE, Holding, SelectionRequest
+from postdate.broker.admin.scheduled_requests import IDS_ADVICE, BackupRequest, Holding, SelectionRequest
 from postdate.broker.slices import Turns
 from postdate.broker.topics.topic_name import TopicName
 
@@ -129,7 +129,7 @@ class Endpoint:
     @property
     def has_operation_id(self) -> bool:
         """Whether its progress can be asked for, by the header `Operation-Id`."""
-        return isinstance(self.request, type) and issubclass(self.request, SelectionRequest)
+        return isinstance(self.request, type) and issubclass(self.request, SelectionRequest | BackupRequest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 A new endpoint is a new row: method, path, what its caller needs, the types of the request and of the answer, and the
 handler, whose docstring is the summary (`postdate.broker.admin.endpoint`). The handlers are in `port_handlers` (health,
-metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`), and `scheduled_handlers` and
-`publishing_handlers` (`/postdate/v1`).
-What is no GET goes into the trail by the name of its handler, unless its row says that it is a look.
+metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`), and `scheduled_handlers`,
+`publishing_handlers` and `backup_handlers` (`/postdate/v1`). What is no GET goes into the trail by the name of its
+handler, unless its row says that it is a look.
 """
 
 from functools import cache
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from managed_ledger.positions.value_types import Json
+from postdate.broker.admin import backup_handlers as backups
 from postdate.broker.admin import port_handlers as port
 from postdate.broker.admin import publishing_handlers as publishing
 from postdate.broker.admin import pulsar_handlers as pulsar
@@ -21,6 +22,7 @@ from postdate.broker.admin import topic_handlers as topics
 from postdate.broker.admin.endpoint import Call, Endpoint, Handler, Needs, Text
 from postdate.broker.admin.openapi import document_of
 from postdate.broker.admin.scheduled_requests import (
+    BackupRequest,
     Count,
     Explain,
     Key,
@@ -181,6 +183,7 @@ SERVICE_ENDPOINTS: Final = (
     *Endpoint.look(f"{_TOPIC}/scheduled/histogram", _LOOK, Count, answers.HistogramAnswer, scheduled.histogram),
     *Endpoint.look(f"{_TOPIC}/explain", _CONSUME, Explain, answers.Explanation, scheduled.explain),
     Endpoint("POST", f"{_TOPIC}/keys", _LOOK, Key, KeyStatusAnswer, scheduled.keys, is_recorded=False),
+    Endpoint("POST", f"{_V1}/backup", Needs.SUPER_USER, BackupRequest, backups.BackupAnswer, backups.make_backup),
     Endpoint(
         "GET", f"{_V1}/operations/{{operation}}", Needs.ROLE, None, answers.OperationAnswer, scheduled.get_operation
     ),

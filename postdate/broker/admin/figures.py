@@ -36,6 +36,8 @@ class StoreSnapshot:
     """The bytes that are free for the service's user."""
     clock_steps: int = 0
     """How often the wall clock was set."""
+    last_backup_s: float | None = None
+    """When the last backup of this process was made, by the wall clock; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)

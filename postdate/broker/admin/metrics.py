@@ -333,6 +333,11 @@ def _store_lines(store: StoreSnapshot, labels: Labels) -> Iterator[bytes]:
         ("postdate_storage_refusing", "1 while new messages are refused until there is room.", store.is_refusing),
         ("postdate_disk_size_bytes", "Bytes of the file system of the data folder.", store.disk_size_bytes),
         ("postdate_disk_free_bytes", "Bytes that are free there.", store.disk_free_bytes),
+        (
+            "postdate_backup_last_success_timestamp_seconds",
+            "When the last backup of this process was made, in seconds since 1970; no sample before the first.",
+            store.last_backup_s,
+        ),
     ):
         if value is not None:
             yield from family(name, documentation, [(label_text(labels), value)])

@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from managed_ledger.errors import AppendRefusedError, LedgerError
+from managed_ledger.errors import AppendRefusedError, BackupError, LedgerError
 from postdate.broker.errors import (
     InvalidTopicNameError,
     NotAllowedError,
@@ -118,6 +118,8 @@ def refusal_of(request: web.Request, error: Exception) -> RefusalError | None:
             return RefusalError(409, f"Nothing has changed: {error}", advice=advice)
         case AppendRefusedError():
             return RefusalError(507, str(error), advice="Give the log more room, and repeat")
+        case BackupError():
+            return RefusalError(409, str(error), field="target", advice="The backups that there are stay as they are")
         case LedgerError():
             advice = "See /health and the service's log; to repeat it is safe, but for skip of a number"
             return RefusalError(503, f"The log cannot be used now: {error}", advice=advice)

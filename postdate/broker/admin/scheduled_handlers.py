@@ -289,13 +289,13 @@ async def keys(served: Served, call: Call[Key]) -> KeyStatusAnswer:
 
 
 async def get_operation(served: Served, call: Call[None]) -> answers.OperationAnswer:
-    """How far a cancel, reschedule or deliver-now is."""
+    """How far a cancel, reschedule, deliver-now or backup is."""
     name, caller = call.part("operation"), call.caller
-    topic_name = served.topic_of_operation(name)
-    if topic_name is None or (caller is not None and not caller.may_see(topic_name)):
+    found = served.operation(name, (lambda _: True) if caller is None else caller.may_see)
+    if found is None:
         advice = f"Send the header {OPERATION_ID} with a request, and ask by it while that is answered"
         raise RefusalError(404, f"There is no operation {name}", field="operation", advice=advice)
-    return served.operation(name)
+    return found
 
 
 async def list_trail(served: Served, call: Call[ListTrail]) -> TrailAnswer:

@@ -108,6 +108,18 @@ class Conditions(Asked, kw_only=True):
     id: OwnId = UNSET
 
 
+class BackupRequest(Asked, kw_only=True):
+    """Asks for a backup."""
+
+    target: Annotated[
+        str,
+        Meta(
+            description="The absolute path of a folder of the service's machine, or s3://BUCKET/PREFIX with the "
+            "options endpoint, region and path_style; credentials are the service's"
+        ),
+    ] = ""
+
+
 class ListTopics(Asked, kw_only=True):
     """Asks for topics by name."""
 

@@ -1,11 +1,12 @@
 """The part of the service that the endpoints call, and the changes under way that they have begun."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from typing import Final, Protocol
 
+from managed_ledger.objects.checkpoints import OnBytes, StoredCheckpoint
 from postdate.broker.admin.refusal import RefusalError
 from postdate.broker.admin.trail import Trail
 from postdate.broker.authorization.grants import Actions, GrantBook
@@ -51,6 +52,13 @@ class WebTopics(Protocol):
         """Return how many messages of a topic are scheduled, counted now or as last counted; None where not known."""
 
 
+class WebBackups(Protocol):
+    """The backups of the service, as the endpoints know them."""
+
+    def make(self, target: str, on_bytes: OnBytes) -> Awaitable[StoredCheckpoint]:
+        """Make a backup of the log."""
+
+
 class WebService(Protocol):
     """The service, as the endpoints know it."""
 
@@ -73,6 +81,10 @@ class WebService(Protocol):
     @property
     def trail(self) -> Trail:
         """Who changed what."""
+
+    @property
+    def backups(self) -> WebBackups:
+        """Makes backups of the log."""
 
     @property
     def topics(self) -> WebTopics:
@@ -105,7 +117,7 @@ class _Running:
 
     __slots__ = ("error", "is_finished", "kind", "progress", "started_ms", "topic")
 
-    def __init__(self, kind: Kind, topic: TopicName, started_ms: int) -> None:
+    def __init__(self, kind: Kind, topic: TopicName | None, started_ms: int) -> None:
         self.kind = kind
         self.topic = topic
         self.started_ms = started_ms
@@ -161,7 +173,7 @@ class Served:
             raise RefusalError(404, f"Topic {name} not found")
         return topic
 
-    def begin(self, name: str | None, kind: Kind, topic: TopicName) -> _Running:
+    def begin(self, name: str | None, kind: Kind, topic: TopicName | None) -> _Running:
         """Begin a change, whose progress can be asked for by its `Operation-Id` for a while."""
         running = _Running(kind, topic, self.service.now_ms())
         if name:
@@ -170,18 +182,15 @@ class Served:
                 self._operations.popitem(last=False)
         return running
 
-    def topic_of_operation(self, name: str) -> TopicName | None:
-        """Return the topic of a change, None where there is none of this name."""
+    def operation(self, name: str, may_see: Callable[[TopicName], bool]) -> OperationAnswer | None:
+        """Return how far a change is; None where there is none of this name, or of a topic that is not to be seen."""
         running = self._operations.get(name)
-        return None if running is None else running.topic
-
-    def operation(self, name: str) -> OperationAnswer:
-        """Return how far a change is."""
-        running = self._operations[name]
+        if running is None or (running.topic is not None and not may_see(running.topic)):
+            return None
         return OperationAnswer(
             id=name,
             kind=running.kind,
-            topic=running.topic.short,
+            topic=None if running.topic is None else running.topic.short,
             **both("started", running.started_ms),
             **asdict(running.progress),
             finished=running.is_finished,

@@ -337,15 +337,15 @@ class Affected(Answer):
     redelivered: Annotated[int, Meta(ge=0, description="Acknowledged ones that would be delivered again")] = 0
 
 
-Kind = Literal["cancel", "reschedule", "deliver-now"]
+Kind = Literal["cancel", "reschedule", "deliver-now", "backup"]
 
 
 class OperationAnswer(Answer, kw_only=True):
-    """How far a change is."""
+    """How far a change or a backup is."""
 
     id: str
     kind: Kind
-    topic: str
+    topic: Annotated[str | None, Meta(description="Null for a backup, which is counted in bytes")]
     started_ms: TimeMs
     started: TimeText
     searching: Annotated[bool, Meta(description="Whether it still looks for what is meant; nothing has changed then")]

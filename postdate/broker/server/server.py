@@ -132,6 +132,7 @@ async def serve(
             finally:
                 await listeners.aclose()
                 service.jobs.stop()
+                service.backups.stop()
                 await housekeeping.close(TASKS_SHARE * service.close_timeout_s)
                 await web_server.close()
         finally:

@@ -35,6 +35,7 @@ from postdate.broker.errors import ServiceStartError
 from postdate.broker.event_loop import turns_of
 from postdate.broker.hosts import is_wildcard
 from postdate.broker.scheduled.catalog import ScheduleCatalog
+from postdate.broker.service.backups import Backups
 from postdate.broker.service.clock_steps import ClockWatch, steady_ms
 from postdate.broker.service.jobs import PeriodicJobs
 from postdate.broker.service.refusal_log import RefusalLog
@@ -151,6 +152,7 @@ class Service:
         self.jobs = PeriodicJobs(
             config, store, self.topics, self.connections, self.refusal_log, self.catalog, now_ms, steady_ms
         )
+        self.backups = Backups(config, store, now_ms)
         self._tasks: set[asyncio.Task[Any]] = set()
         # Generated names must not repeat after a restart: clients reconnect with their old ones.
         self._producer_name_prefix = f"{config.cluster_name}-{uuid.uuid4().hex[:8]}"
@@ -242,6 +244,7 @@ class Service:
                 disk_size_bytes=disk_size_bytes,
                 disk_free_bytes=disk_free_bytes,
                 clock_steps=self.clock_watch.steps,
+                last_backup_s=self.backups.last_success_s,
             ),
         )
         async for chunk in chunks:

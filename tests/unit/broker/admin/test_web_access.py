@@ -42,6 +42,7 @@ EVERYTHING = [
     ("GET", f"{TOPIC}/permissions"),
     ("POST", f"{TOPIC}/permissions/anna"),
     ("DELETE", f"{TOPIC}/permissions/anna"),
+    ("POST", "/postdate/v1/backup"),
     ("GET", "/admin/v2/tenants"),
     ("GET", "/admin/v2/namespaces/shop"),
     ("GET", f"{NAMESPACE}/topics"),

@@ -1,0 +1,51 @@
+"""The handler that makes a backup."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from postdate.broker.admin.endpoint import Call
+from postdate.broker.admin.refusal import RefusalError
+from postdate.broker.admin.scheduled_handlers import OPERATION_ID
+from postdate.broker.admin.scheduled_requests import BackupRequest
+from postdate.broker.admin.web_service import Served
+from postdate.broker.scheduled.answers import Answer, Count, TimeMs, TimeText, both
+from snapshot_storage.errors import SnapshotStorageError
+
+_ADVICE = "The backup of before is valid. Correct the target or its rights, and repeat it"
+
+
+class BackupAnswer(Answer, kw_only=True):
+    """A backup that was made."""
+
+    target: str
+    made_ms: TimeMs
+    made: TimeText
+    files: Annotated[Count, Meta(description="Tables and write-ahead logs")]
+    bytes: Annotated[Count, Meta(description="Their size")]
+    new_files: Annotated[Count, Meta(description="Of these, what the backup of before did not have")]
+    new_bytes: Count
+
+
+async def make_backup(served: Served, call: Call[BackupRequest]) -> BackupAnswer:
+    """Make a backup of the log: messages, cursors, policies and grants, as of one moment after the request came."""
+    target = call.asked.target
+    with served.begin(call.request.headers.get(OPERATION_ID), "backup", None) as progress:
+
+        def on_bytes(done: int, matched: int) -> None:
+            progress.done, progress.matched = done, matched
+
+        progress.searching = False
+        try:
+            stored = await served.service.backups.make(target, on_bytes)
+        except (OSError, SnapshotStorageError) as error:
+            raise RefusalError(503, f"The backup was not made: {error}", field="target", advice=_ADVICE) from error
+    manifest = stored.manifest
+    return BackupAnswer(
+        target=target,
+        **both("made", manifest.made_at_ms),
+        files=len(manifest.tables),
+        bytes=manifest.size_bytes,
+        new_files=stored.new_tables,
+        new_bytes=stored.new_bytes,
+    )

@@ -1,0 +1,55 @@
+"""`postdate restore`: make a data folder of a backup, with no service."""
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from managed_ledger.errors import BackupError
+from managed_ledger.objects.checkpoints import fetch_checkpoint, restoring_folder
+from postdate.broker.cli.common import config_options, configure_logging, refusing
+from postdate.broker.configuration.config import load_config
+from postdate.broker.service.backups import objects_at
+from postdate.command_line.endings import help_end
+from postdate.command_line.output import iso, json_option, print_json, size
+from postdate.command_line.progress import bytes_bar
+
+
+@click.command(
+    epilog=help_end(
+        "postdate restore /mnt/backup/postdate /var/lib/postdate",
+        "postdate restore s3://bucket/postdate-backup data --config config/broker.conf",
+        "postdate check --data data  # after postdate restore: reads every byte of the log",
+    ),
+)
+@click.argument("target")
+@click.argument("folder", metavar="DATA_FOLDER", type=click.Path(path_type=Path, file_okay=False))
+@config_options
+@json_option("what was restored")
+@refusing
+def restore(target: str, folder: Path, config_path: Path | None, overrides: tuple[str, ...], is_json: bool) -> None:
+    """Restore the backup in TARGET to DATA_FOLDER, which must be empty or missing, and check every byte.
+
+    The folder is a data folder then. A start on it reads the delayed index from the log. Messages that were published
+    after the backup are not there, and those that were acknowledged after it are delivered again. For S3 the
+    credentials are those of the configuration.
+    """
+    configure_logging("error")
+    began_s = time.monotonic()
+    config = load_config(config_path, environment=os.environ, overrides=overrides)
+    log = folder / "ledgers"
+    # A restore that was cut off has left this.
+    own = restoring_folder(log)
+    if folder.is_dir() and any(found != own for found in folder.iterdir()):
+        raise BackupError(f"{folder} is not empty: name a folder that is, or move away what is in it")
+    objects = objects_at(target, config.s3)
+    with bytes_bar("restored") as advance:
+        manifest = fetch_checkpoint(objects, log, on_bytes=advance)
+    seconds = time.monotonic() - began_s
+    if is_json:
+        answer = {"folder": str(folder), "made": iso(manifest.made_at_ms), "madeMs": manifest.made_at_ms}
+        print_json(answer | {"files": len(manifest.tables), "bytes": manifest.size_bytes, "seconds": round(seconds, 3)})
+        return
+    what = f"{size(manifest.size_bytes)} in {len(manifest.tables):,} files"
+    click.echo(f"{folder} has the backup of {iso(manifest.made_at_ms)}: {what}, all whole, in {seconds:.1f} s")

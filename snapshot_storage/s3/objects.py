@@ -1,0 +1,93 @@
+"""A place of objects on S3, for checkpoints of the log (`managed_ledger.objects.object_store.ObjectStore`).
+
+The manifest is changed by conditional writes alone. A request that fails for the moment is sent again a few times. So
+one that was carried out and not answered may meet its own object, which is success.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from snapshot_storage.backoff import Backoff
+from snapshot_storage.errors import StorageUnavailableError
+from snapshot_storage.s3.client import S3Client
+from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.location import S3Location
+
+T = TypeVar("T")
+
+_TRIES: Final = 6
+_PAUSE_MS_MIN, _PAUSE_MS_MAX = 200, 5_000
+_PIECE_BYTES: Final = 8 * 2**20
+
+
+class S3Objects:
+    """Objects under a prefix of a bucket.
+
+    Args:
+        config: Server, bucket and prefix.
+        wait: Waits for so many seconds before a request is sent again; true where it is not to be.
+
+    Raises:
+        StorageAccessError: The AWS chain's own files are wrong.
+    """
+
+    def __init__(self, config: S3Config, wait: Callable[[float], bool]) -> None:
+        self._client = S3Client(config)
+        self._root = f"{config.prefix}/"
+        self._place = S3Location(config.bucket, config.prefix).uri
+        self._wait = wait
+
+    def __str__(self) -> str:
+        return self._place
+
+    def read(self, name: str) -> tuple[bytes, str] | None:
+        return self._patiently(lambda: self._client.read_tagged(self._root + name))
+
+    def replace(self, name: str, data: bytes, tag: str | None) -> str | None:
+        def once() -> str | None:
+            made = self._client.replace(self._root + name, data, tag)
+            if made is None and (found := self._client.read_tagged(self._root + name)) is not None:
+                return found[1] if found[0] == data else None
+            return made
+
+        return self._patiently(once)
+
+    def put_file(self, name: str, path: Path) -> None:
+        def once() -> None:
+            with path.open("rb") as file:
+                self._client.put(self._root + name, file)
+
+        self._patiently(once)
+
+    def fetch_file(self, name: str, path: Path) -> bool:
+        with path.open("wb") as file:
+            while True:
+                start = file.tell()
+                piece = self._patiently(partial(self._client.read, self._root + name, start, start + _PIECE_BYTES))
+                if piece is None:
+                    return False
+                file.write(piece.data)
+                if not piece.data or file.tell() >= piece.object_bytes:
+                    return True
+
+    def names(self, prefix: str) -> Iterator[str]:
+        for key in self._client.list(self._root + prefix):
+            yield key.removeprefix(self._root)
+
+    def delete(self, name: str) -> None:
+        self._patiently(lambda: self._client.delete(self._root + name))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _patiently(self, request: Callable[[], T]) -> T:
+        pauses = Backoff(min_ms=_PAUSE_MS_MIN, max_ms=_PAUSE_MS_MAX)
+        for _ in range(_TRIES - 1):
+            try:
+                return request()
+            except StorageUnavailableError:
+                if self._wait(pauses.next_seconds()):
+                    raise
+        return request()
