@@ -170,7 +170,7 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
     ),
 )
 @_changing
-@click.option("--at", "deliver_at_ms", type=TIME_OF_MESSAGES, help="The new time: ISO 8601 or milliseconds.")
+@click.option("--at", "deliver_at_ms", type=TIME_OF_MESSAGES, help="The new time: ISO 8601, +2h or milliseconds.")
 @click.option("--delay", "delay_ms", type=SPAN, help="The new time, from now: 90s, 5m, 2h, 3d.")
 @click.option("--shift", "shift_ms", type=SIGNED_SPAN, help="How much later; with a minus, earlier.")
 @click.option(

@@ -24,6 +24,12 @@ _ACTIONS: Final = {
     Needs.CONSUME: (Action.CONSUME,),
     Needs.PRODUCE_AND_CONSUME: (Action.CONSUME, Action.PRODUCE),
 }
+_MEANT_FOR: Final = {
+    Needs.SUPER_USER: "This is for super users (superUserRoles)",
+    Needs.CONSUME: "It needs the grant to consume",
+    Needs.PRODUCE_OR_CONSUME: "It needs a grant to produce or to consume",
+    Needs.PRODUCE_AND_CONSUME: "It needs the grants to produce and to consume",
+}
 _PROXIED: Final = "X-Original-Principal"
 
 
@@ -94,4 +100,5 @@ def _authorize(request: web.Request, needs: Needs, role: str, authorizer: Author
     else:
         is_allowed = authorizer.is_super_user(role)
     if not is_allowed:
-        raise RefusalError(403, f"The role {role!r} is not allowed to {request.method} {request.path}")
+        advice = f"{_MEANT_FOR[needs]}; ask with the token of a role that may"
+        raise RefusalError(403, f"The role {role!r} is not allowed to {request.method} {request.path}", advice=advice)
