@@ -7,6 +7,7 @@ into one request, there are the jobs of `postdate pipeline`.
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -44,6 +45,7 @@ from postdate.scheduling.tables import (
     message_table,
     pause_lines,
     printable,
+    round_span,
 )
 
 LIST_LIMIT: Final = 20
@@ -80,7 +82,7 @@ def scheduled() -> None:
 @filter_options
 @subscription_option
 @click.option("--limit", type=click.IntRange(1), default=LIST_LIMIT, show_default=True, help="How many at most.")
-@click.option("--payload", "has_payload", is_flag=True, help="With --json: payloads too, in base64.")
+@click.option("--payload", "has_payload", is_flag=True, help="Payloads too, as text; with --json in base64.")
 @json_option("messages and next, as GET .../scheduled answers")
 @on_service
 def list_scheduled(
@@ -101,7 +103,8 @@ def list_scheduled(
         after = page["next"]
     shown: list[Table | str] = ["Nothing is scheduled"]
     if found:
-        shown = [message_table(found), *message_notes(found, is_more=after is not None)]
+        now_ms = time.time_ns() // 1_000_000
+        shown = [message_table(found, now_ms), *message_notes(found, is_more=after is not None)]
     _tell(is_json, {"messages": found, "next": after}, *shown)
 
 
@@ -128,8 +131,14 @@ def count(
 ) -> None:
     """Count the messages of TOPIC that are delayed, overdue and in hand, and say when the delayed ones are due."""
     asked = {**fields_of_filters(**filters), "subscription": subscription, "buckets": buckets}
-    answer = api.look(f"{topic_path(topic)}/scheduled/histogram", asked)
-    _tell(is_json, answer, *count_lines(answer))
+    path = f"{topic_path(topic)}/scheduled/histogram"
+    answer = api.look(path, asked)
+    bars = None
+    if not is_json and buckets > 1 and answer["delayed"] and asked.keys().isdisjoint(("from", "until")):
+        begin_ms, end_ms, number = round_span(answer["nextDueMs"], answer["lastDueMs"], buckets)
+        span = {"from": time_field(begin_ms), "until": time_field(end_ms)}
+        bars = api.look(path, {**asked, **span, "buckets": number})
+    _tell(is_json, answer, *count_lines(answer, bars))
 
 
 _NOTHING_CHANGES: Final = "no message of these ids, or no match, is scheduled"
