@@ -2,15 +2,27 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
+
+from postdate.command_line.output import counted
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
 Advance = Callable[[int, int], None]
 """Receives the number of bytes done, and of all bytes."""
+
+
+_UNITS: Final = {
+    **dict.fromkeys(("read", "export"), "ledger"),
+    **dict.fromkeys(("snapshots", "delete"), "snapshot"),
+    **dict.fromkeys(("searched", "cancelled", "rescheduled", "delivered"), "message"),
+    "compare": "subscription",
+    "index": "bucket",
+}
+"""What a step of a stage is; of the other stages a part of the work, as Spark shares it out."""
 
 
 class Steps:
@@ -21,7 +33,8 @@ class Steps:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        text, unit = TextColumn("{task.description:<8}"), TextColumn("{task.fields[unit]}s")
+        columns = (text, BarColumn(), MofNCompleteColumn(), unit, TimeElapsedColumn())
         console = Console(stderr=True)
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._is_shown = console.is_terminal
@@ -29,9 +42,10 @@ class Steps:
 
     def begin(self, name: str, steps: int | None) -> None:
         """Begin a stage; None for an unknown length."""
+        unit = _UNITS.get(name, "part")
         if not self._is_shown and steps is not None:
-            click.echo(f"{name}: {steps}", err=True)
-        self._task = self._progress.add_task(name, total=steps)
+            click.echo(f"{name}: {counted(steps, unit)}", err=True)
+        self._task = self._progress.add_task(name, total=steps, unit=unit)
 
     def advance(self, steps: int) -> None:
         """Count finished steps."""

@@ -1,10 +1,11 @@
-"""Times as options take them: ISO 8601 with a zone, or milliseconds since 1970.
+"""Times as options take them: ISO 8601 with a zone, a span from now such as +10m, or milliseconds since 1970.
 
 A time without a zone is refused rather than guessed: its meanings in Tokyo and in London are nine hours apart, and
-messages are cancelled by such options.
+messages are cancelled by such options. So is a span without a unit.
 """
 
 import re
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -78,7 +79,7 @@ class SpanMs(_ParamType):
             self.fail(f"{text} is below zero: write it without a minus", param, ctx)
         sign = -1 if self._has_sign and text.startswith("-") else 1
         try:
-            return sign * 1_000 * relative_seconds(text.removeprefix("-") if self._has_sign else text)
+            return sign * 1_000 * relative_seconds(text.removeprefix("-") if self._has_sign else text, has_unit=True)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -87,16 +88,22 @@ SPAN: Final = SpanMs()
 SIGNED_SPAN: Final = SpanMs(has_sign=True)
 
 
-def relative_seconds(text: str) -> int:
+def relative_seconds(text: str, *, has_unit: bool = False) -> int:
     """Parse a length of time in Pulsar's notation.
 
     >>> relative_seconds("2h"), relative_seconds("90")
     (7200, 90)
 
+    Args:
+        text: The length.
+        has_unit: Whether a number without a unit, which is seconds for Pulsar, is refused.
+
     Raises:
         ValueError: The text has another form, or the time is 0 or more than a thousand years.
     """
     found = _RELATIVE_TIME.fullmatch(text.strip())
+    if found is not None and has_unit and not found[2]:
+        raise ValueError(f"{text} what? Write {text}s, {text}m, {text}h or {text}d")
     if found is None:
         raise ValueError("must be a number with s, m (minutes), h, d, w or y, such as 30d")
     seconds = int(found[1]) * _UNIT_SECONDS[found[2]]
@@ -119,9 +126,12 @@ def parse_time_ms(text: str, *, takes_any_number: bool = True) -> int:
         takes_any_number: Whether digits before 1990 are taken, which may be seconds.
 
     Raises:
-        ValueError: The text is no time, has no zone, or is before 1970; or its digits may be seconds.
+        ValueError: The text is no time, has no zone or no unit, or is before 1970; or its digits may be seconds.
     """
     text = text.strip()
+    if text[:1] in ("+", "-") and text[1:2].isdigit():
+        now_ms, span_ms = time.time_ns() // 1_000_000, 1_000 * relative_seconds(text[1:], has_unit=True)
+        return max(0, now_ms + span_ms if text[0] == "+" else now_ms - span_ms)
     if may_be_date(text):
         raise ValueError(f"{text} may be a date: write it as 2026-11-21T19:37:29Z")
     is_number = text.isascii() and text.isdigit()
@@ -149,7 +159,7 @@ def _of_iso(text: str) -> int:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time: write it as 2026-11-21T19:37:29Z, or as milliseconds since 1970"
+            f"{text!r} is no time: write it as 2026-11-21T19:37:29Z, from now as +10m, or as milliseconds since 1970"
         ) from None
     if time.tzinfo is None:
         raise ValueError(f"{text} names no time zone: end it with Z or an offset such as +02:00")

@@ -59,6 +59,7 @@ class ScheduleApi:
             raise ScheduleArgumentError(f"{admin_url!r} is no address of a web port: write http://host:port")
         self.admin_url = admin_url.rstrip("/")
         self.token = token
+        self._has_certificate = tls_certificate_file is not None
         self._tls = None
         self.tls_files = files = (tls_trust_certs_file, tls_certificate_file, tls_private_key_file)
         try:
@@ -163,6 +164,16 @@ class ScheduleApi:
         request.add_header("Content-Type", "application/json")
         return self._send(request, CHANGE_TIMEOUT_S)
 
+    def topic_names(self, topic: str) -> list[str]:
+        """Return the names of the topics in the namespace of a topic that the caller may see.
+
+        Raises:
+            SchedulingError: The service refuses, or does not answer.
+        """
+        namespace = topic_path(topic).removeprefix("/topics").rpartition("/")[0]
+        names: Any = self._send(Request(f"{self.admin_url}/admin/v2/persistent{namespace}"), TIMEOUT_S)
+        return list(names)
+
     def _request(self, path: str, body: Json | bytes, content_type: str = "application/json") -> Request:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         request = Request(f"{self.admin_url}{PREFIX}{path}", data=data, method="POST")
@@ -190,7 +201,8 @@ class ScheduleApi:
         except HTTPError as error:
             raise _refusal(error) from error
         except (URLError, HTTPException, OSError) as error:
-            raise ServiceUnavailableError(f"no service answers at {self.admin_url}: {reason_of(error)}") from error
+            reason = reason_of(error, self.admin_url, has_certificate=self._has_certificate)
+            raise ServiceUnavailableError(f"no service answers at {self.admin_url}: {reason}") from error
         except ValueError as error:
             raise ServiceUnavailableError(f"what answers at {self.admin_url} is no service of Postdate") from error
 

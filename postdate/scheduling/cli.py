@@ -7,6 +7,7 @@ into one request, there are the jobs of `postdate pipeline`.
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -46,6 +47,7 @@ from postdate.scheduling.tables import (
     message_table,
     pause_lines,
     printable,
+    round_span,
     trail_table,
 )
 
@@ -83,7 +85,7 @@ def scheduled() -> None:
 @filter_options
 @subscription_option
 @click.option("--limit", type=click.IntRange(1), default=LIST_LIMIT, show_default=True, help="How many at most.")
-@click.option("--payload", "has_payload", is_flag=True, help="With --json: payloads too, in base64.")
+@click.option("--payload", "has_payload", is_flag=True, help="Payloads too, as text; with --json in base64.")
 @json_option("messages and next, as GET .../scheduled answers")
 @on_service
 def list_scheduled(
@@ -104,7 +106,8 @@ def list_scheduled(
         after = page["next"]
     shown: list[Table | str] = ["Nothing is scheduled"]
     if found:
-        shown = [message_table(found), *message_notes(found, is_more=after is not None)]
+        now_ms = time.time_ns() // 1_000_000
+        shown = [message_table(found, now_ms), *message_notes(found, is_more=after is not None)]
     _tell(is_json, {"messages": found, "next": after}, *shown)
 
 
@@ -131,8 +134,14 @@ def count(
 ) -> None:
     """Count the messages of TOPIC that are delayed, overdue and in hand, and say when the delayed ones are due."""
     asked = {**fields_of_filters(**filters), "subscription": subscription, "buckets": buckets}
-    answer = api.look(f"{topic_path(topic)}/scheduled/histogram", asked)
-    _tell(is_json, answer, *count_lines(answer))
+    path = f"{topic_path(topic)}/scheduled/histogram"
+    answer = api.look(path, asked)
+    bars = None
+    if not is_json and buckets > 1 and answer["delayed"] and asked.keys().isdisjoint(("from", "until")):
+        begin_ms, end_ms, number = round_span(answer["nextDueMs"], answer["lastDueMs"], buckets)
+        span = {"from": time_field(begin_ms), "until": time_field(end_ms)}
+        bars = api.look(path, {**asked, **span, "buckets": number})
+    _tell(is_json, answer, *count_lines(answer, bars))
 
 
 _NOTHING_CHANGES: Final = "no message of these ids, or no match, is scheduled"
@@ -174,7 +183,7 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
     ),
 )
 @_changing
-@click.option("--at", "deliver_at_ms", type=TIME_OF_MESSAGES, help="The new time: ISO 8601 or milliseconds.")
+@click.option("--at", "deliver_at_ms", type=TIME_OF_MESSAGES, help="The new time: ISO 8601, +2h or milliseconds.")
 @click.option("--delay", "delay_ms", type=SPAN, help="The new time, from now: 90s, 5m, 2h, 3d.")
 @click.option("--shift", "shift_ms", type=SIGNED_SPAN, help="How much later; with a minus, earlier.")
 @click.option(

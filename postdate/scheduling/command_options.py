@@ -3,19 +3,22 @@
 import re
 from collections.abc import Callable
 from functools import wraps
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import click
 
+from managed_ledger.errors import NameNotFoundError
+from managed_ledger.names import find_topic
 from managed_ledger.positions.value_types import Json
-from postdate.command_line.endings import refusing_of
+from postdate.command_line.endings import refuse, refusing_of
 from postdate.command_line.milliseconds import may_be_seconds
-from postdate.command_line.options import dry_run_option, in_order, yes_option
+from postdate.command_line.options import Command, dry_run_option, in_order, yes_option
 from postdate.command_line.output import iso
 from postdate.command_line.times import TIME_OF_MESSAGES
 from postdate.scheduling.api import ScheduleApi
-from postdate.scheduling.errors import SchedulingError
+from postdate.scheduling.errors import ScheduleRequestError, SchedulingError
 
 refusing = refusing_of(SchedulingError)
 
@@ -40,20 +43,26 @@ def token_of_params(_: click.Context, parameter: click.Parameter, value: str | N
     return token.strip()
 
 
+def _of_connection(option: str, *declared: str, **options: Any) -> Callable[[Command], Command]:
+    """Return an option that can be given as an environment variable: `--trust-certs` as `POSTDATE_TRUST_CERTS`."""
+    variable = f"POSTDATE_{option.removeprefix('--').replace('-', '_').upper()}"
+    return click.option(option, *declared, envvar=variable, show_envvar=True, **options)
+
+
 _service_options = in_order(
-    click.option(
+    _of_connection(
         "--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the running service."
     ),
-    click.option(
+    _of_connection(
         "--auth-params",
         "token",
         metavar="PARAMS",
         callback=token_of_params,
         help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
     ),
-    click.option("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),
-    click.option("--client-cert", metavar="FILE", help="The caller's certificate, if the service asks for one."),
-    click.option("--client-key", metavar="FILE", help="The private key of the certificate, without a password."),
+    _of_connection("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),
+    _of_connection("--client-cert", metavar="FILE", help="The caller's certificate, if the service asks for one."),
+    _of_connection("--client-key", metavar="FILE", help="The private key of the certificate, without a password."),
 )
 
 
@@ -77,9 +86,25 @@ def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
             tls_certificate_file=client_cert,
             tls_private_key_file=client_key,
         )
-        return command(api, *args, **kwargs)
+        try:
+            return command(api, *args, **kwargs)
+        except ScheduleRequestError as error:
+            if error.status != HTTPStatus.NOT_FOUND or error.field != "topic":
+                raise
+            refuse(_nearest(api, str(kwargs["topic"])) or str(error))
 
     return _service_options(refusing(run))
+
+
+def _nearest(api: ScheduleApi, topic: str) -> str:
+    """Return a refusal with the names nearest to that of a missing topic, of those that the caller may see."""
+    try:
+        find_topic(topic, api.topic_names(topic))
+    except NameNotFoundError as error:
+        return str(error)
+    except SchedulingError:
+        pass
+    return ""
 
 
 subscription_option = click.option("--subscription", help="Only for this subscription. Default: all that delay.")
@@ -95,7 +120,7 @@ time_options = in_order(
         "--from",
         "from_ms",
         type=TIME_OF_MESSAGES,
-        help="Only messages due at this time or later: ISO 8601 or milliseconds.",
+        help="Only messages due at this time or later: ISO 8601, from now as +10m or -1h, or milliseconds.",
     ),
     click.option("--until", "until_ms", type=TIME_OF_MESSAGES, help="Only messages due before this time."),
 )

@@ -5,6 +5,7 @@ cut at its end. Control characters are replaced, so that a producer's text canno
 terminal. `--json` has them as they are.
 """
 
+import base64
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,6 +18,16 @@ from postdate.command_line.output import counted, iso, plain_table, size
 _BAR: Final = 28
 _WIDTH_WITH_LAST_DUE: Final = 110
 """Where the table of topics has room for a second time beside names."""
+_NAMES_WIDTH: Final = 16
+_OWN_PROPERTIES: Final = "postdate."
+"""The beginning of the properties that the service gives to messages which it moves."""
+_STEPS_S: Final = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200),
+    *(day * 86_400 for day in (1, 2, 7, 14, 30, 90, 365, 3_650, 36_500)),
+)
+"""The lengths of a histogram's bars, where the user has not said of which span it is."""
+_EXPLAINED_MAX: Final = 5
+"""So many messages are explained each by its sentences."""
 _DAMAGED_SHOWN_MAX: Final = 10
 _UNACKED_SHOWN_MAX: Final = 10
 
@@ -91,26 +102,67 @@ def _to_the_second(time_ms: int) -> str:
     return iso(time_ms - time_ms % 1_000).replace(".000Z", "Z")
 
 
-def message_table(messages: Sequence[Json]) -> Table:
+def message_table(messages: Sequence[Json], now_ms: int) -> Table:
     """Return the table of `postdate scheduled list`.
 
     Args:
-        messages: The messages, as GET .../scheduled gives them.
+        messages: The messages, as GET .../scheduled gives them; with their payloads where those were asked for.
+        now_ms: The present time.
     """
-    table = plain_table(("due", "left"), ("id", "left"))
+    table = plain_table(("due", "left"), ("", "left"), ("id", "left"))
+    table.add_column("for", max_width=_NAMES_WIDTH)
     table.add_column("key")
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("properties")
+    has_payload = any("payload" in one for one in messages)
+    for name in ("properties", "payload") if has_payload else ("properties",):
+        table.add_column(name)
     for one in messages:
-        properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
-        table.add_row(
-            iso(one["deliverAtMs"]),
+        # Those of the service itself come last.
+        properties = sorted(one["properties"].items(), key=lambda item: item[0].startswith(_OWN_PROPERTIES))
+        shown = ",".join(f"{name}={value}" for name, value in properties)
+        row = [
+            _to_the_second(one["deliverAtMs"]),
+            _how_far(one["deliverAtMs"] - now_ms),
             one["messageId"],
+            _in_one_line(",".join(one.get("waiting", ())) or "-"),
             _in_one_line(one["key"] if one["key"] is not None else one["keyBase64"] or "-"),
             size(one["sizeBytes"]),
-            _in_one_line("DAMAGED" if one.get("damaged") else properties),
-        )
+            _in_one_line("DAMAGED" if one.get("damaged") else shown),
+        ]
+        if has_payload:
+            row.append(_in_one_line(_payload_text(one)))
+        table.add_row(*row)
     return table
+
+
+def _how_far(span_ms: int) -> str:
+    """Write how far a delivery time is from now, in its largest unit.
+
+    >>> _how_far(7_300_000), _how_far(-250_000), _how_far(-10)
+    ('in 2 h', 'overdue 4 min', 'due now')
+    """
+    for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if abs(span_ms) >= unit_ms:
+            count = abs(span_ms) // unit_ms
+            return f"in {count} {unit}" if span_ms > 0 else f"overdue {count} {unit}"
+    return "due now"
+
+
+def _payload_text(message: Json) -> str:
+    r"""Return a payload as text, or how long it is.
+
+    >>> _payload_text({"payload": "Z3LDvMOf"}), _payload_text({"payload": "/wA="})
+    ('grüß', '(2 bytes)')
+    >>> _payload_text({"payload": "eA==", "payloadCompression": "LZ4"})
+    '(1 byte, LZ4)'
+    """
+    payload, compression = base64.b64decode(message.get("payload", "")), message.get("payloadCompression")
+    if compression is None:
+        try:
+            return payload.decode()
+        except UnicodeDecodeError:
+            pass
+    return f"({counted(len(payload), 'byte')}{'' if compression is None else f', {compression}'})"
 
 
 def _in_one_line(text: str) -> Text:
@@ -132,8 +184,27 @@ def message_notes(messages: Sequence[Json], *, is_more: bool) -> list[str]:
     return notes
 
 
-def count_lines(histogram: Json) -> list[str]:
+def round_span(first_ms: int, last_ms: int, buckets: int) -> tuple[int, int, int]:
+    """Return the beginning, the end and the number of a histogram's bars of a round length, for two times and a bound.
+
+    >>> round_span(1_000, 7_199_000, 5)
+    (0, 7200000, 4)
+    >>> round_span(86_399_999, 86_400_000, 1)
+    (0, 172800000, 1)
+    """
+    for step_ms in (1_000 * step_s for step_s in _STEPS_S):
+        begin, end = first_ms // step_ms, last_ms // step_ms + 1
+        if end - begin <= buckets:
+            return begin * step_ms, end * step_ms, end - begin
+    return first_ms, last_ms + 1, buckets
+
+
+def count_lines(histogram: Json, bars: Json | None = None) -> list[str]:
     """Return the output of `postdate scheduled count`: the number, the first and the last time, and a histogram.
+
+    Args:
+        histogram: The answer of GET .../scheduled/histogram.
+        bars: The one with the bars that are shown, of which those that are overdue are left out; None for the same.
 
     >>> for line in count_lines({"total": 3, "delayed": 2, "overdue": 1, "inHand": 4,
     ...     "nextDueMs": 0, "lastDueMs": 60_000, "buckets": [
@@ -159,13 +230,26 @@ def count_lines(histogram: Json) -> list[str]:
     if histogram["delayed"]:
         first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
         lines.append(f"the delayed ones: for {first}" if first == last else f"the delayed ones: from {first} to {last}")
-    buckets = histogram["buckets"]
+    buckets = (bars or histogram)["buckets"]
+    if bars is not None:
+        buckets = _without_first(buckets, bars["overdue"])
     most = max((one["count"] for one in buckets), default=0)
     if len(buckets) > 1 and most:
         for one in buckets:
             bar = "█" * -(-one["count"] * _BAR // most)
-            lines.append(f"{iso(one['fromMs'])}  {one['count']:>10,}  {bar}".rstrip())
+            begin = iso(one["fromMs"]) if bars is None else _to_the_second(one["fromMs"])
+            lines.append(f"{begin}  {one['count']:>10,}  {bar}".rstrip())
     return lines + undelayed
+
+
+def _without_first(buckets: Sequence[Json], count: int) -> list[Json]:
+    """Return buckets without so many of their first messages, which are the overdue ones."""
+    found = []
+    for one in buckets:
+        less = min(one["count"], count)
+        count -= less
+        found.append({**one, "count": one["count"] - less})
+    return found
 
 
 def changing_count(answer: Json, verb: str) -> int:
@@ -314,8 +398,10 @@ def pause_lines(answer: Json) -> list[str]:
     return lines or ["The topic has no subscription"]
 
 
-def explanation_lines(answer: Json) -> list[str]:
+def explanation_lines(answer: Json) -> list[str | Table]:
     """Return an explanation: the sentence, then that of each message and subscription that it does not tell of.
+
+    Of many messages, a table has how many are in which state.
 
     >>> explanation_lines({"sentence": "3:9 is delayed until T.", "messages": [{"messageId": "3:9",
     ...     "sentence": "3:9 is delayed until T.", "subscriptions": [{"subscription": "me", "state": "delayed",
@@ -323,7 +409,9 @@ def explanation_lines(answer: Json) -> list[str]:
     ['3:9 is delayed until T.']
     """
     messages = answer["messages"]
-    sentences = [answer["sentence"]]
+    sentences: list[str | Table] = [answer["sentence"]]
+    if len(messages) > _EXPLAINED_MAX:
+        return [*sentences, f"In all {counted(len(messages), 'message')}:", _state_table(messages)]
     if len(messages) > 1 or len(messages[0]["subscriptions"]) > 1:
         for message in messages:
             states = message["subscriptions"]
@@ -336,6 +424,21 @@ def explanation_lines(answer: Json) -> list[str]:
                 )
             ]
     return sentences
+
+
+def _state_table(messages: Sequence[Json]) -> Table:
+    """Return how many messages are in which state, for whom, from when until when they are due, and why they wait."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for message in messages:
+        for one in message["subscriptions"]:
+            group = groups.setdefault((one["subscription"], one["state"], one["reason"] or ""), [])
+            group.append(message["deliverAtMs"] or message["publishTimeMs"])
+    table = plain_table(("for", "left"), ("state", "left"), ("messages", "right"), ("from", "left"), ("until", "left"))
+    table.add_column("because", overflow="fold")
+    for (subscription, state, reason), times in sorted(groups.items()):
+        name = Text(printable(subscription))
+        table.add_row(name, state, f"{len(times):,}", *map(_to_the_second, (min(times), max(times))), Text(reason))
+    return table
 
 
 def key_lines(status: Json) -> list[str]:

@@ -56,7 +56,7 @@ def topics(api: ScheduleApi, is_json: bool) -> None:
     """List topics: how many messages are delayed, overdue and in hand, the next time, and what is paused."""
     context = click.get_current_context()
     if context.invoked_subcommand is not None:
-        given = [name for name in context.params if context.get_parameter_source(name) is not _DEFAULT]
+        given = [name for name in context.params if context.get_parameter_source(name) is _TYPED]
         if given:
             raise click.UsageError(f"give options behind {context.invoked_subcommand}")
         return
@@ -69,7 +69,7 @@ def topics(api: ScheduleApi, is_json: bool) -> None:
         click.echo("There is no topic")
 
 
-_DEFAULT: Final = click.core.ParameterSource.DEFAULT
+_TYPED: Final = click.core.ParameterSource.COMMANDLINE
 
 
 @topics.command(

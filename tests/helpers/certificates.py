@@ -94,6 +94,7 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(other_names), critical=False)
         files = CertificateFiles(self._folder / f"{file_name}.pem", self._folder / f"{file_name}.key")
         files.certificate.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        files.key.touch(0o600)
         files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return files
 

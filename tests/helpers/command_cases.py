@@ -492,7 +492,7 @@ CASES: dict[str, Cases] = {
             Case(
                 "pipeline cancel {data} --subscription billing --property campaign=nosuch",
                 WRONG,
-                "0 positions asked for",
+                "Nothing matches",
             ),
             _done("pipeline cancel {data} --subscription 's2 ü' --topic reminders --from 0 --dry-run", ""),
         ),

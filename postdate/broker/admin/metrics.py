@@ -7,11 +7,12 @@ topics have none, as in Pulsar. With `exposeConsumerLevelMetricsInPrometheus`, e
 
 from array import array
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, compress
 from math import isnan
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+import numpy as np
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from dispatcher.lateness import LATENESS_MS, LatenessHistogram
@@ -298,8 +299,8 @@ class _Table(Generic[T]):
         """Write every metric of the table; `more` are further samples by name."""
         for figure, values in zip(self._figures, self._values, strict=True):
             added = LABELS_OF_SUMS.get(figure.name, {}) if self._is_summed else {}
-            labels = (one if isinstance(one, str) else label_text({**one, **added}) for one in self._labels)
-            known = (one for one in zip(labels, values, strict=True) if not isnan(one[1]))
+            labels = [one if isinstance(one, str) else label_text({**one, **added}) for one in self._labels]
+            known = compress(zip(labels, values, strict=True), (~np.isnan(values)).tolist())
             samples = chain(known, more.get(figure.name, ()))
             yield from family(figure.name, figure.documentation, samples)
 

@@ -28,6 +28,12 @@ _ACTIONS: Final = {
     Needs.PRODUCE: (Action.PRODUCE,),
     Needs.PRODUCE_AND_CONSUME: (Action.CONSUME, Action.PRODUCE),
 }
+_MEANT_FOR: Final = {
+    Needs.SUPER_USER: "This is for super users (superUserRoles)",
+    Needs.CONSUME: "It needs the grant to consume",
+    Needs.PRODUCE_OR_CONSUME: "It needs a grant to produce or to consume",
+    Needs.PRODUCE_AND_CONSUME: "It needs the grants to produce and to consume",
+}
 _PROXIED: Final = "X-Original-Principal"
 
 
@@ -102,4 +108,5 @@ def _authorize(request: web.Request, needs: Needs, role: str, authorizer: Author
         if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
             # Nothing has changed, so the trail does not have it; who wonders why finds this.
             logger.info("The role %r (%s) is not allowed to %s %s", role, request.remote, request.method, request.path)
-        raise RefusalError(403, f"The role {role!r} is not allowed to {request.method} {request.path}")
+        advice = f"{_MEANT_FOR[needs]}; ask with the token of a role that may"
+        raise RefusalError(403, f"The role {role!r} is not allowed to {request.method} {request.path}", advice=advice)

@@ -10,7 +10,9 @@ from pathlib import Path
 import click
 
 from postdate.broker.cli.common import config_options, configure_logging, refusing
-from postdate.broker.configuration.config import BrokerConfig, load_config
+from postdate.broker.configuration.access import TOKEN_PROVIDER, AccessConfig
+from postdate.broker.configuration.config import BrokerConfig, load_config, settings
+from postdate.broker.configuration.sources import misspelt_in_environment
 from postdate.broker.configuration.table import (
     commented_config,
     commented_lines,
@@ -54,7 +56,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
     configure_logging(log_level)
     config = load_config(config_path, environment=os.environ, overrides=overrides)
     configure_logging(log_level, config.log_format)
-    for warning in warnings_at_start(config):
+    for warning in (*_misspelt_variables(), *warnings_at_start(config)):
         logger.warning("%s", warning)
     # Imported late: the other commands need none of it, and it takes most of a second.
     from postdate.broker.event_loop import run_on_service_loop
@@ -78,6 +80,10 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
             give_up_output()
 
     sys.exit(run_on_service_loop(run_service(config, announce=announce, manager=ServiceManager.of(os.environ))))
+
+
+def _misspelt_variables() -> list[str]:
+    return misspelt_in_environment(os.environ, {one.key for one in settings()})
 
 
 def warnings_at_start(config: BrokerConfig) -> list[str]:
@@ -116,12 +122,12 @@ Postdate is ready.
   Health, metrics {" ".join(f"{url}/health {url}/metrics" for url in web_urls)}
   Listens on      {describe_listening(config)}
   Data            {data}
-{_first_steps(client_url, has_tokens=config.access.is_authentication_enabled)}"""
+{_first_steps(client_url, config.access)}"""
 
 
-def _first_steps(client_url: str, *, has_tokens: bool) -> str:
+def _first_steps(client_url: str, access: AccessConfig) -> str:
     """Return commands that work: Pulsar's client is an extra, which an image or a server need not have."""
-    program = _first_program(client_url, has_tokens=has_tokens)
+    program = _first_program(client_url, access)
     if find_spec("pulsar") is None:
         return f"""\
 Try, where pulsar-client is installed: a message that arrives 3 seconds after it was sent
@@ -141,8 +147,12 @@ def _installed(name: str) -> str:
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
-def _first_program(client_url: str, *, has_tokens: bool) -> str:
-    options = "authentication=pulsar.AuthenticationToken('TOKEN'), " if has_tokens else ""
+def _first_program(client_url: str, access: AccessConfig) -> str:
+    options = ""
+    if access.is_authentication_enabled:
+        has_tokens = TOKEN_PROVIDER in access.provider_class_names
+        shown = "AuthenticationToken('TOKEN')" if has_tokens else "AuthenticationTLS('client.pem', 'client.key.pem')"
+        options = f"authentication=pulsar.{shown}, "
     if client_url.startswith("pulsar+ssl:"):
         options += "tls_trust_certs_file_path='ca.pem', "
     return (
@@ -198,6 +208,8 @@ def config(
         raise click.UsageError("--commented and --table are no JSON")
     configure_logging("warning")
     effective = load_config(config_path, environment=os.environ, overrides=overrides)
+    for warning in _misspelt_variables():
+        click.echo(f"postdate: {warning}", err=True)
     unread = [str(one) for one in unread_keys(effective.unread)]
     if ignored:
         if is_json:

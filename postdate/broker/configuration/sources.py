@@ -43,6 +43,24 @@ def collect(
     return given | _from_environment(environment, names) | _from_overrides(overrides, names)
 
 
+def misspelt_in_environment(environment: Mapping[str, str], read: Collection[str]) -> list[str]:
+    """Return a warning for each variable that is a key in other letters, or nearly one.
+
+    It is no error: variables of other programs come with every container, and Kubernetes makes some of its services'
+    names, such as BROKER_SERVICE_PORT. So those that are written with `_` are left out, as no key is.
+    """
+    names = {*read, *pulsar_keys()}
+    found = []
+    for name in environment:
+        if "_" in name or not any(letter.islower() for letter in name) or name in names:
+            continue
+        try:
+            _check(name, names, where="ignored environment variable")
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
 def _from_file(path: Path, names: Collection[str]) -> dict[str, Given]:
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -8,6 +8,7 @@ the log, at every check until it is mended. Sockets are left out.
 import hashlib
 import logging
 import ssl
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -62,6 +63,7 @@ class ServerTls:
         self._seen: tuple[object, ...] = self._stats()
         self._loaded = _load(config)
         self._warn_of_expiry()
+        self._warn_of_mode()
 
     def current(self) -> ssl.SSLContext:
         """The context of a handshake that begins now."""
@@ -94,6 +96,11 @@ class ServerTls:
             logger.warning("the certificate %s is not valid before %s: clients refuse it", path, begin.isoformat())
         elif certificate.not_valid_after_utc < now + EXPIRY_NOTICE:
             logger.warning("the certificate %s expires at %s", path, _end_of(certificate))
+
+    def _warn_of_mode(self) -> None:
+        path = self._config.key_path
+        if path is not None and path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            logger.warning("the private key %s may be read by every user of this machine: chmod o= %s", path, path)
 
     def _stats(self) -> tuple[object, ...]:
         return tuple(_stat(path) for path in _paths(self._config).values())

@@ -166,6 +166,13 @@ class MessageAnswer(Answer, kw_only=True):
             description="Whether the log is damaged where it is: its header alone is known, and no consumer gets it",
         ),
     ]
+    waiting: (
+        Annotated[
+            list[str],
+            Meta(description="The subscriptions that wait for it, ten at most; only in a list of what is scheduled"),
+        ]
+        | UnsetType
+    ) = UNSET
     payload: Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})] | UnsetType = UNSET
     payload_compression: (
         Annotated[str | None, Meta(description="By what the payload is compressed still")] | UnsetType

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Clock
 from postdate.broker.scheduled import answers
 from postdate.broker.scheduled.answers import both
@@ -64,6 +65,7 @@ async def list_messages(
                 messages.append(described(entry, row, headers, has_payload=has_payload))
             else:
                 continue
+            messages[-1].waiting = schedule.waiting_for(Position(place.ledger_id, place.entry_id))
             if len(messages) == limit:
                 return messages, await _if_more(schedule, selector, wanted.after)
             await turns.give_way()

@@ -7,6 +7,7 @@ out.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -35,6 +36,8 @@ from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic import Topic
 from tracker.columns.positions import is_in_bitmap, ledger_groups
 
+SUBSCRIPTIONS_TOLD_MAX: Final = 10
+"""The most subscriptions of a message that a list names."""
 ROWS_MAX: Final = 5_000_000
 """The most messages of one operation, 24 bytes each while it runs. Larger ones need the jobs on Spark."""
 
@@ -76,6 +79,7 @@ class TopicSchedule:
         """The time of the moment."""
         self._moment = moment
         self._has_in_hand = has_in_hand
+        self._left_out_of_each: dict[int, list[tuple[str, BitMap]]] = {}
 
     @property
     def moment(self) -> Moment:
@@ -107,6 +111,18 @@ class TopicSchedule:
                     rows.entry_ids[group], self._left_out(ledger_id, has_in_hand=False)
                 )
         return is_waited_for
+
+    def waiting_for(self, position: Position) -> list[str]:
+        """Return the names of subscriptions that wait for an entry, as many as are told."""
+        ledger_id, entry_id = position
+        of_each = self._left_out_of_each.get(ledger_id)
+        if of_each is None:
+            of_each = self._left_out_of_each[ledger_id] = [
+                (one.name, self.moment.done_in(one, ledger_id) | self.moment.in_hand_in(one, ledger_id))
+                for one in self.subscriptions
+            ]
+        names = (name for name, left_out in of_each if entry_id not in left_out)
+        return list(islice(names, SUBSCRIPTIONS_TOLD_MAX))
 
     def _left_out_of(self, schedule: LedgerSchedule, *, has_in_hand: bool) -> BitMap | None:
         found = self._left_out(schedule.ledger_id, has_in_hand=has_in_hand)

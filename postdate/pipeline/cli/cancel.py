@@ -148,6 +148,9 @@ def _property(text: str) -> tuple[bytes, bytes]:
 
 
 def _tell_cancelled(report: "CancelReport", left_out: int, *, is_dry_run: bool) -> None:
+    if not report.asked and not report.bad_rows:
+        click.echo("Nothing matches")
+        return
     for name, cancelled in sorted(report.cancelled.items()):
         click.echo(f"{cancelled:,} messages {'would be ' if is_dry_run else ''}cancelled for {name}")
     click.echo(f"{report.asked:,} positions asked for, of which the log does not have {report.unknown:,}")

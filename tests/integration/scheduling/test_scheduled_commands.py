@@ -52,6 +52,10 @@ def test_messages_are_listed_and_counted_on_80_columns(ask, scheduler: Scheduler
     assert ask("scheduled count T --key nobody").stdout == "Nothing is scheduled\n"
     found = json.loads(ask("scheduled list T --json --payload").stdout)
     assert [one["payload"] for one in found["messages"]] == ["cGF5", "Y2FsbA=="]
+    assert [one["waiting"] for one in found["messages"]] == [["me"], ["me"]]
+    assert "call" in ask("scheduled list T --payload --until +150m").stdout
+    assert ask("scheduled list T --until +30m").stdout == "Nothing is scheduled\n"
+    assert f"There is no topic {topic[:-1]}; near to it is" in ask(f"scheduled list {topic[:-1]}").stderr
     assert json.loads(ask("scheduled count T --json").stdout)["total"] == 2
     assert topic in ask("topics --json").stdout
     assert "me" in ask("topics").stdout

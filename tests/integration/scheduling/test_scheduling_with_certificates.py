@@ -41,8 +41,8 @@ class StrictService(NamedTuple):
             "tls_private_key_file": self.key,
         }
 
-    def ask(self, *words: str, shows_certificate: bool = True) -> Result:
-        shown = ["--client-cert", self.certificate, "--client-key", self.key] if shows_certificate else []
+    def ask(self, *words: str) -> Result:
+        shown = ["--client-cert", self.certificate, "--client-key", self.key]
         return CliRunner().invoke(postdate, [*words, "--url", self.web_url, "--trust-certs", self.trust, *shown])
 
 
@@ -126,14 +126,41 @@ def test_messages_are_published_and_consumed_with_the_certificate(strict_service
     assert (consumed.stdout, consumed.exit_code) == ("hello\n", 0)
 
 
+def test_the_environment_names_the_service_and_the_files(strict_service: StrictService) -> None:
+    variables = {
+        "POSTDATE_URL": strict_service.web_url,
+        "POSTDATE_TRUST_CERTS": strict_service.trust,
+        "POSTDATE_CLIENT_CERT": strict_service.certificate,
+        "POSTDATE_CLIENT_KEY": strict_service.key,
+    }
+    for words in (["topics"], ["topics", "create", "made"]):
+        assert CliRunner().invoke(postdate, [*words, "--json"], env=variables).exit_code == 0
+    other = variables | {"POSTDATE_AUTH_PARAMS": f"token:{token('carla').decode()}"}
+    refused = CliRunner().invoke(postdate, ["pause", TOPIC, "--yes"], env=other)
+    assert (refused.exit_code, "This is for super users" in refused.stderr) == (2, True)
+    # What is typed wins.
+    typed = CliRunner().invoke(postdate, ["topics", "--url", "http://127.0.0.1:1"], env=variables)
+    assert (typed.exit_code, "127.0.0.1:1" in typed.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("words", [["topics"], ["keys", TOPIC, "me", "k"]], ids=lambda words: words[0])
-def test_a_command_without_a_certificate_is_refused_in_one_line(
-    strict_service: StrictService, words: list[str]
+@pytest.mark.parametrize(
+    ("scheme", "is_trusted", "cure"),
+    [
+        ("https", True, "name it by --client-cert and --client-key"),
+        ("https", False, "name the authority of its certificate by --trust-certs"),
+        ("http", True, "it speaks TLS there: write https://"),
+    ],
+)
+def test_a_command_that_lacks_something_for_tls_names_it_in_one_line(
+    strict_service: StrictService, words: list[str], scheme: str, is_trusted: bool, cure: str
 ) -> None:
-    result = strict_service.ask(*words, shows_certificate=False)
+    trust = ["--trust-certs", strict_service.trust] if is_trusted else []
+    url = strict_service.web_url.replace("https", scheme)
+    result = CliRunner().invoke(postdate, [*words, "--url", url, *trust])
 
     assert result.exit_code == 2
-    assert "no service answers" in result.stderr
+    assert cure in result.stderr
     assert result.output.count("\n") == 1
 
 

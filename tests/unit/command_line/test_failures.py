@@ -15,12 +15,13 @@ ADVICE = r"this may be the broker's port \(brokerServicePort\): give the web por
 
 @pytest.fixture
 def port_without_http() -> Iterator[str]:
-    """The address of a port that reads a request and ends the connection, as the broker's does."""
+    """The address of a port that reads a request and ends the connection, as the broker's does; asked twice."""
 
     def end_one() -> None:
-        caller, _ = listener.accept()
-        with caller:
-            caller.recv(65_536)
+        for _ in range(2):
+            caller, _ = listener.accept()
+            with caller:
+                caller.recv(65_536)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=end_one)
@@ -39,6 +40,14 @@ def test_an_answer_of_another_program_is_told() -> None:
         url = f"http://127.0.0.1:{other_program.port}"
         with pytest.raises(ServiceUnavailableError, match=f"what answers at {url} is no service of Postdate"):
             ScheduleApi(url).get("/topics")
+
+
+def test_a_port_without_tls_is_told_apart() -> None:
+    with (
+        canned_s3(lambda _: CannedAnswer(200, b"")) as plain,
+        pytest.raises(ServiceUnavailableError, match="it speaks no TLS there: write http://"),
+    ):
+        ScheduleApi(f"https://127.0.0.1:{plain.port}").get("/topics")
 
 
 def test_a_refused_connection_has_no_such_advice() -> None:

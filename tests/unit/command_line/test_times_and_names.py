@@ -1,5 +1,7 @@
 """Times as options take them, and what users and the log call topics and subscriptions."""
 
+import time
+
 import click
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from managed_ledger.errors import NameNotFoundError
 from managed_ledger.names import cursor_name_of, find_cursor, find_topic, full_topic_name, subscription_of
 from postdate.command_line.output import iso
-from postdate.command_line.times import TIME, TIME_MS_MAX, parse_time_ms
+from postdate.command_line.times import SIGNED_SPAN, SPAN, TIME, TIME_MS_MAX, parse_time_ms
 
 ORDERS = "persistent://public/default/orders"
 
@@ -20,6 +22,21 @@ def test_a_time_that_is_shown_can_be_asked_for(time_ms: int) -> None:
     assert time_ms < 10**11 or parse_time_ms(str(time_ms)) == time_ms
 
 
+def test_a_span_from_now_is_a_time() -> None:
+    before_ms = time.time_ns() // 1_000_000
+    found = [parse_time_ms(text) - before_ms for text in ("+10m", "-1h", "+2d")]
+
+    assert all(span <= one < span + 60_000 for one, span in zip(found, (600_000, -3_600_000, 172_800_000), strict=True))
+    assert parse_time_ms("-500y") == 0
+
+
+@pytest.mark.parametrize("kind", [SPAN, SIGNED_SPAN])
+def test_a_span_has_a_unit(kind: click.ParamType) -> None:
+    assert kind.convert("2m", None, None) == 120_000
+    with pytest.raises(click.BadParameter, match="2 what"):
+        kind.convert("2", None, None)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -29,7 +46,9 @@ def test_a_time_that_is_shown_can_be_asked_for(time_ms: int) -> None:
         ("", "is no time"),
         ("1e9", "is no time"),
         ("٣", "is no time"),
-        ("-1", "is no time"),
+        ("-1", "1 what"),
+        ("+10", "10 what"),
+        ("tomorrow", "from now as"),
         ("1969-12-31T23:59:59Z", "is not between"),
         (str(TIME_MS_MAX + 1), "is not between"),
         ("9" * 99, "is not between"),

@@ -37,9 +37,9 @@ class OperationTeller:
 @pytest.mark.parametrize(
     ("states", "told"),
     [
-        ([None, SEARCHING, SEARCHING, CHANGING, FINISHED], "searched: 1000\ncancelled: 20\n"),
-        ([SEARCHING, FINISHED], "searched: 1000\n"),
-        ([CHANGING, FINISHED], "cancelled: 20\n"),
+        ([None, SEARCHING, SEARCHING, CHANGING, FINISHED], "searched: 1,000 messages\ncancelled: 20 messages\n"),
+        ([SEARCHING, FINISHED], "searched: 1,000 messages\n"),
+        ([CHANGING, FINISHED], "cancelled: 20 messages\n"),
         ([FINISHED], ""),
     ],
 )

@@ -17,6 +17,7 @@ from postdate.scheduling.tables import (
     message_table,
     pause_lines,
     printable,
+    round_span,
     topic_table,
 )
 
@@ -45,7 +46,7 @@ def test_no_line_is_wider_than_80_columns_with_wide_characters(text: str) -> Non
     state = {"subscription": text, "sentence": text}
     answer = {"sentence": text, "messages": [{"subscriptions": [state, state]}]}
 
-    tables = message_table([message]), topic_table([figures | {"subscriptions": [figures]}], 80)
+    tables = message_table([message], 0), topic_table([figures | {"subscriptions": [figures]}], 80)
     lines = _lines(*tables, *explanation_lines(answer))
 
     assert max(map(_columns, lines)) <= 80
@@ -58,7 +59,7 @@ def test_columns_behind_wide_characters_stand_where_the_others_stand() -> None:
         for key in ("anna", "東京", "東京" * 9, "e\u0301" * 5, "e\u0301" * 30)
     ]
 
-    starts = {_columns(line.partition("a=b")[0]) for line in _lines(message_table(messages))[1:]}
+    starts = {_columns(line.partition("a=b")[0]) for line in _lines(message_table(messages, 0))[1:]}
 
     assert len(starts) == 1
 
@@ -126,8 +127,8 @@ def test_keys_and_names_are_whole_where_there_is_room() -> None:
     key, pauses = "k" * 90, {"subscriptions": [{"name": "s" * 90, "paused": False, "ratePerSecond": None}]}
     message = {"messageId": "3:9", "deliverAtMs": 0, "key": key, "sizeBytes": 12, "properties": {"a": "b" * 90}}
 
-    assert key in _lines(message_table([message]), width=260)[1]
-    assert "k…" in _lines(message_table([message]))[1]
+    assert key in _lines(message_table([message], 0), width=260)[1]
+    assert "k…" in _lines(message_table([message], 0))[1]
     assert pause_lines(pauses) == [f"{'s' * 90}: delivers"]
     assert max(map(_columns, _lines(*pause_lines(pauses)))) == 80
 
@@ -138,7 +139,7 @@ def test_what_is_below_a_list_says_that_there_is_more_and_what_is_damaged() -> N
 
     assert message_notes([whole], is_more=False) == []
     assert [note.split()[0] for note in message_notes([whole, damaged], is_more=True)] == ["DAMAGED:", "There"]
-    assert "DAMAGED" in _lines(message_table([whole, damaged]))[2]
+    assert "DAMAGED" in _lines(message_table([whole, damaged], 0))[2]
 
 
 def test_no_text_of_a_producer_moves_the_cursor_of_a_terminal() -> None:
@@ -150,7 +151,7 @@ def test_no_text_of_a_producer_moves_the_cursor_of_a_terminal() -> None:
         "properties": {"a\n": "\r[b]"},
     }
 
-    (line,) = _lines(message_table([message]))[1:]
+    (line,) = _lines(message_table([message], 0))[1:]
 
     assert "?[31mred" in line
     assert "a?=?[b]" in line
@@ -163,3 +164,63 @@ def test_a_pipe_is_as_wide_as_columns_says_and_80_at_least(
     monkeypatch.setenv("COLUMNS", columns)
 
     assert output_width() == width
+
+
+def test_a_list_says_how_far_each_message_is_for_whom_and_the_users_properties_first() -> None:
+    message: dict[str, Any] = {
+        "messageId": "3:9",
+        "deliverAtMs": 1_800_000_000_123,
+        "key": "anna",
+        "sizeBytes": 12,
+        "properties": {"postdate.originalPublishTime": "5", "kind": "call"},
+        "waiting": ["me", "you"],
+        "payload": "eyJhIjoxfQ==",
+        "payloadCompression": None,
+    }
+    overdue = message | {"deliverAtMs": 1_799_999_700_000, "payload": "/wA=", "waiting": ["me"]}
+
+    first, second = _lines(message_table([overdue, message], 1_800_000_000_000), width=200)[1:]
+
+    assert first.split()[:6] == ["2027-01-15T07:55:00Z", "overdue", "5", "min", "3:9", "me"]
+    assert second.split()[:6] == ["2027-01-15T08:00:00Z", "due", "now", "3:9", "me,you", "anna"]
+    assert "kind=call,postdate.originalPublishTime=5" in second
+    assert (first.endswith("(2 bytes)"), second.endswith('{"a":1}')) == (True, True)
+
+
+def test_the_bars_of_a_count_have_round_lengths_and_leave_out_what_is_overdue() -> None:
+    begin_ms, end_ms, number = round_span(1_800_000_005_000, 1_800_010_000_000, 24)
+    buckets = [
+        {"fromMs": begin_ms + place * 600_000, "untilMs": begin_ms + (place + 1) * 600_000, "count": 4}
+        for place in range(number)
+    ]
+    answer = {"total": 7, "delayed": 5, "overdue": 2, "inHand": 0, "nextDueMs": 1_800_000_005_000}
+    answer |= {"lastDueMs": 1_800_010_000_000, "buckets": []}
+
+    lines = count_lines(answer, answer | {"buckets": buckets[:2], "overdue": 3})
+
+    assert (end_ms - begin_ms, number) == (10_200_000, 17)
+    assert [line.split()[:2] for line in lines[2:]] == [["2027-01-15T08:00:00Z", "1"], ["2027-01-15T08:10:00Z", "4"]]
+
+
+def test_many_messages_are_explained_by_a_table_of_their_states() -> None:
+    def state(subscription: str, name: str) -> dict[str, Any]:
+        return {"subscription": subscription, "state": name, "sentence": "long", "reason": None}
+
+    messages = [
+        {
+            "deliverAtMs": number * 60_000,
+            "publishTimeMs": 0,
+            "subscriptions": [state("me", "delayed"), state("you", name)],
+        }
+        for number, name in enumerate(["pending"] * 2 + ["delayed"] * 18)
+    ]
+
+    first, totals, _, *rows = _lines(*explanation_lines({"sentence": "The next one.", "messages": messages}), width=100)
+
+    assert (first, totals) == ("The next one.", "In all 20 messages:")
+    assert [row.split()[:3] for row in rows] == [
+        ["me", "delayed", "20"],
+        ["you", "delayed", "18"],
+        ["you", "pending", "2"],
+    ]
+    assert rows[1].split()[3:] == ["1970-01-01T00:02:00Z", "1970-01-01T00:19:00Z"]

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from postdate.broker.cli.common import JsonFormatter, MalformedRequests, OneLineFormatter
 from postdate.broker.cli.service_commands import announcement
+from postdate.broker.configuration.access import TLS_PROVIDER, TOKEN_PROVIDER, AccessConfig
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.configuration.pulsar_keys import pulsar_keys
 from postdate.command_line.program import COMMANDS
@@ -292,6 +293,19 @@ def test_the_announced_address_can_be_connected_to(address: str, advertised: str
     config = replace(BrokerConfig(), bind_address=address, advertised_address=advertised)
 
     assert f"  Pulsar clients  {expected}\n" in announcement(config)
+
+
+@pytest.mark.parametrize(
+    ("providers", "shown"),
+    [
+        ((TOKEN_PROVIDER, TLS_PROVIDER), "AuthenticationToken('TOKEN')"),
+        ((TLS_PROVIDER,), "AuthenticationTLS('client.pem'"),
+    ],
+)
+def test_the_program_to_try_authenticates_as_the_service_asks(providers: tuple[str, ...], shown: str) -> None:
+    access = AccessConfig(is_authentication_enabled=True, provider_class_names=providers)
+
+    assert f"authentication=pulsar.{shown}" in announcement(replace(BrokerConfig(), access=access))
 
 
 def test_the_commands_to_try_can_be_pasted_into_a_shell() -> None:

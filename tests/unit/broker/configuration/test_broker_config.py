@@ -10,6 +10,7 @@ import pytest
 
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from postdate.broker.configuration.config import BrokerConfig, ConfigError, load_config, settings
+from postdate.broker.configuration.sources import misspelt_in_environment
 from postdate.broker.configuration.table import config_lines
 from postdate.broker.configuration.text import check_unknown_key, parse_config_text
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
@@ -510,3 +511,21 @@ def test_the_bound_of_the_wait_for_order_is_that_of_the_dispatchers_too(tmp_path
             await service.close()
 
     asyncio.run(scenario())
+
+
+def test_variables_that_are_nearly_a_key_are_named_and_no_others() -> None:
+    """They may be of other programs, so they are no error; Kubernetes makes names such as the fourth."""
+    others = {
+        "PATH": "/bin",
+        "properties": "x",
+        "clusterNames_": "x",
+        "BROKER_SERVICE_PORT": "6650",
+        "homeDirectory": "/",
+    }
+    keys = {"brokerServicePort": "7650", "PULSAR_PREFIX_clusterName": "c"}
+    misspelt = {"brokerServiceport": "7777", "webServicPort": "7778"}
+
+    assert misspelt_in_environment(others | keys | misspelt, {one.key for one in settings()}) == [
+        "ignored environment variable: brokerServiceport: there is no such key; did you mean brokerServicePort?",
+        "ignored environment variable: webServicPort: there is no such key; did you mean webServicePort?",
+    ]

@@ -181,6 +181,18 @@ def test_a_certificate_that_ends_is_warned_of(
     assert words is None or words in warnings[0]
 
 
+@pytest.mark.parametrize(("mode", "is_warned"), [(0o600, False), (0o640, False), (0o644, True)])
+def test_a_key_that_every_user_may_read_is_warned_of(
+    mode: int, is_warned: bool, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = authority.server()
+    files.key.chmod(mode)
+
+    ServerTls(config_of(files))
+
+    assert (f"the private key {files.key} may be read by every user" in caplog.text) is is_warned
+
+
 @pytest.mark.parametrize(
     ("protocols", "expected"),
     [
