@@ -39,7 +39,7 @@ async def subscribed(service: Service) -> tuple[Peer, Topic]:
     return peer, await service.topics.get_or_create(TopicName.parse("t"))
 
 
-async def _no_metrics() -> AsyncGenerator[bytes, None]:
+async def no_metrics() -> AsyncGenerator[bytes, None]:
     yield b""
 
 
@@ -55,7 +55,7 @@ def play(folder: Path, story: Callable[[WebServer, Peer], Awaitable[None]], **co
         server = await start_web(
             "127.0.0.1",
             0,
-            metrics=_no_metrics,
+            metrics=no_metrics,
             health=lambda: {"pid": 7, "uptime_ms": 5},
             routes=all_routes(service),
         )

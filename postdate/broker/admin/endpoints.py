@@ -155,6 +155,7 @@ SERVICE_ENDPOINTS: Final = (
     Endpoint("POST", f"{_TOPIC}/pause", Needs.SUPER_USER, Pause, answers.PausesAnswer, scheduled.pause),
     Endpoint("POST", f"{_TOPIC}/resume", Needs.SUPER_USER, Resume, answers.PausesAnswer, scheduled.resume),
     Endpoint("GET", f"{_V1}/topics", Needs.ROLE, ListTopics, answers.Topics, scheduled.list_topics),
+    Endpoint("GET", f"{_V1}/totals", Needs.ROLE, None, answers.Totals, scheduled.totals),
     Endpoint("GET", _TOPIC, _LOOK, None, answers.TopicAnswer, scheduled.get_topic),
     Endpoint("GET", f"{_TOPIC}/subscriptions", _LOOK, None, answers.Subscriptions, scheduled.list_subscriptions),
     *Endpoint.look(

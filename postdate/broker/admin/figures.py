@@ -13,7 +13,7 @@ from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.durations import DurationHistogram
 from managed_ledger.writing.append_stats import AppendWindow
 from postdate.broker.admin.exposition import Labels
-from postdate.broker.topics.figures import SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
+from postdate.broker.topics.figures import SubscriptionCounters, SubscriptionSnapshot, TopicCounts, TopicSnapshot
 from tracker.stats import TrackerCounters, TrackerStats
 
 T = TypeVar("T")
@@ -59,6 +59,11 @@ def _ranges(
         return lambda topic: 0 if topic.appended is None else counts(topic.appended)[place]
 
     return [Metric(prefix + end, documentation, count_of(place)) for place, end in enumerate(ends)]
+
+
+def _scheduled(name: str, documentation: str, count: Callable[[TopicCounts], int]) -> Metric[TopicSnapshot]:
+    """Return a metric of the scheduled messages of a topic, as last counted."""
+    return Metric(name, documentation, lambda topic: nan if topic.counts is None else count(topic.counts))
 
 
 LABELS_OF_SUMS: Final[Mapping[str, Labels]] = {"pulsar_msg_backlog": {"remote_cluster": "local"}}
@@ -129,6 +134,28 @@ TOPIC_FIGURES: Final[tuple[Metric[TopicSnapshot], ...]] = (
         "that is not known. It is an upper bound.",
         lambda topic: _seconds(topic.last_deliver_at_ms),
         has_sum=False,
+    ),
+    _scheduled(
+        "postdate_overdue",
+        "Messages with a delivery time that are due and in no hand; each once, however many subscriptions wait for it. "
+        "As it was last counted, like what is due soon: every statsUpdateFrequencyInSecs.",
+        lambda counts: counts.overdue,
+    ),
+    _scheduled(
+        "postdate_due_within_minute",
+        "Messages that come due within a minute. Of topics without clients it is an estimate, as if theirs were spread "
+        "evenly over their time.",
+        lambda counts: counts.due_soon.within_minute,
+    ),
+    _scheduled(
+        "postdate_due_within_hour",
+        "Messages that come due within an hour, those of the minute among them.",
+        lambda counts: counts.due_soon.within_hour,
+    ),
+    _scheduled(
+        "postdate_due_within_day",
+        "Messages that come due within a day, those of the hour among them.",
+        lambda counts: counts.due_soon.within_day,
     ),
 )
 

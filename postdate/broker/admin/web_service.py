@@ -13,6 +13,7 @@ from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.scheduled.answers import Kind, OperationAnswer, both
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.operations import Progress
+from postdate.broker.topics.figures import TopicCounts
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
@@ -43,6 +44,9 @@ class WebTopics(Protocol):
 
     def names(self, namespace: str | None = None) -> list[str]:
         """List the topics of a namespace (`tenant/namespace`), or all, open or not, by full name and in order."""
+
+    async def scheduled_in(self, name: TopicName, *, is_counted: bool) -> TopicCounts | None:
+        """Return how many messages of a topic are scheduled, counted now or as last counted; None where not known."""
 
 
 class WebService(Protocol):
@@ -113,6 +117,8 @@ class Served:
 
     def __init__(self, service: WebService) -> None:
         self.service = service
+        self.counted_until_s = 0.0
+        """When the totals of all topics may be counted again, on a clock that never goes back."""
         self._operations: OrderedDict[str, _Running] = OrderedDict()
 
     async def topic(self, name: TopicName) -> Topic:

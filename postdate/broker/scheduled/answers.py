@@ -116,6 +116,20 @@ class Topics(Answer, kw_only=True):
     total: Annotated[Count, Meta(description="How many there are on all pages")]
 
 
+class Totals(Answer, kw_only=True):
+    """How much is scheduled in all topics; a message counts once, however many subscriptions wait for it."""
+
+    topics: Annotated[Count, Meta(description="How many topics the caller may see")]
+    delayed: Annotated[Count, Meta(description="Messages whose time has not come")]
+    overdue: Annotated[Count, Meta(description="Messages that are due and in no hand")]
+    due_within_minute: Annotated[Count, Meta(description="Of the delayed ones; so is what is due within more time")]
+    due_within_hour: Count
+    due_within_day: Count
+    unknown: Annotated[
+        Count, Meta(description="Topics that are not counted in, as nothing is known of them: see `/health`")
+    ]
+
+
 class Subscriptions(Answer, kw_only=True):
     """The subscriptions of a topic."""
 

@@ -1,11 +1,11 @@
 """How many messages are delayed, overdue and in hand, counted in the log instead of in the delayed index.
 
 The index does not know it while it recovers, and a subscription that has had no consumer since the start has no index:
-it costs memory, and most of ten thousand topics are quiet. The headers in the log and the cursor say it exactly. A
-request for the stats of one topic counts all its subscriptions. A periodic job counts, for `/metrics`, those whose
-dispatcher does not know all or has other entries than delayed ones, and in a long log those whose index does not say
-when the next message comes due; `/metrics` itself reads the last count. Of a long log only a few times are kept, and it
-is counted again only so often that counting takes a small share of the time.
+it costs memory, and most of ten thousand topics are quiet. The headers in the log and the cursor say it exactly, and
+also how much comes due within a minute, an hour and a day, which no index says. A request for the stats of one topic
+counts all its subscriptions. A periodic job counts, for `/metrics`, those of which a count has changed since the last
+time, or may have; `/metrics` itself reads the last count. Of a long log only a few times are kept, and it is counted
+again only so often that counting takes a small share of the time.
 """
 
 import logging
@@ -16,10 +16,10 @@ from typing import Final
 from managed_ledger.errors import LedgerError
 from managed_ledger.positions.value_types import Clock
 from postdate.broker.scheduled.catalog import ScheduleCatalog
-from postdate.broker.scheduled.topic_schedule import schedules_of_each, totals_of_each
+from postdate.broker.scheduled.topic_schedule import TopicSchedule, schedules_of_each, totals_of_each
 from postdate.broker.slices import Turns
 from postdate.broker.topics.delayed_range import delays_through
-from postdate.broker.topics.figures import ScheduledCounts
+from postdate.broker.topics.figures import NOTHING_WAITS, ScheduledCounts, TopicCounts
 from postdate.broker.topics.subscription import DelayedInLog, Subscription
 from postdate.broker.topics.topic import Topic
 
@@ -35,7 +35,7 @@ COUNTING_SHARE: Final = 0.05
 """The largest share of the time that counting a long log for metrics takes."""
 
 COUNTING_SHARE_WHILE_SENT: Final = 0.01
-"""The same where the dispatchers know how many messages are delayed, and only the next time is looked for."""
+"""The same where the dispatchers know how many messages are delayed, and only their times are looked for."""
 
 
 async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Clock) -> dict[str, int]:
@@ -65,8 +65,8 @@ async def count_delayed(
 ) -> None:
     """Count for each subscription how many messages are delayed, overdue and in hand; log what fails.
 
-    The log is counted where a dispatcher does not know it: other entries than delayed ones wait as well, or consumers
-    have some. Where nothing has changed since the last count, that one holds.
+    The log is counted where a message may wait for its time, or the dispatcher does not know that none does. Where
+    nothing has changed since the last count, that one holds.
 
     Args:
         topic: An open topic.
@@ -78,6 +78,7 @@ async def count_delayed(
     is_long = topic.ledger.entries_total > kept_entries_max
     now = now_ms()
     counted: list[Subscription] = []
+    waiting: list[Subscription] = []
     turns = Turns()
     for subscription in list(topic.subscriptions.values()):
         may_delay = subscription.may_have_delayed(now)
@@ -86,10 +87,15 @@ async def count_delayed(
             subscription.scheduled = known
             if not may_delay:
                 subscription.delayed_in_log = DelayedInLog()
-        is_next_unknown = may_delay and is_long and subscription.next_in_index(now) is None
-        if (known is None or is_next_unknown) and not _is_as_counted(topic, subscription, now):
-            counted.append(subscription)
+        if known is None or may_delay:
+            waiting.append(subscription)
+            if not _is_as_counted(topic, subscription, now):
+                counted.append(subscription)
         await turns.give_way()
+    if not waiting:
+        topic.counts = NOTHING_WAITS
+    elif topic.counts is None or topic.counts.subscriptions != len(waiting):
+        counted = waiting
     begin_s = monotonic_s()
     backlogs = [one.cursor.backlog for one in counted]
     is_costly = is_long or topic.ledger.entries_total * len(counted) > COUNTED_ENTRIES_MAX
@@ -100,14 +106,20 @@ async def count_delayed(
     share = COUNTING_SHARE_WHILE_SENT if all(one.knows_all_delayed for one in counted) else COUNTING_SHARE
     through = topic.ledger.last_confirmed_position
     try:
-        totals = await totals_of_each(columns, await schedules_of_each(topic, columns, counted, now_ms))
+        schedules = await schedules_of_each(topic, columns, counted, now_ms)
+        if len(waiting) > 1:
+            schedules.append(TopicSchedule(topic, columns, waiting, now_ms))
+        totals = await totals_of_each(columns, schedules)
     except LedgerError as error:
         logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
+        topic.counts = None
         for subscription in counted:
             subscription.scheduled = None
         return
     end_s = monotonic_s()
-    for subscription, of_one, backlog in zip(counted, totals, backlogs, strict=True):
+    of_all = totals[-1]
+    topic.counts = TopicCounts(len(waiting), of_all.delayed, of_all.overdue, of_all.due_soon)
+    for subscription, of_one, backlog in zip(counted, totals, backlogs, strict=False):
         subscription.scheduled = ScheduledCounts(of_one.delayed, of_one.overdue, of_one.in_hand)
         subscription.delayed_in_log = DelayedInLog(
             of_one.delayed,
@@ -115,6 +127,8 @@ async def count_delayed(
             through,
             backlog,
             of_one.some_deliver_at_ms,
+            of_one.first_overdue_ms,
+            of_one.holds_until_ms,
             delays_through(subscription.cursor, topic.delayed_delivery),
         )
 
@@ -129,5 +143,5 @@ def _is_as_counted(topic: Topic, subscription: Subscription, now_ms: int) -> boo
         and counted.through == topic.ledger.last_confirmed_position
         and counted.backlog == subscription.cursor.backlog
         and counted.delays_through == delays_through(subscription.cursor, topic.delayed_delivery)
-        and all(one > now_ms for one in counted.some_deliver_at_ms[:1])
+        and (counted.holds_until_ms is None or now_ms < counted.holds_until_ms)
     )

@@ -18,6 +18,7 @@ import numpy as np
 
 from managed_ledger.positions.value_types import Int64Array
 from postdate.broker.scheduled.selection import TIME_MS_LAST, bucket_edges, counts_between, open_span
+from postdate.broker.topics.figures import NOTHING_DUE_SOON, SOON_MS, DueSoon
 
 TIMES_OF_A_LEDGER: Final = 32
 """How many delivery times of a ledger a count notes, evenly by rank."""
@@ -39,6 +40,12 @@ class ScheduleTotals:
     """The latest time of these."""
     some_deliver_at_ms: Sequence[int]
     """Some of these times, ascending, with the first and the last of each ledger."""
+    due_soon: DueSoon = NOTHING_DUE_SOON
+    """How many of the delayed ones come due within each of `SOON_MS`."""
+    first_overdue_ms: int | None = None
+    """The earliest time of those that are overdue."""
+    holds_until_ms: int | None = None
+    """When the first of these counts changes by itself; None for never."""
 
     @property
     def count(self) -> int:
@@ -66,13 +73,22 @@ class TotalsCounter:
         self._now_ms = now_ms
         self._delayed = self._overdue = self._in_hand = 0
         self._some_ms: set[int] = set()
+        self._due_soon = NOTHING_DUE_SOON
+        self._first_overdue_ms: list[int] = []
+        self._changes_at_ms: list[int] = []
 
     def add(self, times: Int64Array, in_hand: int = 0) -> None:
         """Count messages by their times, ascending, and those that are in hand."""
         self._in_hand += in_hand
-        begin = int(np.searchsorted(times, self._now_ms, side="right"))
+        begin, *ends = (int(np.searchsorted(times, self._now_ms + ms, side="right")) for ms in (0, *SOON_MS))
         self._overdue += begin
+        if begin:
+            self._first_overdue_ms.append(int(times[0]))
         if begin < len(times):
+            self._due_soon = DueSoon(*(n + end - begin for n, end in zip(self._due_soon, ends, strict=True)))
+            self._changes_at_ms += (
+                int(times[end]) - ms for end, ms in zip((begin, *ends), (0, *SOON_MS), strict=True) if end < len(times)
+            )
             self._delayed += len(times) - begin
             step = -(-(len(times) - begin) // TIMES_OF_A_LEDGER)
             self._some_ms.update(times[begin::step].tolist(), times[-1:].tolist())
@@ -81,7 +97,17 @@ class TotalsCounter:
         """Return the counts."""
         some_ms = sorted(self._some_ms)
         first_ms, last_ms = (some_ms[0], some_ms[-1]) if some_ms else (None, None)
-        return ScheduleTotals(self._delayed, self._overdue, self._in_hand, first_ms, last_ms, some_ms)
+        return ScheduleTotals(
+            self._delayed,
+            self._overdue,
+            self._in_hand,
+            first_ms,
+            last_ms,
+            some_ms,
+            self._due_soon,
+            min(self._first_overdue_ms, default=None),
+            min(self._changes_at_ms, default=None),
+        )
 
 
 class HistogramCounter:

@@ -33,7 +33,7 @@ from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.delayed_counts import count_delayed
 from postdate.broker.slices import side_by_side
 from postdate.broker.topics.closed_topics import ClosedTopics
-from postdate.broker.topics.figures import TopicSnapshot
+from postdate.broker.topics.figures import TopicCounts, TopicSnapshot
 from postdate.broker.topics.services import TopicServices
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import DOMAIN_PREFIX, TopicName
@@ -163,6 +163,23 @@ class TopicLives(Mapping[TopicName, Topic]):
     def closed_figures(self) -> Iterator[TopicSnapshot]:
         """Give the figures of each closed topic, one by one; the topics are those of this call."""
         return self.numbers.figures(self.closed_names(), self._services.now_ms())
+
+    async def scheduled_in(self, name: TopicName, *, is_counted: bool) -> TopicCounts | None:
+        """Return how many messages of a topic are scheduled; None where that is not known.
+
+        Of a closed topic it is estimated by its numbers.
+
+        Args:
+            name: The topic.
+            is_counted: Whether an open topic is counted now, or was it lately.
+        """
+        topic = self.get(name)
+        if topic is not None:
+            if is_counted:
+                await count_delayed(topic, self._catalog, self._services.now_ms)
+            return topic.counts
+        closed = self.numbers.of(name)
+        return None if closed is None else closed.counts(self._services.now_ms())
 
     # ---- transitions ----
 

@@ -9,7 +9,15 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from postdate.broker.topics.figures import ScheduledCounts, SubscriptionSnapshot, TopicSnapshot
+from postdate.broker.topics.figures import (
+    NOTHING_WAITS,
+    SOON_MS,
+    DueSoon,
+    ScheduledCounts,
+    SubscriptionSnapshot,
+    TopicCounts,
+    TopicSnapshot,
+)
 from postdate.broker.topics.policies import RecordStore, remove_record
 from postdate.broker.topics.topic_name import TopicName
 
@@ -78,6 +86,20 @@ class ClosedSubscription(NamedTuple):
             held_by_pause=max(0, self.backlog - delayed) if self.is_paused else 0,
         )
 
+    def counts(self, now_ms: int) -> TopicCounts | None:
+        """Return its counts; what comes due soon as if its messages were spread evenly over their time."""
+        counts = self.figures(now_ms).scheduled
+        if counts is None:
+            return None
+        first_ms, last_ms = max(self.next_deliver_at_ms or 0, now_ms), self.last_deliver_at_ms
+
+        def due_by(end_ms: int) -> int:
+            if end_ms < first_ms or last_ms <= end_ms:
+                return 0 if end_ms < first_ms else counts.delayed
+            return max(1, counts.delayed * (end_ms - first_ms) // (last_ms - first_ms))
+
+        return TopicCounts(1, counts.delayed, counts.overdue, DueSoon(*(due_by(now_ms + ms) for ms in SOON_MS)))
+
 
 class ClosedTopic(NamedTuple):
     """One closed topic."""
@@ -89,6 +111,12 @@ class ClosedTopic(NamedTuple):
     def has_backlog(self) -> bool:
         """Whether a subscription has unacknowledged entries."""
         return any(one.backlog for one in self.subscriptions)
+
+    def counts(self, now_ms: int) -> TopicCounts | None:
+        """Return its counts, those of the subscription that waits for the most; None where one is not known."""
+        found = [one.counts(now_ms) for one in self.subscriptions]
+        known = [one for one in found if one is not None]
+        return max(known, key=lambda one: one.delayed + one.overdue, default=NOTHING_WAITS) if known == found else None
 
 
 class ClosedTopics:
@@ -140,5 +168,6 @@ class ClosedTopics:
                     messages_in_total=0,
                     bytes_in_total=0,
                     storage_size_bytes=closed.storage_size_bytes,
+                    counts=closed.counts(now_ms),
                     subscriptions=[one.figures(now_ms) for one in closed.subscriptions],
                 )

@@ -56,6 +56,33 @@ class ScheduledCounts(NamedTuple):
 
 NOTHING_SCHEDULED: Final = ScheduledCounts()
 
+SOON_MS: Final = (60_000, 3_600_000, 86_400_000)
+"""A minute, an hour and a day: the spans of `DueSoon`."""
+
+
+class DueSoon(NamedTuple):
+    """The messages that come due within a span from now; what is overdue is in none."""
+
+    within_minute: int = 0
+    within_hour: int = 0
+    within_day: int = 0
+
+
+NOTHING_DUE_SOON: Final = DueSoon()
+
+
+class TopicCounts(NamedTuple):
+    """The scheduled messages of a topic, each once, however many of its subscriptions wait for it."""
+
+    subscriptions: int = 0
+    """How many may wait for some."""
+    delayed: int = 0
+    overdue: int = 0
+    due_soon: DueSoon = NOTHING_DUE_SOON
+
+
+NOTHING_WAITS: Final = TopicCounts()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionSnapshot:
@@ -92,6 +119,8 @@ class SubscriptionSnapshot:
     """Due entries that no consumer has and its pause holds."""
     scheduled: ScheduledCounts | None = NOTHING_SCHEDULED
     """Of one moment; None where that is not known."""
+    first_overdue_ms: int | None = None
+    """The earliest delivery time of those that are overdue, as last counted; None where nothing is, or not known."""
     damaged: int = 0
     """Entries that no consumer gets, as the log is damaged where they are."""
     next_deliver_at_ms: int | None = None
@@ -139,6 +168,8 @@ class TopicSnapshot:
     window_s: float = 60.0
     """The length of a window."""
     lateness: LatenessHistogram | None = None
+    counts: TopicCounts | None = None
+    """As last counted; None where that is not known."""
     part: Literal["whole", "subscriptions", "own"] = "whole"
     """The figures that are meant. Of many subscriptions each is given by itself; the topic's own figures, with the sums
     over all of them, come last."""

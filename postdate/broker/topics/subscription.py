@@ -108,6 +108,10 @@ class DelayedInLog:
     """Entries that were not acknowledged at that time."""
     some_deliver_at_ms: Sequence[int] = ()
     """Some of their delivery times, ascending, with the first and the last."""
+    first_overdue_ms: int | None = None
+    """The earliest delivery time of those that were due and in no hand."""
+    holds_until_ms: int | None = None
+    """When the first of the counts changes by itself, what comes due soon among them; None for never."""
     delays_through: Position | None = None
     """The last entry of which the delivery time was heeded."""
 
@@ -217,6 +221,7 @@ class Subscription:
         is_paused = self.pause.is_paused
         now_ms = self._services.now_ms()
         known = self.known_counts()
+        counts = self.scheduled if known is None else known
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
@@ -233,7 +238,8 @@ class Subscription:
             backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
             is_paused=is_paused,
             held_by_pause=self._waiting(stats) if is_paused else 0,
-            scheduled=self.scheduled if known is None else known,
+            scheduled=counts,
+            first_overdue_ms=self.delayed_in_log.first_overdue_ms if counts is not None and counts.overdue else None,
             damaged=0 if stats is None else stats.damaged_entries,
             next_deliver_at_ms=self.next_due_ms(now_ms),
             last_deliver_at_ms=self.last_due_ms(now_ms),

@@ -27,7 +27,13 @@ from postdate.broker.slices import in_slices
 from postdate.broker.topics.change_order import ChangeOrder
 from postdate.broker.topics.consumer import Consumer
 from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, note_delays, settle_notes
-from postdate.broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
+from postdate.broker.topics.figures import (
+    NOTHING_COUNTED,
+    SubscriptionCounters,
+    SubscriptionSnapshot,
+    TopicCounts,
+    TopicSnapshot,
+)
 from postdate.broker.topics.limits import DELETE_WHEN_NO_SUBSCRIPTIONS, is_full
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.broker.topics.producers import Producer, Producers
@@ -106,6 +112,8 @@ class Topic:
         self._lock = asyncio.Lock()
         ledger.set_abandoned_listener(self.producers.disconnect_all)
         self.subscriptions: dict[str, Subscription] = {}
+        self.counts: TopicCounts | None = None
+        """The last count of its scheduled messages; None where it is not known."""
         self.changes = ChangeOrder()
         """The order of the changes of its scheduled messages."""
         for cursor in ledger.cursors.values():
@@ -539,6 +547,7 @@ class Topic:
             appended=self.ledger.append_stats.last,
             window_s=self.window_s,
             lateness=self.lateness,
+            counts=self.counts,
             subscriptions=[subscription.metrics() for subscription in subscriptions],
             deleted_counters=self._deleted_counters,
             shared_index=None if self._index is None else self._index.stats(),

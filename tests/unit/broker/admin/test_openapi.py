@@ -19,6 +19,7 @@ ASKED = [
     "/health",
     "/postdate/v1/openapi.json",
     "/postdate/v1/topics",
+    "/postdate/v1/totals",
     f"/postdate/v1/topics/{TOPIC}",
     f"/postdate/v1/topics/{TOPIC}/subscriptions",
     f"/postdate/v1/topics/{TOPIC}/scheduled",

@@ -130,12 +130,7 @@ EVERYTHING = [
 ]
 OPEN = {"/livez", "/readyz", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
 NO_FILES = {"/page/nosuch.js"}
-FOR_EVERY_ROLE = {
-    "/postdate/v1/topics",
-    "/postdate/v1/operations/none",
-    "/postdate/v1/trail",
-    "/postdate/v1/openapi.json",
-}
+FOR_EVERY_ROLE = {f"/postdate/v1/{one}" for one in ("topics", "totals", "operations/none", "trail", "openapi.json")}
 FOR_ROLES = {"/admin/v2/tenants", "/admin/v2/namespaces/shop", f"{NAMESPACE}/topics", "/admin/v2/persistent/shop/eu"}
 """Pulsar's lists, which have what the role may see."""
 FOR_CONSUMERS = {
@@ -404,6 +399,8 @@ def test_lists_have_what_a_role_may_see(tmp_path: Path) -> None:
             ("/admin/v2/namespaces/shop/eu/topics", [str(ORDERS)]),
         ):
             assert (await ask("anna", "GET", path))[:2] == (200, seen)
+        for role, count in (("anna", 1), ("root", 3)):
+            assert (await ask(role, "GET", "/postdate/v1/totals"))[1]["topics"] == count
         for path in ("/admin/v2/namespaces/bank", "/admin/v2/persistent/bank/eu"):
             assert (await ask("anna", "GET", path))[0] == 404
             assert (await ask("root", "GET", path))[0] == 200
