@@ -17,6 +17,7 @@ _SERVICE: Final = (
     "aiohttp",
     "apscheduler",
     "click",
+    "cramjam",
     "cryptography",
     "jwt",
     "msgspec",

@@ -103,6 +103,17 @@ class Page:
         taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
         file.write_bytes(base64.b64decode(taken["data"]))
 
+    def fits(self) -> bool:
+        """Whether no part is wider than its place; on a narrow screen none may even be scrolled sideways."""
+        script = """
+            const wide = [...document.querySelectorAll("body *")].filter(e => e.checkVisibility() && (
+                e.getBoundingClientRect().right > innerWidth + 1
+                || (e.matches(".scroll") && e.scrollWidth > e.clientWidth)));
+            return document.documentElement.scrollWidth <= innerWidth && (innerWidth > 600 || !wide.length);
+        """
+        found: bool = self.driver.execute_script(script)
+        return found
+
     def complaints(self) -> list[str]:
         """Return what the console was told since the last time, warnings and worse."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]

@@ -131,7 +131,12 @@ def _of_topics() -> tuple[Endpoint, ...]:
         change(f"{one}/resetcursor", topics.MessageId, topics.seek_to_id),
         Endpoint("GET", f"{one}/position/{{place}}", consume, None, message, topics.peek),
         Endpoint(
-            "GET", f"{_PERSISTENT}/ledger/{{ledger}}/entry/{{entry}}", consume, None, message, topics.message_by_id
+            "GET",
+            f"{_PERSISTENT}/ledger/{{ledger}}/entry/{{entry}}",
+            consume,
+            topics.Preview,
+            message,
+            topics.message_by_id,
         ),
         Endpoint(
             "GET",

@@ -20,7 +20,13 @@ from msgspec import Meta, Struct
 from pyroaring import BitMap
 
 from dispatcher.errors import ConsumerBusyError
-from managed_ledger.entries.message_metadata import MessageMetadataError, metadata_bytes, parse_metadata, text_bytes
+from managed_ledger.entries.message_metadata import (
+    MessageMetadataError,
+    metadata_bytes,
+    metadata_end,
+    parse_metadata,
+    text_bytes,
+)
 from managed_ledger.entries.messages import message_of
 from managed_ledger.pb.pulsar_metadata_pb2 import CompressionType, MessageMetadata
 from managed_ledger.positions.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
@@ -32,6 +38,7 @@ from postdate.broker.admin.web_service import Served
 from postdate.broker.errors import SubscriptionNotFoundError
 from postdate.broker.scheduled.answers import Affected, Answer, MessageAnswer
 from postdate.broker.scheduled.messages import PAGE_BYTES_MAX, described, described_without_entry, fitting
+from postdate.broker.scheduled.preview import preview_of
 from postdate.broker.topics.change_order import ScheduledChange
 from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic import Topic
@@ -41,6 +48,7 @@ from postdate.command_line.output import iso
 _DEFAULT_NAMESPACE: Final = "public/default"
 """There also without a topic, as in Pulsar."""
 _ID_MAX: Final = 2**63 - 1
+PREVIEW_BYTES_MAX: Final = 256 * 1024
 
 
 class MessageId(Struct, rename="camel"):
@@ -76,6 +84,23 @@ class Peek(Asked, kw_only=True):
     """Asks for the first messages of a subscription."""
 
     limit: Annotated[int, Meta(ge=1, le=100, description="How many at most; large ones may be fewer")] = 1
+
+
+class Preview(Struct, rename="camel"):
+    """How a message is shown."""
+
+    preview: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=PREVIEW_BYTES_MAX,
+                description="The first so many bytes of the payload, decompressed (ours); X-Postdate-Payload-Size is "
+                "the size of all of it",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Peeked(Answer, kw_only=True):
@@ -319,26 +344,36 @@ async def peek(served: Served, call: Call[None]) -> web.Response:
     return await _shown(topic, position, "Message not found")
 
 
-async def message_by_id(served: Served, call: Call[None]) -> web.Response:
+async def message_by_id(served: Served, call: Call[Preview]) -> web.Response:
     """A message that the log has, in the same form."""
     topic = await served.pulsar_topic(call.topic_name)
-    return await _shown(topic, Position(_number(call, "ledger"), _number(call, "entry")), "Message id not found")
+    position = Position(_number(call, "ledger"), _number(call, "entry"))
+    return await _shown(topic, position, "Message id not found", call.asked.preview)
 
 
-async def _shown(topic: Topic, position: Position | None, missing: str) -> web.Response:
+async def _shown(
+    topic: Topic, position: Position | None, missing: str, preview_bytes: int | None = None
+) -> web.Response:
     if position is None:
         raise RefusalError(404, missing)
     (entry,) = await topic.ledger.read_payloads([position.ledger_id], [position.entry_id])
     if entry is None:
         raise RefusalError(404, missing)
     try:
-        metadata, message = parse_metadata(metadata_bytes(entry)), message_of(entry)
+        metadata = parse_metadata(metadata_bytes(entry))
+        if preview_bytes is None:
+            message = message_of(entry)
+            payload, compression, size = message.payload, message.payload_compression, None
+        else:
+            payload, compression, size = await preview_of(metadata, entry[metadata_end(entry) :], preview_bytes)
     except MessageMetadataError as error:
         raise RefusalError(500, f"Message {position} cannot be parsed: {error}") from error
     headers = _headers_of(metadata, position, len(entry) - metadata.ByteSize())
-    if message.payload_compression is not None:
-        headers["X-Postdate-Payload-Compression"] = message.payload_compression
-    return web.Response(body=message.payload, content_type="application/octet-stream", headers=headers)
+    if size is not None:
+        headers["X-Postdate-Payload-Size"] = str(size)
+    if compression is not None:
+        headers["X-Postdate-Payload-Compression"] = compression
+    return web.Response(body=payload, content_type="application/octet-stream", headers=headers)
 
 
 def _headers_of(metadata: MessageMetadata, position: Position, batch_size: int) -> dict[str, str]:

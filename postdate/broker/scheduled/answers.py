@@ -40,6 +40,10 @@ class Counts(Answer, kw_only=True):
         Count,
         Meta(description="Messages that a consumer has, or is about to be sent, and no subscription waits for"),
     ]
+    due_within_minute: Annotated[Count, Meta(description="Of the delayed ones; so is what is due within more time")]
+    due_within_hour: Count
+    due_within_day: Count
+    first_overdue_ms: Annotated[int | None, Meta(description="When the first one of those that are overdue was due")]
     next_due_ms: TimeMs
     next_due: TimeText
     last_due_ms: TimeMs
@@ -106,6 +110,7 @@ class TopicAnswer(Counts, kw_only=True):
             description="Messages that were published while there was no subscription, since the service's start",
         ),
     ]
+    may_pause: Annotated[bool, Meta(description="Whether the caller may pause and resume it")] = True
 
 
 class Topics(Answer, kw_only=True):

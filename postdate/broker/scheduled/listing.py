@@ -134,6 +134,10 @@ def counts_of(totals: ScheduleTotals | None) -> dict[str, Any]:
         "delayed": totals.delayed,
         "overdue": totals.overdue,
         "in_hand": totals.in_hand,
+        "due_within_minute": totals.due_soon.within_minute,
+        "due_within_hour": totals.due_soon.within_hour,
+        "due_within_day": totals.due_soon.within_day,
+        "first_overdue_ms": totals.first_overdue_ms,
         **both("next_due", totals.next_deliver_at_ms),
         **both("last_due", totals.last_deliver_at_ms),
     }

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.exhaustive
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 LOOKED_AT_MIN = 10
 """So many rules hold of something on the page at least, or axe-core has not looked."""
-QUESTIONS = ["Cancel all…", "Reschedule all…", "Deliver all now…", "Pause"]
+QUESTIONS = ["Cancel all 300…", "Move all 300…", "Deliver now all 300…", "Pause…"]
 
 
 def violations(page: Page) -> dict[str, list[tuple[str, str, list[str]]]]:
@@ -51,6 +51,17 @@ def test_a_view_of_a_topic_can_be_read_without_seeing_it(
     assert violations(page) == NONE
 
 
+def test_a_message_beside_the_list_can_be_read_without_seeing_it(
+    page: Page, topic: str, schedule: pulsar.Consumer
+) -> None:
+    page.use()
+    page.topic(topic)
+    page.one("#messages tbody button").click()
+    page.text_has("#payload", "reminder 0")
+
+    assert violations(page) == NONE
+
+
 def test_the_list_of_topics_can_be_read_without_seeing_it(page: Page, topic: str, schedule: pulsar.Consumer) -> None:
     page.use()
     page.open()
@@ -64,7 +75,8 @@ def test_a_question_can_be_read_without_seeing_it(
     page: Page, topic: str, schedule: pulsar.Consumer, question: str
 ) -> None:
     page.use()
-    page.topic(topic)
+    page.topic(topic, "schedule?span=all")
+    page.text_has("h2", "300 messages scheduled")
     page.press(question)
     page.text_has("dialog .foreseen", "300")
 

@@ -16,13 +16,6 @@ LOOKS = pytest.mark.parametrize(("dark", "narrow"), [(False, False), (True, True
 """The style sheet has colours that follow the theme and sizes that follow the width, and none that follow both."""
 
 
-def fits(page: Page) -> bool:
-    found: bool = page.driver.execute_script(
-        "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    )
-    return found
-
-
 @LOOKS
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_of_a_topic_is_whole_in_each_theme_and_width(
@@ -37,7 +30,7 @@ def test_a_view_of_a_topic_is_whole_in_each_theme_and_width(
     page.text_has(".figures dd", "300")
     page.picture(screenshots / f"{view}-{'dark' if dark else 'light'}-{'narrow' if narrow else 'wide'}.png")
 
-    assert fits(page)
+    assert page.fits()
     colour = page.driver.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", colour))) < 384) == dark
 
@@ -52,7 +45,7 @@ def test_the_topics_are_a_table_in_each_theme_and_width(
     page.text_has("#topics tbody tr", f"public/default/{topic}")
     page.picture(screenshots / f"topics-{'dark' if dark else 'light'}-{'narrow' if narrow else 'wide'}.png")
 
-    assert fits(page)
+    assert page.fits()
     row = next(one.text for one in page.all("#topics tbody tr") if topic in one.text)
     assert "300" in row
 
@@ -67,9 +60,9 @@ def test_the_topics_are_filtered_and_sorted(
 
     page.one("#filter").send_keys(topic)
     page.until("document.querySelectorAll('#topics tbody tr').length === 2")
-    page.press("Topic")
+    page.press("Topic", "#topics")
     names = [one.text for one in page.all("#topics tbody a")]
-    page.press("Delayed")
+    page.press("Delayed", "#topics")
     first = page.one("#topics tbody a").text
 
     assert names == [f"public/default/{topic}", f"public/default/{topic}-quiet"]
@@ -97,13 +90,13 @@ def test_rates_and_lateness_are_told_while_messages_come(
         producer.send_async(b"x", None, partition_key=f"key-{number}", deliver_at=now_ms + 1_000 + number * 30)
     producer.flush()
 
-    page.text_has("#lateness caption", "Delivered messages by how late they were")
+    page.text_has("#lateness .quiet", "In the last seconds")
     page.one(".chart canvas")
     page.text_has("#rates dt", "Out")
     page.picture(screenshots / f"rates-{'dark' if dark else 'light'}-{'narrow' if narrow else 'wide'}.png")
 
-    assert fits(page)
-    assert any(one.text == "Half" for one in page.all("#lateness dt"))
+    assert page.fits()
+    assert any(one.text == "p99" for one in page.all("#lateness dt"))
 
 
 REFUSED = """
@@ -150,8 +143,6 @@ def test_a_slot_that_drains_says_who_holds_it(page: Page, client: pulsar.Client,
     rows = [one.text for one in page.all("#view tr")]
     assert any("joiner" in one and "%" in one for one in rows)
     assert all("holder" in one for one in rows[rows.index(next(one for one in rows if "Held by" in one)) + 1 :])
-    assert len(page.all(".ring .slice")) == 2
-    assert page.all(".ring .draining")
 
 
 def test_of_a_topic_that_is_not_there_the_message_alone_is_shown(page: Page, topic: str) -> None:

@@ -1,5 +1,7 @@
 // Requests to the service. A token, where one is asked for, lives in the tab's session storage and goes with it.
 
+import { clock, keyField } from "./format.js";
+
 const TOKEN = "postdate.token";
 const PREFIX = "/postdate/v1";
 
@@ -15,6 +17,7 @@ export class ApiError extends Error {
 
 let askForToken = null;
 let asking = null;
+let answeredMs = null;
 
 /** Set the dialog that asks for a token: a function of a reason that resolves to the token, or to null. */
 export function setTokenPrompt(prompt) {
@@ -28,10 +31,13 @@ async function send(path, options) {
   const token = sessionStorage.getItem(TOKEN);
   const headers = { ...options.headers, ...(token === null ? {} : { Authorization: `Bearer ${token}` }) };
   try {
-    return { token, reply: await fetch(path, { ...options, headers, cache: "no-store" }) };
+    const reply = await fetch(path, { ...options, headers, cache: "no-store" });
+    answeredMs = Date.now();
+    return { token, reply };
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { error: "The service does not answer", advice: "It may be restarting; this page tries again" });
+    const of = answeredMs === null ? "" : `; what is shown is of ${clock(answeredMs)}`;
+    throw new ApiError(0, { error: `The service does not answer${of}`, advice: "It may be restarting; this page tries again" });
   }
 }
 
@@ -41,7 +47,9 @@ async function request(path, options = {}) {
     const { token, reply } = await send(path, options);
     if (reply.status !== 401 || askForToken === null) return reply;
     if (sessionStorage.getItem(TOKEN) !== token) continue; // Another request has been given one meanwhile.
-    asking ??= askForToken(token === null ? "" : await reasonOf(reply)).finally(() => { asking = null; });
+    const reason = token === null ? "" : await reasonOf(reply);
+    if (sessionStorage.getItem(TOKEN) !== token) continue;
+    asking ??= askForToken(reason).finally(() => { asking = null; });
     const given = await asking;
     if (given === null) throw new ApiError(401, { error: "The service requires a token", advice: "Reload the page to give a token" });
     sessionStorage.setItem(TOKEN, given);
@@ -69,6 +77,9 @@ const encoded = (topic) => topic.split("/").map(encodeURIComponent).join("/");
 
 export const listTopics = (parameters) => json(`${PREFIX}/topics${query(parameters)}`);
 
+/** How much is scheduled and overdue over all topics that the caller may see. */
+export const totals = () => json(`${PREFIX}/totals`);
+
 /** One topic, as the list has it. */
 export const topic = (name) => json(`${PREFIX}/topics/${encoded(name)}`);
 
@@ -81,6 +92,39 @@ export const change = (topic, what, body) =>
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
   });
+
+/** Who has a key at a subscription; null where keys have no owners there. */
+export async function keyStatus(topic, subscription, key) {
+  try {
+    return await change(topic, "keys", { subscription, ...keyField(key) });
+  } catch (error) {
+    if (error.status === 409) return null;
+    throw error;
+  }
+}
+
+/** The last changes that somebody made, newest first. */
+export const trailOf = (parameters) => json(`${PREFIX}/trail${query(parameters)}`);
+
+const PREVIEW_BYTES = 65_536;
+
+/** The beginning of a message's payload: its bytes, and what is known of the rest. */
+export async function preview(topic, messageId) {
+  const [ledger, entry] = messageId.split(":");
+  const reply = await request(`/admin/v2/persistent/${encoded(topic)}/ledger/${ledger}/entry/${entry}?preview=${PREVIEW_BYTES}`);
+  if (!reply.ok) throw new ApiError(reply.status, await reply.json().catch(() => ({})));
+  const told = (name) => reply.headers.get(`X-${name}`);
+  return {
+    bytes: new Uint8Array(await reply.arrayBuffer()), size: Number(told("Postdate-Payload-Size")), still: told("Postdate-Payload-Compression"),
+    isEncrypted: told("Pulsar-Is-Encrypted") === "true", was: told("Pulsar-compression"), batched: told("Pulsar-num-batch-message"),
+  };
+}
+
+/** What `/health` says, also while something fails; null where it cannot be read. */
+export async function health() {
+  const { reply } = await send("/health", {});
+  return reply.json().catch(() => null);
+}
 
 export const stats = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/stats`);
 export const delayedIndex = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/delayedIndex`);

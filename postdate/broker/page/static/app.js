@@ -1,16 +1,18 @@
-// The page: its view, the theme, the token, and the errors.
+// The page: its view, the theme, the zone, the token, and the errors.
 
 import { ApiError, forgetToken, hasToken, setTokenPrompt } from "./api.js";
 import { el } from "./dom.js";
 import { askToken } from "./dialogs.js";
-import { decoded } from "./format.js";
+import { decoded, otherZone, zone } from "./format.js";
 import { showTopic } from "./topic.js";
 import { showTopics } from "./topics.js";
 
 const main = document.getElementById("main");
 const problem = document.getElementById("problem");
+const notice = document.getElementById("notice");
 const forget = document.getElementById("forget");
 const theme = document.getElementById("theme");
+const zoneButton = document.getElementById("zone");
 let leave = null;
 
 const problems = new Map();
@@ -21,6 +23,9 @@ function showProblem(given, source = "view") {
   if (given === null || given.name === "AbortError") problems.delete(source);
   else problems.set(source, given);
   const [error] = problems.values();
+  const isStopped = [...problems.values()].some((one) => one.status === 0);
+  document.body.classList.toggle("stopped", isStopped);
+  for (const one of document.querySelectorAll("fieldset.changes")) one.disabled = isStopped;
   problem.hidden = error === undefined;
   if (error === undefined) return;
   const advice = error instanceof ApiError ? error.advice : "Reload the page; if that does not help, report it";
@@ -32,8 +37,10 @@ function route() {
   leave = new AbortController();
   problems.clear();
   showProblem(null);
-  const parts = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map(decoded);
-  const view = { main, signal: leave.signal, showProblem };
+  notice.hidden = true;
+  const [path, ...query] = location.hash.split("?");
+  const parts = path.replace(/^#\/?/, "").split("/").map(decoded);
+  const view = { main, signal: leave.signal, showProblem, query: new URLSearchParams(query.join("?")) };
   main.replaceChildren();
   if (parts[0] === "topic" && parts.length >= 4) showTopic(view, parts.slice(1, 4).join("/"), parts[4] || "schedule", parts[5] || "");
   else showTopics(view);
@@ -44,27 +51,29 @@ function isDark() {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-function nameTheme() {
+function nameButtons() {
   theme.textContent = isDark() ? "Light" : "Dark";
   theme.setAttribute("aria-label", `Use ${isDark() ? "light" : "dark"} colours`);
+  zoneButton.textContent = `Times: ${zone()}`;
 }
 
 theme.addEventListener("click", () => {
   const next = isDark() ? "light" : "dark";
   document.documentElement.dataset.theme = next;
   localStorage.setItem("postdate.theme", next);
-  nameTheme();
+  nameButtons();
   document.dispatchEvent(new Event("themechange"));
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  nameTheme();
+  nameButtons();
   document.dispatchEvent(new Event("themechange"));
 });
+zoneButton.addEventListener("click", () => { otherZone(); nameButtons(); route(); });
 forget.addEventListener("click", () => { forgetToken(); location.reload(); });
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 addEventListener("hashchange", () => { route(); main.focus(); });
 addEventListener("unhandledrejection", (event) => { showProblem(event.reason); event.preventDefault(); });
 
 setTokenPrompt(askToken);
-nameTheme();
+nameButtons();
 route();

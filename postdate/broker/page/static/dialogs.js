@@ -1,15 +1,18 @@
 // Questions before something is changed, each with the number of messages that it would touch; and the one for a token.
 
 import { change, topic as summary } from "./api.js";
-import { announce, button, el, labelled } from "./dom.js";
-import { count, localInput, plural } from "./format.js";
+import { button, el, labelled, notify } from "./dom.js";
+import { count, fromInput, plural, toInput, zone } from "./format.js";
 
 const UNITS = { seconds: 1_000, minutes: 60_000, hours: 3_600_000, days: 86_400_000 };
 const TYPING_MS = 300;
 
+/** What can be done to messages; what destroys stands last. */
+export const KINDS = [["reschedule", "Move"], ["deliver-now", "Deliver now"], ["cancel", "Cancel"]];
+
 const WORDS = {
   cancel: { title: "Cancel messages", verb: "Cancel", done: "cancelled", warning: "What is cancelled reaches no consumer. This cannot be undone." },
-  reschedule: { title: "Reschedule messages", verb: "Reschedule", done: "rescheduled", warning: "What is moved gets a new id." },
+  reschedule: { title: "Move messages to another time", verb: "Move", done: "rescheduled", said: "moved", warning: "What is moved gets a new id." },
   "deliver-now": { title: "Deliver messages now", verb: "Deliver", done: "delivered", warning: "What is delivered gets a new id and is due at once." },
 };
 
@@ -22,6 +25,8 @@ function open(title, content, buttons, { onclose } = {}) {
   dialog.showModal();
   return { dialog, closed };
 }
+
+const ofSubscription = (name) => (name ? `subscription ${name}` : "all subscriptions");
 
 const closeButton = (text = "Keep everything as it is") => el("button", { type: "submit", value: "" }, text);
 
@@ -53,16 +58,16 @@ export async function askToken(reason) {
 /** Ask for a new time: at a moment, some time from now, or so much later than planned. */
 function newTime(onchange) {
   const kind = el("select", { id: "new-time-kind", onchange },
-    el("option", { value: "delayMs" }, "from now, in"), el("option", { value: "shiftMs" }, "later than planned, by"), el("option", { value: "deliverAtMs" }, "at"));
+    el("option", { value: "delayMs" }, "from now, in"), el("option", { value: "shiftMs" }, "later than planned, by"), el("option", { value: "deliverAtMs" }, `at (${zone()})`));
   const amount = el("input", { type: "number", value: 1, step: "any", "aria-label": "How many", oninput: onchange, id: "new-time-amount" });
   const unit = el("select", { "aria-label": "Unit", onchange, id: "new-time-unit" }, ...Object.keys(UNITS).map((one) => el("option", { selected: one === "hours" }, one)));
-  const at = el("input", { type: "datetime-local", step: 1, "aria-label": "Time", value: localInput(Date.now() + UNITS.hours), oninput: onchange, hidden: true });
+  const at = el("input", { type: "datetime-local", step: 1, "aria-label": `Time (${zone()})`, value: toInput(Date.now() + UNITS.hours), oninput: onchange, hidden: true });
   kind.addEventListener("change", () => {
     at.hidden = kind.value !== "deliverAtMs";
     amount.hidden = unit.hidden = !at.hidden;
   });
   const value = () => {
-    if (kind.value === "deliverAtMs") return Number.isNaN(Date.parse(at.value)) ? null : { deliverAtMs: new Date(at.value).getTime() };
+    if (kind.value === "deliverAtMs") { const atMs = fromInput(at.value); return atMs === null ? null : { deliverAtMs: atMs }; }
     const ms = Math.round(Number(amount.value) * UNITS[unit.value]);
     return amount.value === "" || !Number.isFinite(ms) ? null : { [kind.value]: ms };
   };
@@ -75,7 +80,7 @@ const changing = (answer, kind) => answer.matched - answer.inHand - (kind === "c
 /** The answer of a dry run, as a sentence. */
 function foreseen(answer, kind) {
   const words = WORDS[kind];
-  const parts = [`${plural(changing(answer, kind), "message")} will be ${words.done}.`];
+  const parts = [`${plural(changing(answer, kind), "message")} will be ${words.said ?? words.done}.`];
   if (answer.alreadyDue) {
     parts.push(kind === "cancel"
       ? `${count(answer.alreadyDue)} of them ${answer.alreadyDue === 1 ? "is" : "are"} due already.`
@@ -89,23 +94,25 @@ function foreseen(answer, kind) {
 /**
  * Cancel, reschedule or deliver messages, after a dry run has said how many.
  *
+ * @param {object} view the topic, and the subscription that is meant
  * @param {string} kind the operation, as in its path
  * @param {object} selector the part of the body that says which messages
  * @param {string} what the selector in words
  * @returns {Promise<boolean>} whether anything was changed
  */
-export async function act(topic, kind, selector, what) {
+export async function act({ name: topic, scope }, kind, selector, what) {
   const words = WORDS[kind];
+  const meant = { ...selector, ...scope };
   let latest = 0;
   let typing = null;
   const told = el("p", { class: "foreseen", role: "status", "aria-live": "polite" }, "Counting");
   const wrong = el("p", { class: "wrong", role: "alert", hidden: true });
-  const confirm = button(words.verb, run, { class: "primary", disabled: true, id: "confirm" });
+  const confirm = button(words.verb, run, { class: kind === "cancel" ? "danger filled" : "primary", disabled: true, id: "confirm" });
   const when = kind === "reschedule" ? newTime(() => { confirm.disabled = true; clearTimeout(typing); typing = setTimeout(look, TYPING_MS); }) : null;
   let isChanged = false;
   const { dialog, closed } = open(
     words.title,
-    [el("p", {}, `Which: ${what}.`), when?.content, told, el("p", { class: "quiet" }, words.warning), wrong],
+    [el("p", {}, "Topic ", el("b", {}, topic), `, ${ofSubscription(scope.subscription)}: ${what}.`), when?.content, told, el("p", { class: "quiet" }, words.warning), wrong],
     [closeButton(), confirm],
     { onclose: () => clearTimeout(typing) },
   );
@@ -123,7 +130,7 @@ export async function act(topic, kind, selector, what) {
     confirm.disabled = true;
     if (time === null) { refuse({ message: "This is no time", advice: "Fill in the new time" }); return; }
     try {
-      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time, dryRun: true });
+      const answer = await change(topic, `scheduled/${kind}`, { ...meant, ...time, dryRun: true });
       if (mine !== latest) return;
       told.textContent = foreseen(answer, kind);
       confirm.textContent = `${words.verb} ${plural(changing(answer, kind), "message")}`;
@@ -138,10 +145,10 @@ export async function act(topic, kind, selector, what) {
     confirm.disabled = true;
     told.textContent = "Working";
     try {
-      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time });
+      const answer = await change(topic, `scheduled/${kind}`, { ...meant, ...time });
       isChanged = true;
       dialog.close();
-      announce(`${plural(answer[words.done], "message")} ${words.done}.${answer.alreadyDue ? ` ${count(answer.alreadyDue)} had come due already.` : ""}`);
+      notify(`${plural(answer[words.done], "message")} of ${topic} ${words.said ?? words.done}.${answer.alreadyDue ? ` ${count(answer.alreadyDue)} had come due already${kind === "cancel" ? "" : ", and stayed"}.` : ""}${answer.inHand ? ` ${count(answer.inHand)} stay in hand.` : ""}`);
     } catch (error) {
       refuse(error);
     }
@@ -154,25 +161,26 @@ export async function act(topic, kind, selector, what) {
 
 /** Pause or resume, of one subscription or of all. */
 export async function actOnPause(topic, kind, subscription) {
-  const of = subscription ? `subscription ${subscription}` : "all subscriptions";
+  const of = ofSubscription(subscription);
   const told = el("p", { class: "foreseen", role: "status", "aria-live": "polite" }, "Counting");
   const wrong = el("p", { class: "wrong", role: "alert", hidden: true });
+  const note = el("input", { maxlength: 1000, id: "note", autocomplete: "off", placeholder: "why, for others to read", size: 40 });
   const rate = el("input", { type: "number", min: 1, step: 1, placeholder: "as fast as they go", id: "rate" });
   const confirm = button(kind === "pause" ? "Pause" : "Resume", run, { class: "primary", id: "confirm", disabled: true });
   let isChanged = false;
   const { dialog, closed } = open(
     `${kind === "pause" ? "Pause" : "Resume"} ${of}`,
-    [told, kind === "resume" && labelled("Messages a second at most", rate), wrong],
+    [el("p", {}, "Topic ", el("b", {}, topic)), told, kind === "pause" ? labelled("Note", note) : labelled("Messages a second at most", rate), wrong],
     [closeButton(), confirm],
   );
 
   async function run() {
     try {
-      const body = { ...(subscription ? { subscription } : {}), ...(kind === "resume" && rate.value !== "" ? { ratePerSecond: Number(rate.value) } : {}) };
+      const body = { ...(subscription ? { subscription } : {}), ...(kind === "pause" && note.value ? { note: note.value } : {}), ...(kind === "resume" && rate.value !== "" ? { ratePerSecond: Number(rate.value) } : {}) };
       const answer = await change(topic, kind, body);
       isChanged = true;
       dialog.close();
-      announce(`${plural(answer.subscriptions.length, "subscription")} ${kind === "pause" ? "paused" : "resumed"}.`);
+      notify(`${plural(answer.subscriptions.length, "subscription")} of ${topic} ${kind === "pause" ? "paused" : "resumed"}.`);
     } catch (error) {
       wrong.textContent = errorText(error);
       wrong.hidden = false;
@@ -184,7 +192,8 @@ export async function actOnPause(topic, kind, subscription) {
     const meant = (await summary(topic)).subscriptions.filter((one) =>
       (!subscription || one.name === subscription) && (kind === "pause" || one.paused || one.ratePerSecond !== null));
     const sum = (name) => meant.reduce((total, one) => total + one[name], 0);
-    const backlog = `A backlog of ${plural(sum("backlog"), "entry", "entries")} will be`;
+    // Each subscription has a backlog of its own, so one message counts once for each.
+    const backlog = `A backlog of ${plural(sum("backlog"), "entry", "entries")}${meant.length > 1 ? ` of ${meant.length} subscriptions` : ""} will be`;
     const delayed = plural(sum("delayed"), "delayed message");
     const tell = () => {
       told.textContent = kind === "pause"

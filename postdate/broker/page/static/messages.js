@@ -1,24 +1,23 @@
-// A paged list of scheduled messages, with what can be done to those that are chosen and to all that it means.
+// A paged list of the messages that the filter means, with what can be done to those that are chosen or to all.
 
 import { ask } from "./api.js";
-import { act } from "./dialogs.js";
-import { announce, button, el } from "./dom.js";
-import { bytes, clock, keyText, plural } from "./format.js";
-import { topicLink } from "./topics.js";
+import { act, KINDS } from "./dialogs.js";
+import { announce, button, changes, el } from "./dom.js";
+import { bytes, clock, count, duration, keyText, plural, propertiesText, relative, zone } from "./format.js";
 
 const PAGE = 50;
-const KINDS = [["cancel", "Cancel"], ["reschedule", "Reschedule"], ["deliver-now", "Deliver now"]];
+const COLUMNS = ["Key", "Properties", "Size", "Id"];
 
-export const propertiesText = (message) => Object.entries(message.properties).map(([name, value]) => `${name}=${value}`).join(", ") || "–";
-
-export function messageList(view) {
+export function messageList(view, open) {
   let filter = {};
-  let what = "";
+  let words = "";
+  let total = 0;
   let before = []; // The `after` of each page so far.
   let following = null;
   let latest = 0;
-  let isAwaited = false; // A page was asked for, and it is on its way.
-  let shown = "";
+  let isAwaited = true; // A page was asked for, and is announced.
+  let shown = null;
+  let opened = "";
   const chosen = new Set();
   const heading = el("h2", { tabindex: -1 });
   const body = el("tbody");
@@ -29,15 +28,14 @@ export function messageList(view) {
     for (const box of body.querySelectorAll("input")) { box.checked = everything.checked; note(box); }
     tell();
   } });
-  const ofChosen = KINDS.map(([kind, text]) => button(text, () => onChosen(kind), { disabled: true, "data-kind": kind }));
-  const ofAll = KINDS.map(([kind, text]) => button(`${text} all of these…`, () => onAll(kind), { "data-all": kind }));
+  const actions = KINDS.map(([kind, text]) => [text, button(text, () => run(kind), { "data-kind": kind, class: kind === "cancel" && "danger" })]);
+  const holder = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Messages" }, el("table", { id: "messages" },
+    el("caption", { class: "hidden" }, "Scheduled messages in the order of their times"),
+    el("thead", {}, el("tr", {}, el("td", {}, everything), ...[`Due (${zone()})`, ...COLUMNS].map((one) => el("th", { scope: "col", class: one === "Size" && "number" }, one)))),
+    body));
   const element = el("section", { class: "messages" },
-    heading,
-    el("div", { class: "tools" }, el("div", { class: "group", role: "group", "aria-label": "The chosen messages" }, ofChosen), el("div", { class: "group", role: "group", "aria-label": "All of these messages" }, ofAll)),
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Messages" }, el("table", { id: "messages" },
-      el("caption", { class: "hidden" }, "Scheduled messages in the order of their times"),
-      el("thead", {}, el("tr", {}, el("td", {}, everything), ...["Due", "Key", "Properties", "Size", "Producer", "Id"].map((one) => el("th", { scope: "col", class: one === "Size" && "number" }, one)))),
-      body)),
+    el("div", { class: "title" }, heading, el("span", { class: "grow" }), changes("What is done to these messages", actions.map(([, one]) => one))),
+    holder,
     summary,
     el("div", { class: "group" }, previous, next));
 
@@ -47,38 +45,43 @@ export function messageList(view) {
   }
 
   function tell() {
-    ofChosen.forEach((one, place) => { one.disabled = chosen.size === 0; one.textContent = `${KINDS[place][1]}${chosen.size ? ` (${chosen.size})` : ""}…`; });
+    for (const [text, one] of actions) {
+      one.textContent = chosen.size ? `${text} ${count(chosen.size)} chosen…` : `${text} all ${count(total)}…`;
+      one.hidden = !chosen.size && !total;
+    }
   }
 
-  async function onChosen(kind) {
+  async function run(kind) {
     const ids = [...chosen];
-    if (await act(view.name, kind, { messageIds: ids, ...view.scope }, ids.length === 1 ? `message ${ids[0]}` : `${ids.length} chosen messages`)) view.refreshAll();
-  }
-
-  async function onAll(kind) {
-    const selector = Object.keys(filter).length ? filter : { all: true };
-    const words = Object.keys(filter).length ? `all that are ${what}` : "everything that is scheduled";
-    if (await act(view.name, kind, { ...selector, ...view.scope }, words)) view.refreshAll();
+    const isAll = !Object.keys(filter).length;
+    const [selector, which] = ids.length
+      ? [{ messageIds: ids }, ids.length === 1 ? `message ${ids[0]}` : `${count(ids.length)} chosen messages`]
+      : [isAll ? { all: true } : filter, isAll ? "everything that is scheduled" : `all that are ${words}`];
+    if (await act(view, kind, selector, which)) view.refreshAll();
   }
 
   function row(message) {
+    const now = Date.now();
+    const isLate = message.deliverAtMs <= now;
     const box = el("input", { type: "checkbox", value: message.messageId, checked: chosen.has(message.messageId), "aria-label": `Choose ${message.messageId}`, onchange: () => { note(box); tell(); } });
-    return el("tr", { "data-id": message.messageId },
+    const cell = (at, text, more = {}) => el("td", { "data-label": COLUMNS[at], title: text, ...more }, text);
+    return el("tr", { "data-id": message.messageId, class: message.messageId === opened && "open", onclick: (event) => { if (!event.target.closest("input, button")) open(message.messageId); } },
       el("td", {}, box),
-      el("th", { scope: "row", title: message.deliverAt }, clock(message.deliverAtMs)),
-      el("td", { class: "clip", title: keyText(message) }, keyText(message)),
-      el("td", { class: "clip", title: propertiesText(message) }, propertiesText(message)),
-      el("td", { class: "number" }, bytes(message.sizeBytes)),
-      el("td", { class: "clip", title: message.producerName }, message.producerName || "–"),
-      el("td", {}, el("a", { href: `${topicLink(view.name, "search", view.subscription)}?${message.messageId}`, title: "Why is it not here yet?" }, message.messageId)));
+      el("th", { scope: "row", title: message.deliverAt }, clock(message.deliverAtMs), el("span", { class: `when ${isLate ? "wrong" : "quiet"}` }, isLate ? `overdue ${duration(now - message.deliverAtMs)}` : relative(message.deliverAtMs, now))),
+      cell(0, keyText(message), { class: "clip" }), cell(1, message.damaged ? "damaged" : propertiesText(message), { class: message.damaged ? "wrong" : "clip" }), cell(2, bytes(message.sizeBytes), { class: "number" }),
+      el("td", { "data-label": "Id" }, button(message.messageId, () => open(message.messageId), { class: "link", title: "Open: payload, owner of its key, why it is not here yet" })));
   }
 
   /** Show a page that was asked for: nothing of it is chosen, and it is announced. */
   function loadAnew() {
-    chosen.clear();
-    shown = "";
-    isAwaited = true;
+    anew();
     return load();
+  }
+
+  function anew() {
+    chosen.clear();
+    shown = null;
+    isAwaited = true;
   }
 
   async function load() {
@@ -89,27 +92,31 @@ export function messageList(view) {
       view.showProblem(null, element);
       following = found.next;
       showRows(found.messages);
-      previous.disabled = before.length === 0;
-      next.disabled = following === null;
-      for (const one of ofAll) one.disabled = found.messages.length === 0;
-      summary.textContent = found.messages.length ? `Page ${before.length + 1}: ${plural(found.messages.length, "message")}${following ? ", and more follow" : ""}.` : "There are none.";
+      heading.textContent = `${plural(total, "message")} ${words || "scheduled"}`;
+      previous.hidden = before.length === 0;
+      next.hidden = following === null;
+      summary.textContent = found.messages.length ? following || before.length ? `Page ${before.length + 1}: ${plural(found.messages.length, "message")}${following ? ", and more follow" : ""}.` : "" : "There are none.";
       if (isAwaited) announce(`${heading.textContent}. ${summary.textContent}`);
       isAwaited = false;
+      holder.hidden = !found.messages.length;
       tell();
     } catch (error) {
       if (mine !== latest) return;
-      isAwaited = false;
-      view.showProblem(error, element);
+      if (error.status !== 403) { view.showProblem(error, element); return; }
+      heading.textContent = `${plural(total, "message")} ${words || "scheduled"}`;
+      summary.textContent = "Messages are shown to roles that may consume from the topic.";
+      for (const one of element.querySelectorAll(".scroll, .group")) one.hidden = true;
     }
   }
 
   /** Show these messages; where they are those that are shown, nothing is touched, and what was chosen stays so. */
   function showRows(messages) {
     const ids = messages.map((one) => one.messageId);
-    const wanted = ids.join();
-    if (shown === wanted && shown) return;
-    shown = wanted;
     for (const one of chosen) if (!ids.includes(one)) chosen.delete(one);
+    // The times that are left are told anew once in a while, and not under a reader's hand.
+    const wanted = `${ids.join()} ${body.matches(":focus-within, :hover") ? shown?.split(" ")[1] : Math.floor(Date.now() / 30_000)}`;
+    if (shown === wanted) return;
+    shown = wanted;
     everything.checked = false;
     const focused = body.contains(document.activeElement) ? [document.activeElement.tagName, document.activeElement.closest("tr").dataset.id] : null;
     body.replaceChildren(...messages.map(row));
@@ -118,19 +125,17 @@ export function messageList(view) {
 
   return {
     element,
-    /** Show the messages that a filter of the API means, and `words` that say so. */
-    show(wanted, words) {
-      [filter, what, before] = [wanted, words, []];
-      heading.textContent = `Messages ${words}`;
-      loadAnew();
-    },
-    /** Look again for the page that is shown, with the filter as it is now. */
-    async refresh(wanted = filter, words = what) {
-      if (isAwaited) return;
-      [filter, what] = [wanted, words];
-      heading.textContent = `Messages ${words}`;
+    /** Show the messages that a filter of the API means, `said` in words, `of` of them in all. */
+    async show(wanted, said, of) {
+      [filter, words, total] = [wanted, said, of];
       await load();
     },
-    again() { before = []; loadAnew(); },
+    /** What comes next is another list: from its first page on, with nothing chosen. */
+    anew() { before = []; anew(); },
+    /** Mark the message that is open beside the list. */
+    mark(messageId) {
+      opened = messageId;
+      for (const one of body.children) one.classList.toggle("open", one.dataset.id === opened);
+    },
   };
 }

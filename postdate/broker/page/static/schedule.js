@@ -1,190 +1,164 @@
-// The schedule: due messages over time as a chart to zoom and as a table, and the messages behind a bar.
+// The schedule: one filter for the chart, the list and what is done to all of it; and a message beside the list.
 
 import { ask } from "./api.js";
-import { button, el, table } from "./dom.js";
-import { clock, count, duration, plural } from "./format.js";
+import { button, el, labelled, table } from "./dom.js";
+import { drawChart } from "./chart.js";
+import { clock, count, duration, fromInput, keyField, plural, toInput, zone } from "./format.js";
 import { messageList } from "./messages.js";
+import { showKey, showMessage } from "./message.js";
 import { poll } from "./polling.js";
+import { topicLink } from "./topics.js";
 
 const MINUTE = 60_000;
-const PRESETS = [["Next minute", MINUTE], ["Hour", 60 * MINUTE], ["Day", 1_440 * MINUTE], ["Week", 7 * 1_440 * MINUTE], ["Month", 30 * 1_440 * MINUTE]];
-const CHART_HEIGHT = 260;
+const SPANS = { overdue: ["Overdue"], minute: ["Next minute", MINUTE], hour: ["Next hour", 60 * MINUTE], day: ["24 hours", 1_440 * MINUTE], week: ["7 days", 7 * 1_440 * MINUTE], all: ["All"] };
 const BUCKETS = 60;
 const REFRESH_MS = 5_000;
-const SHORTEST_MS = 60;
 const LAST_ASKED_MS = 2 ** 63 - 1_024;
+const ID = /^\d+:\d+(:-?\d+)*$/;
 
 /** A time as a request takes it: the service refuses a number before 1990, which may be seconds, so it is written out. */
 const written = (timeMs) => (timeMs < Date.UTC(1990, 0) ? new Date(timeMs).toISOString() : timeMs);
 
 /** A span as a request takes it: a number of JavaScript is less exact than the latest time that a message can have. */
 const asked = ({ fromMs, untilMs }) => ({
-  from: fromMs === undefined ? undefined : written(Math.min(fromMs, LAST_ASKED_MS)),
-  until: untilMs > LAST_ASKED_MS ? undefined : written(untilMs),
+  ...(fromMs === undefined ? {} : { from: written(Math.min(fromMs, LAST_ASKED_MS)) }),
+  ...(untilMs === undefined || untilMs > LAST_ASKED_MS ? {} : { until: written(untilMs) }),
 });
 
-const dueWithin = ({ fromMs, untilMs }) => `due from ${clock(fromMs)} to ${clock(untilMs)}`;
-
 export function showSchedule(view) {
-  // A preset moves with the clock, a range that was drawn stands still.
-  let span = { all: true };
-  let isBar = false; // The list shows one bar, and not all of the chart.
   let buckets = [];
-  let chart = null;
+  let overdue = 0;
   let latest = 0;
+  const state = { span: "hour", from: null, until: null, key: "", property: "", open: "" };
+  for (const name of ["span", "key", "property", "open"]) state[name] = view.query.get(name) ?? state[name];
+  for (const name of ["from", "until"]) if (view.query.get(name)) { state[name] = Number(view.query.get(name)); state.span = ""; }
+
+  const field = (name, more) => el("input", { id: name, autocomplete: "off", spellcheck: "false", onchange: () => apply(), ...more });
+  const key = field("key", { type: "search", placeholder: "anna, or 12:34", size: 18 });
+  const property = field("property", { type: "search", placeholder: "name=value", size: 14 });
+  const [from, until] = ["from", "until"].map((name) => field(name, { type: "datetime-local", step: 1 }));
+  const spans = Object.entries(SPANS).map(([name, [text]]) => [name, button(text, () => choose({ span: name, from: null, until: null }), { "data-span": name })]);
+  const clear = button("Clear", () => choose({ span: "hour", from: null, until: null, key: "", property: "" }), { id: "clear" });
   const holder = el("div", { class: "chart", role: "img", "aria-label": "Messages that are due, over time; the table below says the same" });
   const summary = el("p", { class: "quiet", id: "chart-summary" });
   const alternative = el("div");
-  const list = messageList(view);
-  const listed = el("p", { id: "listed" });
-  const everything = button("Show everything", () => choose({ all: true }));
-  const presets = PRESETS.map(([text, ms]) => [ms, button(text, () => choose({ preset: ms }))]);
-  const all = button("All", () => choose({ all: true }));
-  const move = (text, title, from, until) => button(text, () => {
-    const { fromMs, untilMs } = range();
-    const width = untilMs - fromMs;
-    choose({ fromMs: Math.max(0, Math.round(fromMs + from * width)), untilMs: Math.round(untilMs + until * width) });
-  }, { "aria-label": title, title });
+  const details = el("details", {}, el("summary", {}, "The chart as a table"), alternative);
+  const chart = drawChart(view, holder, (fromMs, untilMs) => choose({ span: "", from: fromMs, until: untilMs }));
+  const aside = el("aside", { id: "aside", "aria-label": "What is looked at", hidden: true });
+  const list = messageList(view, (messageId) => choose({ open: messageId }));
   view.main.replaceChildren(
-    el("div", { class: "tools" },
-      el("div", { class: "group", role: "group", "aria-label": "Span" }, ...presets.map(([, one]) => one), all),
-      el("div", { class: "group", role: "group", "aria-label": "Move and zoom" },
-        move("◀", "Earlier", -0.5, -0.5), move("▶", "Later", 0.5, 0.5), move("+", "Zoom in", 0.25, -0.25), move("−", "Zoom out", -0.5, 0.5))),
-    holder,
-    summary,
-    el("details", {}, el("summary", {}, "The chart as a table"), alternative),
-    el("div", { class: "tools" }, listed, everything),
-    list.element,
+    el("form", { class: "tools filter", role: "search", "aria-label": "Which messages", onsubmit: (event) => { event.preventDefault(); apply(); } },
+      labelled("Key or id", key), labelled("Property", property),
+      labelled(`Due from (${zone()})`, from), labelled("until", until),
+      el("button", { type: "submit", class: "primary" }, "Find"), clear),
+    el("div", { class: "group", role: "group", "aria-label": "Span" }, spans.map(([, one]) => one)),
+    holder, summary,
+    details,
+    el("div", { class: "beside" }, list.element, aside),
   );
 
+  /** The span that is meant now: from the clock on, or as it was chosen. */
   function range() {
-    if (span.preset) { const now = Date.now(); return { fromMs: now, untilMs: now + span.preset }; }
-    if (span.all) return buckets.length ? { fromMs: buckets[0].fromMs, untilMs: buckets.at(-1).untilMs } : { fromMs: Date.now(), untilMs: Date.now() + 60 * MINUTE };
-    return span;
+    const [, ms] = SPANS[state.span] ?? [];
+    const now = Date.now();
+    if (ms) return { fromMs: now, untilMs: now + ms };
+    if (state.span === "overdue") return { untilMs: now };
+    return { fromMs: state.from ?? undefined, untilMs: state.until ?? undefined };
+  }
+
+  /** The filter without its span. */
+  const conditions = () => ({ ...(state.key ? keyField(state.key) : {}), ...(state.property ? { property: state.property } : {}) });
+
+  function words({ fromMs, untilMs }) {
+    const [text, ms] = SPANS[state.span] ?? [];
+    const when = ms ? `due in the ${text.replace(/^(?=\d)/, "Next ").toLowerCase()}` : state.span === "overdue" ? "overdue" : fromMs === undefined && untilMs === undefined ? ""
+      : `due ${fromMs === undefined ? "" : `from ${clock(fromMs)} `}${untilMs === undefined ? "on" : `to ${clock(untilMs)}`}`;
+    return [when, state.key && `of key ${state.key}`, state.property && `with ${state.property}`].filter(Boolean).join(", ");
+  }
+
+  function apply() {
+    const text = key.value.trim();
+    if (ID.test(text)) { key.value = state.key; choose({ open: text.split(":").slice(0, 2).join(":") }); return; }
+    const times = [from, until].map((one) => fromInput(one.value));
+    const [was, will] = [[state.from, state.until], times].map((one) => one.map(toInput).join());
+    const wanted = { key: key.value, property: property.value.trim(), ...(was === will ? {} : { from: times[0], until: times[1], span: times[0] === null && times[1] === null ? "hour" : "" }) };
+    // A key is looked for wherever its messages are, and shown in place of a message.
+    if (wanted.key !== state.key) wanted.open = "";
+    if (wanted.key && wanted.key !== state.key && state.span === "hour" && was === will) wanted.span = "all";
+    choose(wanted);
   }
 
   function choose(wanted) {
-    if (wanted.untilMs - wanted.fromMs < SHORTEST_MS) return;
-    span = wanted;
-    isBar = false;
-    const { filter, words } = ofChart();
-    list.show(filter, words);
-    tellListed();
-    look();
+    const other = Object.keys(wanted).filter((name) => wanted[name] !== state[name]);
+    if (!other.length) return;
+    if (wanted.from && wanted.until && wanted.until <= wanted.from) { summary.textContent = "Until is not behind from."; return; }
+    Object.assign(state, wanted);
+    const given = Object.entries(state).filter(([name, value]) => value && !(name === "span" && value === "hour"));
+    const query = given.length ? `?${new URLSearchParams(given)}` : "";
+    history.pushState(null, "", `${topicLink(view.name, "schedule", ...(view.subscription ? [view.subscription] : []))}${query}`);
+    tellFilter();
+    beside();
+    if (other.join() !== "open") { list.anew(); look(); }
   }
 
-  /** The filter of the list that means what the chart shows, and the words for it. */
-  function ofChart() {
-    if (span.all) return { filter: {}, words: "in the order of their times" };
-    const shown = range();
-    return { filter: asked(shown), words: dueWithin(shown) };
+  function tellFilter() {
+    [key.value, property.value, from.value, until.value] = [state.key, state.property, toInput(state.from), toInput(state.until)];
+    for (const [name, one] of spans) one.setAttribute("aria-pressed", state.span === name);
+    clear.hidden = !(state.key || state.property || state.span !== "hour");
   }
 
-  function tellListed() {
-    everything.hidden = Boolean(span.all) && !isBar;
-    listed.textContent = isBar
-      ? "The list shows the messages of one bar alone, and “all of these” means these."
-      : span.all
-        ? "The list shows everything that is scheduled. It follows the chart: zoom in to have fewer."
-        : "The list shows the messages that are due in the span of the chart, and “all of these” means these.";
+  /** What stands beside the list: the message that is open, or else the key that is looked for. */
+  function beside() {
+    list.mark(state.open);
+    aside.hidden = !(state.open || state.key);
+    if (state.open) showMessage(view, aside, state.open, () => choose({ open: "" }));
+    else if (state.key) showKey(view, aside, state.key);
   }
 
-  function draw() {
-    const width = Math.max(280, holder.clientWidth);
-    const style = getComputedStyle(document.documentElement);
-    const ink = style.getPropertyValue("--quiet");
-    const grid = { stroke: style.getPropertyValue("--line"), width: 1 };
-    const values = [buckets.map((one) => one.fromMs / 1_000), buckets.map((one) => one.count)];
-    chart?.destroy();
-    holder.replaceChildren();
-    if (!buckets.length) return;
-    const [fromMs, untilMs] = [buckets[0].fromMs, buckets.at(-1).untilMs];
-    const options = {
-      width,
-      height: CHART_HEIGHT,
-      scales: { x: { time: true, range: () => [fromMs / 1_000, untilMs / 1_000] }, y: { range: (_, low, high) => [0, Math.max(1, high) * 1.05] } },
-      legend: { show: false },
-      cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
-      axes: [{ stroke: ink, grid, ticks: grid, space: 70, values: clockLabels }, { stroke: ink, grid, ticks: grid, size: 58, incrs: [1, 2, 5, ...[1, 2, 3, 4, 5, 6, 7, 8].flatMap((one) => [10 ** one, 2 * 10 ** one, 5 * 10 ** one])], values: (_, ticks) => ticks.map(count) }],
-      series: [{}, { stroke: style.getPropertyValue("--accent"), fill: style.getPropertyValue("--bar"), paths: uPlot.paths.bars({ size: [1, 100], align: 1, gap: 1 }), points: { show: false } }],
-      hooks: {
-        setSelect: [(self) => {
-          if (self.select.width < 4) return;
-          const [left, right] = [self.select.left, self.select.left + self.select.width].map((at) => Math.round(self.posToVal(at, "x") * 1_000));
-          self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-          choose({ fromMs: left, untilMs: right });
-        }],
-        setCursor: [(self) => {
-          const bucket = self.cursor.left >= 0 ? at(self.posToVal(self.cursor.left, "x") * 1_000) : undefined;
-          holder.title = bucket ? `${clock(bucket.fromMs)} to ${clock(bucket.untilMs)}: ${count(bucket.count)}` : "";
-        }],
-        ready: [(self) => {
-          let pressedAt = null;
-          self.over.addEventListener("mousedown", (event) => { pressedAt = event.clientX; });
-          self.over.addEventListener("click", (event) => {
-            if (pressedAt === null || Math.abs(event.clientX - pressedAt) > 3) return;
-            const box = self.over.getBoundingClientRect();
-            const bucket = at(self.posToVal(event.clientX - box.left, "x") * 1_000);
-            if (bucket) showBucket(bucket);
-          });
-        }],
-      },
-    };
-    chart = new uPlot(options, values, holder);
-  }
-
-  const at = (ms) => buckets.find((one) => one.fromMs <= ms && ms < one.untilMs);
-
-  function showBucket(bucket) {
-    isBar = true;
-    list.show(asked(bucket), dueWithin(bucket));
-    tellListed();
-    list.element.querySelector("h2")?.focus();
-  }
-
-  function tell() {
-    const inRange = buckets.reduce((sum, one) => sum + one.count, 0);
-    const filled = buckets.filter((one) => one.count);
+  function tell(found, meant) {
     const [fromMs, untilMs] = buckets.length ? [buckets[0].fromMs, buckets.at(-1).untilMs] : [0, 0];
-    summary.textContent = buckets.length
-      ? `${plural(inRange, "message")} due within ${duration(untilMs - fromMs)}, ${clock(fromMs)} to ${clock(untilMs)}; a bar is ${duration((untilMs - fromMs) / buckets.length)}. Drag to zoom, click a bar for its messages.`
-      : "Nothing is scheduled.";
+    const undelayed = found.undelayed.map((one) => ` ${one.sentence}.`).join("");
+    const isEmpty = view.of !== null && !view.of.delayed && !view.of.overdue && !found.total && !overdue;
+    holder.hidden = details.hidden = isEmpty;
+    summary.textContent = isEmpty
+      ? undelayed.trim() || `Nothing is scheduled. Publish with deliver_after or deliver_at, or: postdate publish ${view.name.split("/").pop()} hello --delay 1h`
+      : `${plural(found.total, "message")} ${words(meant) || "scheduled"}${overdue && state.span !== "overdue" ? `, ${state.span === "all" ? "with" : "and"} ${count(overdue)} overdue` : ""}; ${clock(fromMs)} to ${clock(untilMs)} (${zone()}), a bar is ${duration((untilMs - fromMs) / buckets.length)}. Drag over the chart or click a bar for a part of it.${undelayed}`;
     // A reader of the table is not thrown out of it by the clock.
     if (alternative.contains(document.activeElement)) return;
     alternative.replaceChildren(table("Messages that are due, by time",
       [{ title: "From" }, { title: "Until" }, { title: "Messages", number: true }, { title: "" }],
-      filled.map((one) => [clock(one.fromMs), clock(one.untilMs), count(one.count), button("Show", () => showBucket(one), { "aria-label": `Show the messages from ${clock(one.fromMs)}` })])));
+      buckets.filter((one) => one.count).map((one) => [clock(one.fromMs), clock(one.untilMs), count(one.count), button("Show", () => choose({ span: "", from: one.fromMs, until: one.untilMs }), { "aria-label": `Show the messages from ${clock(one.fromMs)}` })])));
   }
 
   const look = poll(view, REFRESH_MS, async () => {
     const mine = ++latest;
-    const { fromMs, untilMs } = span.all ? {} : range();
-    const found = await ask(view.name, "scheduled/histogram", { ...view.scope, ...asked({ fromMs, untilMs }), buckets: BUCKETS }, { signal: view.signal });
+    const meant = range();
+    const of = { ...view.scope, ...conditions() };
+    const count_ = (span, parts) => ask(view.name, "scheduled/histogram", { ...of, ...asked(span), buckets: parts }, { signal: view.signal });
+    // What is overdue is drawn apart, where the span does not say otherwise.
+    const isApart = SPANS[state.span] !== undefined && state.span !== "overdue";
+    const drawn = { ...meant, ...(isApart ? { fromMs: Date.now() } : {}) };
+    let [found, late] = await Promise.all([count_(drawn, BUCKETS), isApart ? count_({ untilMs: drawn.fromMs }, 1) : null]);
+    const first = found.buckets[0];
+    const last = found.buckets.at(-1);
+    // Messages of one instant are drawn in a minute around it.
+    if (first && last.untilMs - first.fromMs < MINUTE && state.span !== "") {
+      const begin = Math.max(0, Math.round((first.fromMs + last.untilMs) / 2 - MINUTE / 2));
+      found = { ...await count_({ fromMs: begin, untilMs: begin + MINUTE }, BUCKETS), total: found.total };
+    }
+    if (state.span === "all") found.total += late.total;
     if (view.signal.aborted || mine !== latest) return;
     buckets = found.buckets.filter((one) => one.untilMs > one.fromMs);
-    for (const [ms, one] of presets) one.setAttribute("aria-pressed", span.preset === ms);
-    all.setAttribute("aria-pressed", Boolean(span.all));
-    if (!(chart?.select.width > 0)) draw();
-    tell();
-    // What was delivered meanwhile goes from the list, and a span that moves with the clock takes the list along.
-    if (span.preset && !isBar) { const { filter, words } = ofChart(); await list.refresh(filter, words); } else await list.refresh();
+    overdue = late?.total ?? 0;
+    chart.show(buckets, overdue);
+    const [[, overdueButton]] = spans;
+    overdueButton.textContent = overdue ? `Overdue ${count(overdue)}` : "Overdue";
+    overdueButton.classList.toggle("danger", overdue > 0);
+    tell(found, meant);
+    await list.show({ ...conditions(), ...asked(meant) }, words(meant), found.total);
   });
 
-  new ResizeObserver(([entry]) => { if (chart && Math.abs(entry.contentRect.width - chart.width) > 1) draw(); }).observe(holder);
-  document.addEventListener("themechange", draw, { signal: view.signal });
-  view.changed.addEventListener("changed", () => { look(); list.again(); });
-  list.show({}, ofChart().words);
-  tellListed();
-}
-
-/** Times on the axis: no date where all of it is today. */
-function clockLabels(_, ticks, __, ___, stepS) {
-  return ticks.map((tick, place) => {
-    const shown = new Date(tick * 1_000);
-    const date = shown.toLocaleDateString("en", { month: "short", day: "numeric" });
-    if (stepS >= 86_400) return date;
-    const time = shown.toLocaleTimeString("en-GB", stepS < 60 ? {} : { hour: "2-digit", minute: "2-digit" });
-    const isNewDay = place === 0 ? stepS >= 3_600 : new Date(ticks[place - 1] * 1_000).getDate() !== shown.getDate();
-    return isNewDay ? `${time}\n${date}` : time;
-  });
+  view.changed.addEventListener("changed", () => { list.anew(); look(); beside(); });
+  tellFilter();
+  beside();
 }

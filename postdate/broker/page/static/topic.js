@@ -1,72 +1,89 @@
-// One topic: its figures, the operations on all of it, and the views of it.
+// One topic: what is wrong with it, its figures, pause and resume, and the views of it.
 
 import { ask, topic } from "./api.js";
 import { showBuckets } from "./buckets.js";
 import { showConsumers } from "./consumers.js";
-import { act, actOnPause } from "./dialogs.js";
-import { button, el, labelled } from "./dom.js";
-import { clock, count, relative } from "./format.js";
+import { actOnPause } from "./dialogs.js";
+import { button, changes, el, figures, labelled } from "./dom.js";
+import { clock, count, inWords, relative } from "./format.js";
 import { showLive } from "./live.js";
 import { poll } from "./polling.js";
 import { showSchedule } from "./schedule.js";
-import { showSearch } from "./search.js";
+import { ailmentLine, ailmentsOf } from "./state.js";
 import { topicLink } from "./topics.js";
+import { showTrail } from "./trail.js";
 
 const VIEWS = {
-  schedule: ["Due over time", showSchedule],
-  search: ["Search", showSearch],
+  schedule: ["Schedule", showSchedule],
   consumers: ["Consumers", showConsumers],
+  live: ["Rates", showLive],
+  trail: ["Changes", showTrail],
   index: ["Index", showBuckets],
-  live: ["Live", showLive],
 };
 const REFRESH_MS = 5_000;
+const EXPLAINED_MAX = 4;
 
 export function showTopic(outer, name, viewName, subscription) {
   const [title, show] = VIEWS[viewName] ?? VIEWS.schedule;
   document.title = `${title} – ${name} – Postdate`;
-  const figures = el("dl", { class: "figures" });
-  const paused = el("span", { class: "badge warn", hidden: true });
+  const cards = el("div", { id: "figures" });
+  const ailments = el("ul", { class: "ailments", id: "ailments", "aria-label": "What is wrong" });
   const choice = el("select", { id: "subscription", onchange: () => { location.hash = topicLink(name, viewName, choice.value); } }, el("option", { value: "" }, "all subscriptions"));
   const scope = subscription ? { subscription } : {};
-  const inWords = subscription ? `of subscription ${subscription}` : "of all subscriptions";
-  const pauseButton = button("Pause", () => doPause("pause"), { id: "pause" });
-  const resumeButton = button("Resume", () => doPause("resume"), { id: "resume" });
+  const pauseButton = button("Pause…", () => doPause("pause"), { id: "pause" });
+  const resumeButton = button("Resume…", () => doPause("resume"), { id: "resume" });
   const content = el("section", { id: "view", "aria-label": title });
-  const view = { ...outer, main: content, name, subscription, scope, changed: new EventTarget() };
-  const doAll = (kind) => async () => { if (await act(name, kind, { all: true, ...scope }, `everything that is scheduled ${inWords}`)) refreshAll(); };
+  const view = { ...outer, main: content, name, subscription, scope, changed: new EventTarget(), of: null };
 
+  const tools = el("div", { class: "tools" }, labelled("Subscription", choice), changes("Delivery", pauseButton, resumeButton));
   const parts = [
-    figures,
-    el("div", { class: "tools" },
-      labelled("Subscription", choice),
-      el("div", { class: "group" }, pauseButton, resumeButton,
-        button("Cancel all…", doAll("cancel")), button("Reschedule all…", doAll("reschedule")), button("Deliver all now…", doAll("deliver-now")))),
+    ailments, cards,
     el("nav", { "aria-label": "Views", class: "tabs" }, ...Object.entries(VIEWS).map(([one, [text]]) =>
       el("a", { href: topicLink(name, one, ...(subscription ? [subscription] : [])), "aria-current": one === viewName && "page" }, text))),
     content,
   ];
   outer.main.replaceChildren(
-    el("nav", { "aria-label": "Path", class: "path" }, el("a", { href: "#/" }, "Topics"), " / "),
-    el("div", { class: "title" }, el("h1", {}, name), paused),
+    el("nav", { "aria-label": "Path", class: "path" }, el("a", { href: "#/" }, "Topics")),
+    el("div", { class: "title" }, el("h1", {}, name), el("span", { class: "grow" }), tools),
     ...parts,
   );
 
   /** Show the topic, or of one that is not there the name and the problem alone. */
   function showParts(isThere) {
-    for (const part of parts) part.hidden = !isThere;
-    paused.hidden ||= !isThere;
+    for (const part of [tools, ...parts]) part.hidden = !isThere;
   }
 
   async function doPause(kind) {
     if (await actOnPause(name, kind, subscription)) refreshAll();
   }
 
+  /** Why the first overdue message of each subscription waits, by subscription; of as many as is quickly asked. */
+  async function reasonsOf(late) {
+    const found = new Map();
+    await Promise.all(late.slice(0, EXPLAINED_MAX).map(async (one) => {
+      try {
+        const { messages: [first] } = await ask(name, "scheduled", { subscription: one.name, limit: 1 });
+        if (!first) return;
+        const { messages } = await ask(name, "explain", { subscription: one.name, messageId: first.messageId });
+        const [state] = messages[0].subscriptions;
+        if (state.reason) found.set(one.name, `${state.consumer ? `the first one waits for consumer ${state.consumer}: ` : ""}${inWords(state.reason)}`);
+      } catch (error) {
+        // It has gone meanwhile, or this role may count and not read.
+        if (error.status !== 403 && error.status !== 404) throw error;
+      }
+    }));
+    return found;
+  }
+
   const look = poll(view, REFRESH_MS, async () => {
-    const [found, of] = await Promise.all([ask(name, "scheduled/histogram", { ...scope, buckets: 1 }), topic(name)]).catch((error) => {
+    const of = await topic(name).catch((error) => {
       if (error.status === 404 && error.field === "topic") showParts(false);
       throw error;
     });
+    const chosen = of.subscriptions.filter((one) => !subscription || one.name === subscription);
+    const reasons = await reasonsOf(chosen.filter((one) => one.overdue && !one.paused && one.consumers));
     if (view.signal.aborted) return;
+    view.of = of;
     showParts(true);
     const names = of.subscriptions.map((one) => one.name);
     if (subscription && !names.includes(subscription)) names.push(subscription);
@@ -74,28 +91,25 @@ export function showTopic(outer, name, viewName, subscription) {
       choice.replaceChildren(choice.options[0], ...names.map((one) => el("option", { value: one }, one)));
       choice.value = subscription;
     }
-    const chosen = of.subscriptions.filter((one) => !subscription || one.name === subscription);
     const sum = (field) => chosen.reduce((total, one) => total + one[field], 0);
-    const now = Date.now();
-    figures.replaceChildren(...[
-      ["Delayed", count(found.delayed)],
-      ["Overdue", count(found.overdue), "due, and in no hand"],
-      ["Next due", relative(found.nextDueMs, now), clock(found.nextDueMs, now)],
-      ["Last due", relative(found.lastDueMs, now), clock(found.lastDueMs, now)],
-      ["Backlog", count(sum("backlog"))],
+    const counts = subscription && chosen.length ? chosen[0] : of;
+    const wrong = ailmentsOf(of, { subscription, reasons });
+    ailments.replaceChildren(...wrong.map((one) => ailmentLine(one, one.overdue && viewName === "schedule"
+      ? el("a", { href: `${topicLink(name, "schedule", one.subscription)}?span=overdue` }, "Show them") : null)));
+    cards.replaceChildren(figures([
+      ["Overdue", count(counts.overdue), { class: wrong.some(({ level }) => level === "wrong") && counts.overdue && "wrong", title: "due, and in no hand" }],
+      ["Within 1 min", count(counts.dueWithinMinute)], ["Within 1 h", count(counts.dueWithinHour)], ["Within 24 h", count(counts.dueWithinDay)],
+      ["Delayed", count(counts.delayed), { title: `the last one is due ${relative(counts.lastDueMs)}, ${clock(counts.lastDueMs)}` }],
+      ["In hand", count(counts.inHand), { title: "sent to consumers, and not acknowledged" }],
+      ["Next due", relative(counts.nextDueMs), { title: clock(counts.nextDueMs) }],
+      ["Backlog", count(sum("backlog")), { title: "entries of the log that are not acknowledged, delayed or not, of each subscription" }],
       ["Consumers", count(sum("consumers"))],
-    ].map(([text, value, hint]) => el("div", {}, el("dt", {}, text), el("dd", { title: hint }, value))));
-    tellPause(chosen);
+    ]));
+    const { mayPause } = of;
+    for (const one of [pauseButton, resumeButton]) one.title = mayPause ? "" : "Pausing and resuming are for super users";
+    pauseButton.disabled = !mayPause || chosen.every((one) => one.paused);
+    resumeButton.disabled = !mayPause || chosen.every((one) => !one.paused && one.ratePerSecond === null);
   });
-
-  function tellPause(chosen) {
-    const held = chosen.filter((one) => one.paused);
-    paused.hidden = held.length === 0;
-    paused.textContent = held.length === chosen.length ? "paused" : `paused: ${held.map((one) => one.name).join(", ")}`;
-    paused.title = held.length ? `since ${clock(Math.min(...held.map((one) => one.pausedSinceMs)))}` : "";
-    pauseButton.disabled = held.length === chosen.length;
-    resumeButton.disabled = held.length === 0 && chosen.every((one) => one.ratePerSecond === null);
-  }
 
   function refreshAll() {
     look();

@@ -18,6 +18,7 @@ from dispatcher.errors import ConsumerBusyError
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.pb.pulsar_metadata_pb2 import ZLIB, MessageMetadata
 from managed_ledger.positions.position import AFTER_EVERYTHING
+from postdate.broker.admin.topic_handlers import PREVIEW_BYTES_MAX
 from postdate.broker.admin.web import start_web
 from postdate.broker.protocol.commands import frame
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
@@ -394,6 +395,11 @@ def test_a_message_is_shown_with_its_metadata_in_headers(tmp_path: Path) -> None
         assert json.loads(headers["X-Pulsar-PROPERTY"]) == {"ü": "\r\nX-Evil: 1"}
         ledger_id, entry_id = world.unacknowledged()[0].split(":")
         assert (await world.ask("GET", f"{T}/ledger/{ledger_id}/entry/{entry_id}")) == (200, b"plain")
+        packed_path = "{}/ledger/{}/entry/{}".format(T, *world.unacknowledged()[1].split(":"))
+        _, body, headers = await world.ask_all("GET", f"{packed_path}?preview=3")
+        assert (body, headers["X-Postdate-Payload-Size"]) == (b"yyy", "100")
+        for wrong in ("0", "x", str(PREVIEW_BYTES_MAX + 1)):
+            assert (await world.ask("GET", f"{packed_path}?preview={wrong}"))[0] == 400
         assert len(world.unacknowledged()) == 3
         for place, status in ((4, 404), (0, 400), (-1, 400), ("x", 400)):
             assert (await world.ask("GET", f"{S}/position/{place}"))[0] == status
