@@ -8,7 +8,7 @@ import math
 import time
 from dataclasses import replace
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from msgspec import UNSET
@@ -90,7 +90,7 @@ async def list_topics(served: Served, call: Call[ListTopics]) -> answers.Topics:
             if topic is None:
                 # It was deleted meanwhile.
                 continue
-            found.append(await topic_summary(topic, service.catalog, service.now_ms))
+            found.append(await _summary(served, call, topic))
         last = shown
     return answers.Topics(topics=found, next=following, total=total)
 
@@ -130,7 +130,11 @@ async def totals(served: Served, call: Call[None]) -> answers.Totals:
 
 async def get_topic(served: Served, call: Call[None]) -> answers.TopicAnswer:
     """One topic."""
-    answer = await topic_summary(await served.topic(call.topic_name), served.service.catalog, served.service.now_ms)
+    return await _summary(served, call, await served.topic(call.topic_name))
+
+
+async def _summary(served: Served, call: Call[Any], topic: Topic) -> answers.TopicAnswer:
+    answer = await topic_summary(topic, served.service.catalog, served.service.now_ms)
     answer.may_pause = call.caller is None or call.caller.is_super_user
     return answer
 

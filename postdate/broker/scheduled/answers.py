@@ -110,7 +110,7 @@ class TopicAnswer(Counts, kw_only=True):
             description="Messages that were published while there was no subscription, since the service's start",
         ),
     ]
-    may_pause: Annotated[bool, Meta(description="Whether the caller may; of one topic")] | UnsetType = UNSET
+    may_pause: Annotated[bool, Meta(description="Whether the caller may pause and resume it")] = True
 
 
 class Topics(Answer, kw_only=True):

@@ -82,13 +82,15 @@ export function showSchedule(view) {
     const times = [from, until].map((one) => fromInput(one.value));
     const [was, will] = [[state.from, state.until], times].map((one) => one.map(toInput).join());
     const wanted = { key: key.value, property: property.value.trim(), ...(was === will ? {} : { from: times[0], until: times[1], span: times[0] === null && times[1] === null ? "hour" : "" }) };
-    // A key is looked for wherever its messages are.
+    // A key is looked for wherever its messages are, and shown in place of a message.
+    if (wanted.key !== state.key) wanted.open = "";
     if (wanted.key && wanted.key !== state.key && state.span === "hour" && was === will) wanted.span = "all";
     choose(wanted);
   }
 
   function choose(wanted) {
-    const isOther = Object.keys(wanted).some((name) => name !== "open" && wanted[name] !== state[name]);
+    const other = Object.keys(wanted).filter((name) => wanted[name] !== state[name]);
+    if (!other.length) return;
     if (wanted.from && wanted.until && wanted.until <= wanted.from) { summary.textContent = "Until is not behind from."; return; }
     Object.assign(state, wanted);
     const given = Object.entries(state).filter(([name, value]) => value && !(name === "span" && value === "hour"));
@@ -96,7 +98,7 @@ export function showSchedule(view) {
     history.pushState(null, "", `${topicLink(view.name, "schedule", ...(view.subscription ? [view.subscription] : []))}${query}`);
     tellFilter();
     beside();
-    if (isOther) { list.anew(); look(); }
+    if (other.join() !== "open") { list.anew(); look(); }
   }
 
   function tellFilter() {
@@ -149,6 +151,9 @@ export function showSchedule(view) {
     buckets = found.buckets.filter((one) => one.untilMs > one.fromMs);
     overdue = late?.total ?? 0;
     chart.show(buckets, overdue);
+    const [[, overdueButton]] = spans;
+    overdueButton.textContent = overdue ? `Overdue ${count(overdue)}` : "Overdue";
+    overdueButton.classList.toggle("danger", overdue > 0);
     tell(found, meant);
     await list.show({ ...conditions(), ...asked(meant) }, words(meant), found.total);
   });

@@ -109,7 +109,6 @@ export function showTopic(outer, name, viewName, subscription) {
     for (const one of [pauseButton, resumeButton]) one.title = mayPause ? "" : "Pausing and resuming are for super users";
     pauseButton.disabled = !mayPause || chosen.every((one) => one.paused);
     resumeButton.disabled = !mayPause || chosen.every((one) => !one.paused && one.ratePerSecond === null);
-    view.changed.dispatchEvent(new Event("told"));
   });
 
   function refreshAll() {
