@@ -37,6 +37,7 @@ from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.positions.value_types import Clock
 from managed_ledger.reading.log_reader import LogReader
 from managed_ledger.reading.shared_calls import SharedCalls
+from managed_ledger.writing import sequence_ids
 from managed_ledger.writing.committer import Committer
 
 logger = logging.getLogger(__name__)
@@ -240,8 +241,8 @@ class LedgerStore:
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"r")):
             self._records[key[1:].decode()] = value
 
-    def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:
-        """Ledgers and cursors of a managed ledger, as stored."""
+    def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors, dict[str, int]]:
+        """Ledgers, cursors and sequence ids of a managed ledger, as stored."""
         try:
             return self._decode(owner_id, name)
         except (struct.error, ValueError, LookupError) as error:
@@ -249,7 +250,7 @@ class LedgerStore:
                 f"The record of {name} makes no sense ({error}). Restore the folder from a copy"
             ) from error
 
-    def _decode(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:
+    def _decode(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors, dict[str, int]]:
         ledgers = Ledgers()
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"l", owner_id)):
             ledgers.add(Ledger.decode(keys.number_at_end(key), value))
@@ -266,7 +267,8 @@ class LedgerStore:
                     f"Cursor {cursor_name} of {name} has no state. Restore the folder from a copy"
                 )
             cursors[cursor_name] = (cursor_id, stored)
-        return ledgers, cursors
+        rows = self._database.scan(Family.META, *keys.prefix_range(b"d", owner_id))
+        return ledgers, cursors, sequence_ids.decode(rows)
 
     async def _opened(self, name: str) -> ManagedLedger:
         known = self._managed_ledgers.get(name)
@@ -278,9 +280,9 @@ class LedgerStore:
         owner_id = self._owner_ids.get(name)
         if owner_id is None:
             return await self._create(name)
-        ledgers, cursors = await self._reads.run(partial(self._read, owner_id, name))
+        ledgers, cursors, of_producers = await self._reads.run(partial(self._read, owner_id, name))
         ledger = ManagedLedger(name, owner_id, ledgers, self)
-        ledger.open(cursors)
+        ledger.open(cursors, of_producers)
         self._managed_ledgers[name] = ledger
         return ledger
 

@@ -9,7 +9,7 @@ Nothing here runs by itself: the service calls `roll_over_if_aged`, `trim` and `
 
 import asyncio
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.writing.append_stats import AppendStats
 from managed_ledger.writing.appender import Appender
+from managed_ledger.writing.sequence_ids import SequenceIds
 
 if TYPE_CHECKING:
     from managed_ledger.ledger_store import LedgerStore
@@ -59,10 +60,16 @@ class ManagedLedger(ReadableLog):
         self._is_closed = False
         self._appender = Appender(self, ledgers, store)
         self._append = self._appender.append
+        self.sequence_ids = SequenceIds(owner_id, {}, self._appender.accompany)
+        """The highest sequence ids of producers; the owner sets them with the entries that it appends."""
 
-    def open(self, stored_cursors: Mapping[str, tuple[int, StoredCursor]]) -> None:
+    def open(
+        self, stored_cursors: Mapping[str, tuple[int, StoredCursor]], sequence_ids: Mapping[str, int] | None = None
+    ) -> None:
         """Continue from the stored state."""
         self._appender.open()
+        if sequence_ids:
+            self.sequence_ids = SequenceIds(self.owner_id, sequence_ids, self._appender.accompany)
         for name, (cursor_id, stored) in stored_cursors.items():
             self._cursors[name] = self._new_cursor(name, cursor_id)
             self._cursors[name].restore(stored)
@@ -159,6 +166,12 @@ class ManagedLedger(ReadableLog):
         replacement = Replacement(positions, all_of)
         self._appender.accompany(replacement)
         return replacement
+
+    def forget_producers(self, names: Iterable[str]) -> None:
+        """Remove the sequence ids of producers, with the next commit."""
+        for name in list(names):
+            self._appender.request_commit()
+            self.sequence_ids.set(name, None)
 
     @property
     def last_position(self) -> Position:
@@ -447,6 +460,8 @@ class ManagedLedger(ReadableLog):
         for cursor in self._cursors.values():
             if cursor.is_durable:
                 self._put_cursor_deletion(batch, cursor)
+        for producer_name in self.sequence_ids.durable:
+            batch.delete(Family.META, keys.sequence_id_key(self.owner_id, producer_name))
         batch.delete(Family.META, keys.managed_ledger_key(self.name))
 
     async def _expire(self, cursor: Cursor, due_ms_max: int) -> Entries:

@@ -5,6 +5,7 @@
               "m" name                          -> owner id of the managed ledger
               "l" owner ledger                  -> `Ledger.record`
               "c" owner name                    -> owner id of the cursor
+              "d" owner producer                -> the highest sequence id of a producer (`sequence_ids`)
               "h" owner ledger                  -> entries that a repair found lost, portable Roaring
               "r" name                          -> a record of the store's user, bytes of its own
     headers   ledger first_entry                -> rows of entries first_entry, first_entry + 1, ...
@@ -72,6 +73,11 @@ def lost_entries_key(owner_id: int, ledger_id: int) -> bytes:
 def cursor_key(owner_id: int, name: str) -> bytes:
     """Where the owner id of a cursor of a managed ledger is."""
     return b"c" + _one.pack(owner_id) + name.encode()
+
+
+def sequence_id_key(owner_id: int, producer_name: str) -> bytes:
+    """Where the highest sequence id of a producer of a managed ledger is."""
+    return b"d" + _one.pack(owner_id) + producer_name.encode()
 
 
 def record_key(name: str) -> bytes:

@@ -16,6 +16,7 @@ from postdate.command_line.extras import install_advice
 COMMANDS: Final = {
     "check": ("postdate.snapshot_tools.check", "Say whether log and index are whole."),
     "config": ("postdate.broker.cli.service_commands", "Print the configuration in force, as a broker.conf."),
+    "consume": ("postdate.scheduling.message_commands", "Print messages when they are due, and acknowledge them."),
     "demo": ("postdate.demo.cli", "Do the main job before your eyes, with a crash in the middle."),
     "explain": ("postdate.scheduling.cli", "Say where a message is, and why it is not delivered yet."),
     "import": ("postdate.moving_in.cli", "Bring over what waits in Redis, at a Celery broker or at a Pulsar."),
@@ -23,6 +24,7 @@ COMMANDS: Final = {
     "ledger": ("postdate.pipeline.cli.main", "Work with the log of a service."),
     "pause": ("postdate.scheduling.cli", "Hold the messages of a topic until it is resumed."),
     "pipeline": ("postdate.pipeline.cli.main", "Make and change the delayed index in bulk, on Spark."),
+    "publish": ("postdate.scheduling.message_commands", "Publish a message, to be delivered at its time."),
     "resume": ("postdate.scheduling.cli", "Deliver the messages of a topic that a pause holds."),
     "scheduled": ("postdate.scheduling.cli", "Look at scheduled messages, cancel, move and send them."),
     "serve": ("postdate.broker.cli.service_commands", "Run the service."),

@@ -5,7 +5,7 @@ requests; its errors become exceptions with the field and the advice.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
@@ -28,6 +28,8 @@ CHANGE_TIMEOUT_S: Final = 600.0
 """How long a change may take: 500,000 messages in one call are in it."""
 
 Token = str | Callable[[], str] | None
+TlsFiles = tuple[str | None, str | None, str | None]
+"""The authorities to trust, the caller's certificate and its key."""
 
 
 class ScheduleApi:
@@ -56,9 +58,9 @@ class ScheduleApi:
         if not admin_url.startswith(("http://", "https://")):
             raise ScheduleArgumentError(f"{admin_url!r} is no address of a web port: write http://host:port")
         self.admin_url = admin_url.rstrip("/")
-        self._token = token
+        self.token = token
         self._tls = None
-        files = (tls_trust_certs_file, tls_certificate_file, tls_private_key_file)
+        self.tls_files = files = (tls_trust_certs_file, tls_certificate_file, tls_private_key_file)
         try:
             # Files that are named for `http` are still meant for something, as for a scheduler's publishing.
             if admin_url.startswith("https://") or files != (None, None, None):
@@ -114,17 +116,27 @@ class ScheduleApi:
             request.add_header("Operation-Id", operation_id)
         return self._send(request, CHANGE_TIMEOUT_S)
 
-    def post_lines(self, path: str, bodies: Sequence[Json]) -> Json:
-        """Send a POST of several objects, a line each.
+    def post_lines(self, path: str, bodies: Iterable[Json]) -> Json:
+        """Send a POST with an object in each line, of which the service takes all or none.
 
         Raises:
             ScheduleRequestError: The service refuses, and nothing has changed.
             ServiceUnavailableError: It does not answer; whether it was done is not known.
         """
-        lines = "\n".join(json.dumps(body) for body in bodies).encode()
-        request = Request(f"{self.admin_url}{PREFIX}{path}", data=lines, method="POST")
-        request.add_header("Content-Type", "application/x-ndjson")
-        return self._send(request, CHANGE_TIMEOUT_S)
+        data = b"".join(json.dumps(one).encode() + b"\n" for one in bodies)
+        return self._send(self._request(path, data, "application/x-ndjson"), CHANGE_TIMEOUT_S)
+
+    def service_url(self, topic: str) -> str:
+        """Return where clients of Pulsar's protocol connect for a topic; with TLS where this caller uses it.
+
+        Raises:
+            ScheduleRequestError: The service refuses.
+            ServiceUnavailableError: It does not answer.
+        """
+        path = topic_path(topic).removeprefix("/topics")
+        found = self._send(Request(f"{self.admin_url}/lookup/v2/topic/persistent{path}"), TIMEOUT_S)
+        names = ("brokerUrl", "brokerUrlTls") if self._tls is None else ("brokerUrlTls", "brokerUrl")
+        return next(str(found[name]) for name in names if name in found)
 
     def admin(
         self, method: str, topic: str, path: str, body: Json | str | None = None, *, options: Json | None = None
@@ -149,9 +161,10 @@ class ScheduleApi:
         request.add_header("Content-Type", "application/json")
         return self._send(request, CHANGE_TIMEOUT_S)
 
-    def _request(self, path: str, body: Json) -> Request:
-        request = Request(f"{self.admin_url}{PREFIX}{path}", data=json.dumps(body).encode(), method="POST")
-        request.add_header("Content-Type", "application/json")
+    def _request(self, path: str, body: Json | bytes, content_type: str = "application/json") -> Request:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = Request(f"{self.admin_url}{PREFIX}{path}", data=data, method="POST")
+        request.add_header("Content-Type", content_type)
         return request
 
     def operation(self, operation_id: str) -> Json:
@@ -164,7 +177,7 @@ class ScheduleApi:
         return self.get(f"/operations/{quote(operation_id, safe='')}")
 
     def _send(self, request: Request, timeout_s: float) -> Json:
-        token = self._token() if callable(self._token) else self._token
+        token = self.token() if callable(self.token) else self.token
         if token is not None:
             request.add_header("Authorization", f"Bearer {token}")
         try:

@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from managed_ledger.positions.value_types import Json
 from postdate.command_line.milliseconds import YEAR_1990_MS, may_be_seconds, seconds_refusal
 from postdate.scheduling.api import ScheduleApi, Token, new_operation_id, topic_path
+from postdate.scheduling.clients import new_client
 from postdate.scheduling.errors import (
     NoSubscriptionError,
     ScheduleArgumentError,
@@ -91,10 +92,6 @@ class Scheduler:
         self._service_url = service_url
         self._path = topic_path(topic)
         self._subscription = subscription
-        self._token = token
-        self._tls_trust_certs_file = tls_trust_certs_file
-        self._tls_certificate_file = tls_certificate_file
-        self._tls_private_key_file = tls_private_key_file
         self._api = ScheduleApi(
             admin_url,
             token=token,
@@ -414,26 +411,8 @@ class Scheduler:
     def _open_client(self) -> "pulsar.Client":
         """Return the client; the caller holds the lock."""
         if self._client is None:
-            self._client = self._new_client()
+            self._client = new_client(self._service_url, token=self._api.token, tls_files=self._api.tls_files)
         return self._client
-
-    def _new_client(self) -> "pulsar.Client":
-        import pulsar
-
-        options: dict[str, Any] = {
-            "logger": pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-            "tls_trust_certs_file_path": self._tls_trust_certs_file,
-            "tls_certificate_file_path": self._tls_certificate_file,
-            "tls_private_key_file_path": self._tls_private_key_file,
-            # Off by default there. The calls over https check the name, too.
-            "tls_validate_hostname": True,
-        }
-        if self._token is not None:
-            options["authentication"] = pulsar.AuthenticationToken(self._token)
-        elif self._tls_certificate_file is not None:
-            # A client that is asked for a role names the method; the certificate alone stands for none.
-            options["authentication"] = pulsar.AuthenticationTLS(self._tls_certificate_file, self._tls_private_key_file)
-        return pulsar.Client(self._service_url, **options)
 
 
 def _no_subscription(topic: str, there: Sequence[Json]) -> str:

@@ -131,6 +131,25 @@ CASES: dict[str, Cases] = {
         ),
         shown_by="test_a_key_says_who_holds_it_up",
     ),
+    "publish": Cases(
+        (
+            *_of_service("publish", "orders hello"),
+            _refused("publish orders hello --delay 1s --at 2027-01-15T08:00:00Z", "give one of --delay and --at"),
+            _refused("publish orders hello --at 1800000000", "may be seconds"),
+            _refused("publish orders hello --property user", "write NAME=VALUE"),
+            _refused("publish orders hello --lines", "give - as PAYLOAD"),
+        ),
+        shown_by="test_a_shell_script_publishes_counts_and_consumes_at_the_time_in_key_order",
+    ),
+    "consume": Cases(
+        (
+            *_of_service("consume", "orders --subscription billing"),
+            _refused("consume orders", "Missing option '--subscription'"),
+            _refused("consume orders --subscription billing --max 0", "not in the range"),
+            _refused("consume orders --subscription billing --type none", "is not one of"),
+        ),
+        shown_by="test_a_shell_script_publishes_counts_and_consumes_at_the_time_in_key_order",
+    ),
     "topics": Cases(
         (*_of_service("topics"), _refused("topics --json create orders", "give options behind create")),
         shown_by="test_messages_are_listed_and_counted_on_80_columns",

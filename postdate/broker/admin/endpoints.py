@@ -158,7 +158,7 @@ SERVICE_ENDPOINTS: Final = (
         f"{_TOPIC}/scheduled",
         Needs.PRODUCE,
         publishing.Publish,
-        answers.Published,
+        answers.PublishedIds,
         publishing.publish,
         takes_lines=True,
     ),
@@ -172,6 +172,14 @@ SERVICE_ENDPOINTS: Final = (
         "GET", f"{_V1}/operations/{{operation}}", Needs.ROLE, None, answers.OperationAnswer, scheduled.get_operation
     ),
     Endpoint("GET", f"{_V1}/openapi.json", Needs.ROLE, None, Json, openapi),
+    Endpoint(
+        "GET",
+        "/lookup/v2/topic/persistent/{tenant}/{namespace}/{topic}",
+        _LOOK,
+        None,
+        PulsarObject,
+        pulsar.look_up,
+    ),
     Endpoint("GET", f"{_PERSISTENT}/stats", _LOOK, None, PulsarObject, pulsar.stats),
     Endpoint("GET", f"{_PERSISTENT}/internalStats", _LOOK, None, PulsarObject, pulsar.internal_stats),
     Endpoint("GET", f"{_PERSISTENT}/delayedIndex", _LOOK, None, DelayedIndex, pulsar.delayed_index),

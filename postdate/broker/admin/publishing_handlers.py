@@ -16,7 +16,7 @@ from postdate.broker.admin.refusal import RefusalError
 from postdate.broker.admin.scheduled_handlers import operations_of
 from postdate.broker.admin.scheduled_requests import TIME_ADVICE, TIME_MS_MAX, Asked, OwnId, Time, time_ms_of
 from postdate.broker.admin.web_service import Served
-from postdate.broker.scheduled.answers import Published
+from postdate.broker.scheduled.answers import PublishedIds
 from postdate.broker.scheduled.operations import Progress
 from postdate.broker.scheduled.publishing import NewMessage, UnpublishableError
 from postdate.broker.topics.topic import Topic
@@ -59,7 +59,7 @@ class Publish(Asked, kw_only=True):
     ) = UNSET
 
 
-async def publish(served: Served, call: Call[None]) -> Published:
+async def publish(served: Served, call: Call[None]) -> PublishedIds:
     """Publish a message, or a message for each line of application/x-ndjson: all or none; durable when it is answered.
 
     With an id it takes the place of what is scheduled under this id. 409 where no subscription would get it when it is
@@ -100,7 +100,7 @@ async def publish(served: Served, call: Call[None]) -> Published:
             advice = "Grant it consume as well, as for a cancel, or publish without an id"
             raise RefusalError(403, "The role is not allowed to replace messages", field="id", advice=advice)
     is_lines = call.request.content_type == LINES
-    answer = Published()
+    answer = PublishedIds()
     try:
         topic = await _topic(served, call, messages, may_be_made=bool(subscriptions))
         positions: Sequence[Position]

@@ -47,6 +47,13 @@ class KeyQuery(Struct, rename="camel"):
     key_base64: Annotated[str, Meta(description="A key that is no text; either this or key")] | UnsetType = UNSET
 
 
+async def look_up(served: Served, _: Call[None]) -> Json:
+    """Where clients of Pulsar's protocol connect for a topic, which need not exist."""
+    plain, tls = served.service.service_url, served.service.service_url_tls
+    found = {"brokerUrl": plain, "nativeUrl": plain, "brokerUrlTls": tls}
+    return {name: url for name, url in found.items() if url is not None}
+
+
 async def stats(served: Served, call: Call[None]) -> Json:
     """Pulsar's stats of a topic; a topic is opened."""
     topic = await served.pulsar_topic(call.topic_name)

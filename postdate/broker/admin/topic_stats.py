@@ -65,7 +65,7 @@ async def topic_stats(topic: Topic, delayed: Mapping[str, int]) -> Json:
         "publishers": publishers,
         "subscriptions": subscriptions,
         "replication": {},
-        "deduplicationStatus": "Disabled",
+        "deduplicationStatus": "Disabled" if topic.deduplication is None else "Enabled",
     }
 
 

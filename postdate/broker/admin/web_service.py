@@ -70,6 +70,14 @@ class WebService(Protocol):
         """All topics."""
 
     @property
+    def service_url(self) -> str | None:
+        """Where clients of the protocol connect; None where they need TLS."""
+
+    @property
+    def service_url_tls(self) -> str | None:
+        """Where they connect with TLS; None where they cannot."""
+
+    @property
     def publish_buffer(self) -> PublishBuffer:
         """Counts bytes that wait for the disk."""
 

@@ -33,6 +33,7 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
 from postdate.broker.service.service import Service
 from postdate.broker.slices import SLICE_S, in_slices
 from postdate.broker.topics.consumer import Consumer
+from postdate.broker.topics.deduplication import UNKNOWN
 from postdate.broker.topics.producers import Producer
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
@@ -386,7 +387,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def producer_ready(self, request_id: int, producer_name: str, topic_epoch: int | None) -> None:
         """Tell the client that its waiting producer may begin."""
-        self.write(commands.producer_success(request_id, producer_name=producer_name, topic_epoch=topic_epoch))
+        topics = (topic for producer, topic in self.producers.values() if producer.request_id == request_id)
+        answer = commands.producer_success(
+            request_id,
+            producer_name=producer_name,
+            last_sequence_id=next((one.last_sequence_id(producer_name) for one in topics), UNKNOWN),
+            topic_epoch=topic_epoch,
+        )
+        self.write(answer)
 
     def close_consumer(self, consumer_id: int) -> None:
         """Close a consumer and tell its client, which subscribes again by itself."""
@@ -418,7 +426,12 @@ class Connection(asyncio.BufferedProtocol):
             # The producer is closed: its client knows, and sends again after it has reconnected.
             return
         producer, topic = found
-        if self._publisher.append(topic, send):
+        deduplication = topic.deduplication
+        if deduplication is not None and deduplication.is_duplicate(producer.name, send):
+            self._publisher.acknowledge_duplicate(topic, send)
+        elif self._publisher.append(topic, send):
+            if deduplication is not None:
+                deduplication.published(producer.name, send)
             metadata = send.metadata
             deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None
             topic.on_published(producer, send.num_messages, deliver_at_ms)

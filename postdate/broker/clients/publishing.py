@@ -36,6 +36,9 @@ RECEIPTS_WAIT_S: Final = 10.0
 """How long the news that a producer is closed waits for a commit, which mostly takes some ms. Clients give a message up
 after 30 s."""
 
+_NO_POSITION: Final = (2**64 - 1, 2**64 - 1)
+"""-1 and -1, as unsigned fields have them."""
+
 Receipt = tuple[int, int, int, int]
 """producer id, sequence id, ledger id, entry id."""
 
@@ -91,13 +94,20 @@ class Publisher:
         topic.entries_in_total += 1
         topic.messages_in_total += send.num_messages
         topic.bytes_in_total += len(payload)
+        self._receipts_of(ledger).append((send.producer_id, send.sequence_id, *position))
+        self._bytes[ledger] += len(payload)
+        return True
+
+    def acknowledge_duplicate(self, topic: Topic, send: frames.Send) -> None:
+        """Answer a SEND of what is stored already, in its turn, once that is durable; as Pulsar, with no position."""
+        self._receipts_of(topic.ledger).append((send.producer_id, send.sequence_id, *_NO_POSITION))
+
+    def _receipts_of(self, ledger: ManagedLedger) -> list[Receipt]:
         receipts = self._receipts.get(ledger)
         if receipts is None:
             receipts = self._receipts[ledger] = []
             self._bytes[ledger] = 0
-        receipts.append((send.producer_id, send.sequence_id, *position))
-        self._bytes[ledger] += len(payload)
-        return True
+        return receipts
 
     def flush(self) -> None:
         """Answer everything appended since the last call, as soon as it is durable."""

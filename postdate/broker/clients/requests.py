@@ -149,9 +149,9 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
     request = command.producer
     if request.producer_id in connection.producers:
         # The client has repeated the request because the first answer was late.
-        producer = connection.producers[request.producer_id][0]
+        producer, topic = connection.producers[request.producer_id]
         producer.request_id = request.request_id
-        _accept_producer(connection, producer)
+        _accept_producer(connection, producer, topic)
         return
     refusal = connection.refusals.pop(request.producer_id, None)
     if refusal is not None:
@@ -180,14 +180,15 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
     )
     await topic.producers.add(producer)
     connection.producers[request.producer_id] = (producer, topic)
-    _accept_producer(connection, producer)
+    _accept_producer(connection, producer, topic)
 
 
-def _accept_producer(connection: Connection, producer: Producer) -> None:
+def _accept_producer(connection: Connection, producer: Producer, topic: Topic) -> None:
     connection.write(
         commands.producer_success(
             producer.request_id,
             producer_name=producer.name,
+            last_sequence_id=topic.last_sequence_id(producer.name),
             topic_epoch=producer.topic_epoch if producer.is_ready else None,
             is_ready=producer.is_ready,
         )

@@ -23,7 +23,7 @@ from postdate.broker.configuration.sources import collect
 from postdate.broker.configuration.text import ConfigError, Given, may_hold_password
 from postdate.broker.configuration.tls_config import TlsConfig
 from postdate.broker.hosts import is_host, is_wildcard
-from postdate.broker.topics.limits import InactiveTopicsConfig, LimitsConfig
+from postdate.broker.topics.limits import DeduplicationConfig, InactiveTopicsConfig, LimitsConfig
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.s3.config import S3Config
 from tracker.config import FACTORY_CLASS_NAMES, TrackerConfig
@@ -102,6 +102,9 @@ class BrokerConfig:
     has_consumer_metrics: bool = field(default=False, metadata={"key": "exposeConsumerLevelMetricsInPrometheus"})
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     """How many connections, topics, subscriptions, producers and consumers there may be."""
+
+    deduplication: DeduplicationConfig = field(default_factory=DeduplicationConfig)
+    """Whether messages that a producer repeats are stored once."""
 
     inactive_topics: InactiveTopicsConfig = field(default_factory=InactiveTopicsConfig)
     """Whether unused topics are deleted, and after which time."""

@@ -51,7 +51,7 @@ class PulsarKey(NamedTuple):
 def pulsar_key(name: str) -> PulsarKey | None:
     """Return the facts about a key, None if Pulsar has none of this name.
 
-    >>> pulsar_key("brokerDeduplicationEnabled").key_class.value
+    >>> pulsar_key("isSchemaValidationEnforced").key_class.value
     'promise'
     >>> pulsar_key("bookkeeper_tcpKeepIdle").key_class.value
     'harmless'

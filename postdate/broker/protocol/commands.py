@@ -121,13 +121,18 @@ def lookup_error(request_id: int, *, error: str, message: str) -> bytes:
 
 
 def producer_success(
-    request_id: int, *, producer_name: str, topic_epoch: int | None = None, is_ready: bool = True
+    request_id: int,
+    *,
+    producer_name: str,
+    last_sequence_id: int,
+    topic_epoch: int | None = None,
+    is_ready: bool = True,
 ) -> bytes:
-    """Accept a producer, now or for later. Sequence ids are not kept, so the last one is answered as unknown."""
+    """Accept a producer, now or for later; its last sequence id is -1 where none is known."""
     command = BaseCommand(type=BaseCommand.PRODUCER_SUCCESS)
     command.producer_success.request_id = request_id
     command.producer_success.producer_name = producer_name
-    command.producer_success.last_sequence_id = -1
+    command.producer_success.last_sequence_id = last_sequence_id
     command.producer_success.schema_version = b""
     command.producer_success.producer_ready = is_ready
     if topic_epoch is not None:

@@ -54,6 +54,8 @@ class Send(NamedTuple):
     num_messages: int
     metadata: MessageMetadata
     entry: bytes
+    highest_sequence_id: int = 0
+    """That of the last message of a batch; 0 where the client gives none."""
 
 
 # This costs half as much as the constructor that NamedTuple writes. One call below gives all fields.
@@ -138,12 +140,13 @@ def parse_frame(data: bytes, start: int, command_end: int, frame_end: int) -> Fr
     if data.startswith(_SEND_PREFIX, start):
         ids = _send_ids(data, start + 3, command_end)
         if ids is not None:
-            return _parse_entry(*ids, data[command_end:frame_end])
+            return _parse_entry(*ids, data[command_end:frame_end], 0)
     command = _parse_command(data[start:command_end])
     if command.type != BaseCommand.SEND:
         return command
     send = command.send
-    return _parse_entry(send.producer_id, send.sequence_id, send.num_messages, data[command_end:frame_end])
+    entry = data[command_end:frame_end]
+    return _parse_entry(send.producer_id, send.sequence_id, send.num_messages, entry, send.highest_sequence_id)
 
 
 def _send_ids(data: bytes, start: int, end: int) -> tuple[int, int, int] | None:
@@ -185,7 +188,9 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     return 0, end + 1
 
 
-def _parse_entry(producer_id: int, sequence_id: int, num_messages: int, entry: bytes) -> Send | CorruptSend:
+def _parse_entry(
+    producer_id: int, sequence_id: int, num_messages: int, entry: bytes, highest_sequence_id: int
+) -> Send | CorruptSend:
     if not entry.startswith(MAGIC):
         # Clients older than protocol version 6 send no checksum; from here on every entry has one.
         entry = MAGIC + _U32.pack(google_crc32c.value(entry)) + entry
@@ -213,7 +218,7 @@ def _parse_entry(producer_id: int, sequence_id: int, num_messages: int, entry: b
         _check_complete(metadata)
     if publish_time > _INT64_MAX:
         raise ProtocolError(f"publish time {publish_time} does not fit 63 bits")
-    return _new_send((producer_id, sequence_id, num_messages, metadata, entry))
+    return _new_send((producer_id, sequence_id, num_messages, metadata, entry, highest_sequence_id))
 
 
 def _parse_command(data: bytes) -> BaseCommand:

@@ -260,7 +260,7 @@ class ChangeAnswer(Answer, kw_only=True):
     ) = UNSET
 
 
-class Published(Answer, kw_only=True):
+class PublishedIds(Answer, kw_only=True):
     """What was published."""
 
     message_id: Annotated[str, Meta(description="ledger:entry; of one object")] | UnsetType = UNSET

@@ -133,6 +133,7 @@ class Service:
         self.policies = PolicyBook(store, _default_policies(config))
         services = TopicServices(
             limits=config.limits,
+            deduplication=config.deduplication,
             dispatcher=replace(config.dispatcher, order_wait_ms_max=config.tracker.order_wait_ms_max),
             trackers=tracker_factory(of_trackers, storage, now_ms=now_ms, rng=rng),
             is_index_shared=config.tracker.is_index_shared,

@@ -72,7 +72,28 @@ class InactiveTopicsConfig:
         return 1_000 * (self.check_interval_s if self.inactive_s_max is None else self.inactive_s_max)
 
 
-def _check_fields(config: LimitsConfig | InactiveTopicsConfig) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeduplicationConfig:
+    """The configuration of deduplication (`postdate.broker.topics.deduplication`)."""
+
+    is_enabled: bool = field(default=False, metadata={"key": "brokerDeduplicationEnabled"})
+    producers_max: int = field(
+        default=10_000, metadata={"key": "brokerDeduplicationMaxNumberOfProducers", "range": (1, 2**31 - 1)}
+    )
+    inactivity_timeout_ms: int = field(
+        default=360 * 60_000,
+        metadata={
+            "key": "brokerDeduplicationProducerInactivityTimeoutMinutes",
+            "factor": 60_000,
+            "range": (60_000, 60_000 * (2**31 - 1)),
+        },
+    )
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+
+def _check_fields(config: LimitsConfig | InactiveTopicsConfig | DeduplicationConfig) -> None:
     for one in fields(config):
         value, choices = getattr(config, one.name), one.metadata.get("choices")
         if choices is not None and value not in choices:

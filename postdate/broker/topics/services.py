@@ -9,7 +9,7 @@ from managed_ledger.cursors.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.positions.value_types import Clock
 from postdate.broker.topics.delayed_range import delays_through
-from postdate.broker.topics.limits import LimitsConfig
+from postdate.broker.topics.limits import DeduplicationConfig, LimitsConfig
 from postdate.broker.topics.policies import PolicyBook
 from postdate.broker.topics.producers import TopicEpochs
 from postdate.broker.topics.snapshot_sweep import Spawn
@@ -26,6 +26,7 @@ class TopicServices:
 
     Attributes:
         limits: The most producers, subscriptions and consumers.
+        deduplication: Whether and how repeated messages are found.
         dispatcher: The configuration of dispatchers.
         trackers: Makes the tracker of a subscription, or of a topic with a shared index.
         is_index_shared: Whether the subscriptions of a topic share one delayed index.
@@ -39,6 +40,7 @@ class TopicServices:
     """
 
     limits: LimitsConfig
+    deduplication: DeduplicationConfig
     dispatcher: DispatcherConfig
     trackers: DelayedDeliveryTrackerFactory
     is_index_shared: bool

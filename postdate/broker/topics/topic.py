@@ -26,6 +26,7 @@ from postdate.broker.errors import (
 from postdate.broker.slices import in_slices
 from postdate.broker.topics.change_order import ChangeOrder
 from postdate.broker.topics.consumer import Consumer
+from postdate.broker.topics.deduplication import UNKNOWN, Deduplication
 from postdate.broker.topics.delayed_range import PROPERTIES_WITHOUT_DELAYS, note_delays, settle_notes
 from postdate.broker.topics.figures import NOTHING_COUNTED, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from postdate.broker.topics.limits import DELETE_WHEN_NO_SUBSCRIPTIONS, is_full
@@ -98,6 +99,14 @@ class Topic:
         """The rates of messages and bytes in."""
         # Consumers whose subscribe is under way; they count, or two at once would take the last place.
         self._joining: dict[Consumer, None] = {}
+        is_deduplicating = services.deduplication.is_enabled
+        self.deduplication = (
+            Deduplication(ledger, services.deduplication, services.steady_ms) if is_deduplicating else None
+        )
+        """Finds repeated messages; None where it is switched off."""
+        if not is_deduplicating:
+            # Its producers may begin anew with their numbers meanwhile.
+            ledger.forget_producers(ledger.sequence_ids)
         self._index = index
         # Of deleted subscriptions and their indexes; the sums of the topic and of its namespace must not decrease.
         self._deleted_counters = NOTHING_COUNTED
@@ -161,6 +170,10 @@ class Topic:
         if mode == DELETE_WHEN_NO_SUBSCRIPTIONS:
             return bool(self.subscriptions)
         return any(subscription.cursor.backlog for subscription in self.subscriptions.values())
+
+    def last_sequence_id(self, producer_name: str) -> int:
+        """Return the highest sequence id that a producer has published; -1 where none is known."""
+        return UNKNOWN if self.deduplication is None else self.deduplication.last_sequence_id(producer_name)
 
     def on_published(self, producer: Producer, message_count: int, deliver_at_ms: int | None) -> None:
         """Count and log what no answer can tell a producer; its messages are stored.
@@ -436,6 +449,8 @@ class Topic:
     async def roll_over_and_trim(self, now_ms: int) -> None:
         """Close the open ledger if it is old, and delete ledgers that every subscription has passed."""
         self.ledger.roll_over_if_aged(now_ms)
+        if self.deduplication is not None:
+            self.deduplication.forget_inactive(self.producers)
         follow_slowest(self.ledger)
         if self._index is not None:
             self._index.refresh()

@@ -118,6 +118,14 @@ def test_commands_show_a_certificate(strict_service: StrictService) -> None:
     assert json.loads(status.stdout)["key"] == "k"
 
 
+def test_messages_are_published_and_consumed_with_the_certificate(strict_service: StrictService) -> None:
+    published = strict_service.ask("publish", "by-shell", "hello", "--delay", "1s", "--subscription", "workers")
+    consumed = strict_service.ask("consume", "by-shell", "--subscription", "workers", "--max", "1", "--timeout", "20s")
+
+    assert published.exit_code == 0
+    assert (consumed.stdout, consumed.exit_code) == ("hello\n", 0)
+
+
 @pytest.mark.parametrize("words", [["topics"], ["keys", TOPIC, "me", "k"]], ids=lambda words: words[0])
 def test_a_command_without_a_certificate_is_refused_in_one_line(
     strict_service: StrictService, words: list[str]

@@ -53,7 +53,7 @@ def sends(draw: st.DrawFn) -> tuple[bytes, Frame]:
         entry = entry[:-1] + bytes([entry[-1] ^ 1])
         return framed(command.SerializeToString(), entry), CorruptSend(send.producer_id, send.sequence_id)
     return framed(command.SerializeToString(), entry), Send(
-        send.producer_id, send.sequence_id, send.num_messages, metadata, entry
+        send.producer_id, send.sequence_id, send.num_messages, metadata, entry, send.highest_sequence_id
     )
 
 

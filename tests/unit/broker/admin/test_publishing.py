@@ -1,9 +1,10 @@
 """Publishing over HTTP: what is stored, what is refused and changes nothing, over real HTTP on a real service."""
 
+import asyncio
 import base64
 import io
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,54 @@ import aiohttp
 
 from managed_ledger.entries.message_metadata import metadata_bytes, metadata_end, parse_metadata
 from managed_ledger.errors import StoreFullError
+from postdate.broker.admin.web import start_web
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, subscribe
-from tests.unit.broker.admin.test_topic_handlers import NOW_MS, AdminWorld, play
+from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
 
 T = TopicName.parse("t")
 URL = "/postdate/v1/topics/public/default/t"
 LINES = "application/x-ndjson"
 
-Publish = Callable[..., Awaitable[tuple[int, Any]]]
+NOW_MS = 1_800_000_000_000
 
 
-def publisher_of(world: AdminWorld) -> Publish:
-    async def publish(body: Any, content_type: str = "application/json") -> tuple[int, Any]:
+class PublishingWorld:
+    """A service and its web port."""
+
+    def __init__(self, service: Service, port: int) -> None:
+        self.service = service
+        self._port = port
+
+    async def publish(self, body: Any, content_type: str = "application/json") -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        url = f"http://127.0.0.1:{world.port}{URL}/scheduled"
+        url = f"http://127.0.0.1:{self._port}{URL}/scheduled"
         async with aiohttp.request("POST", url, data=io.BytesIO(data), headers={"Content-Type": content_type}) as reply:
             return reply.status, await reply.json()
 
-    return publish
+    async def get(self, path: str) -> Any:
+        async with aiohttp.request("GET", f"http://127.0.0.1:{self._port}{path}") as reply:
+            return await reply.json()
+
+
+async def _no_metrics() -> AsyncGenerator[bytes, None]:
+    yield b""
+
+
+def play(folder: Path, story: Callable[[PublishingWorld], Awaitable[None]]) -> None:
+    async def live() -> None:
+        service = await open_service(folder)
+        server = await start_web("127.0.0.1", 0, metrics=_no_metrics, health=dict, routes=all_routes(service))
+        try:
+            await story(PublishingWorld(service, server.port))
+        finally:
+            await server.close()
+            await service.close()
+
+    asyncio.run(live())
 
 
 async def entry_at(service: Service, message_id: str) -> bytes:
@@ -54,8 +81,8 @@ def state_of(service: Service) -> tuple[list[str], int, list[str]]:
 
 
 def test_a_message_is_stored_as_a_client_would_have_sent_it(tmp_path: Path) -> None:
-    async def story(world: AdminWorld) -> None:
-        publish = publisher_of(world)
+    async def story(world: PublishingWorld) -> None:
+        publish = world.publish
         status, answer = await publish(
             {
                 "key": "anna",
@@ -77,12 +104,12 @@ def test_a_message_is_stored_as_a_client_would_have_sent_it(tmp_path: Path) -> N
         _, later = await publish({"payloadBase64": "AP8=", "deliverAtMs": "2030-01-01T00:00:00Z"})
         _, at_once = await publish({"payload": ""})
         assert not parse_metadata(metadata_bytes(await entry_at(world.service, at_once["messageId"]))).deliver_at_time
-        listed = await world.ask("GET", f"{URL}/scheduled?payload=true")
-        assert [(one["messageId"], one["key"], one["payload"]) for one in listed[1]["messages"]] == [
+        listed = await world.get(f"{URL}/scheduled?payload=true")
+        assert [(one["messageId"], one["key"], one["payload"]) for one in listed["messages"]] == [
             (answer["messageId"], "anna", base64.b64encode("grüß".encode()).decode()),
             (later["messageId"], None, "AP8="),
         ]
-        stats = (await world.ask("GET", "/admin/v2/persistent/public/default/t/stats"))[1]
+        stats = await world.get("/admin/v2/persistent/public/default/t/stats")
         assert stats["msgInCounter"] == 3
         assert stats["bytesInCounter"] == stats["storageSize"]
         assert world.service.publish_buffer.size_bytes == 0
@@ -91,8 +118,8 @@ def test_a_message_is_stored_as_a_client_would_have_sent_it(tmp_path: Path) -> N
 
 
 def test_lines_are_published_in_order_or_not_at_all(tmp_path: Path) -> None:
-    async def story(world: AdminWorld) -> None:
-        publish = publisher_of(world)
+    async def story(world: PublishingWorld) -> None:
+        publish = world.publish
         good = [{"payload": str(number), "deliverAfterMs": 1_000, "subscription": "me"} for number in range(500)]
         wrong: dict[bytes, str] = {
             b'{"payload": 5}': "payload",
@@ -116,7 +143,7 @@ def test_lines_are_published_in_order_or_not_at_all(tmp_path: Path) -> None:
         status, answer = await publish(lines(*good), LINES)
         ids = answer["messageIds"]
         assert (status, len(ids)) == (200, 500)
-        listed = (await world.ask("GET", f"{URL}/scheduled?payload=true&limit=1000"))[1]["messages"]
+        listed = (await world.get(f"{URL}/scheduled?payload=true&limit=1000"))["messages"]
         assert [one["messageId"] for one in listed] == ids
         assert [int(base64.b64decode(one["payload"])) for one in listed] == list(range(500))
         # One line is answered as lines are.
@@ -126,8 +153,8 @@ def test_lines_are_published_in_order_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_published_is_refused_with_its_field_and_changes_nothing(tmp_path: Path) -> None:
-    async def story(world: AdminWorld) -> None:
-        publish, service = publisher_of(world), world.service
+    async def story(world: PublishingWorld) -> None:
+        publish, service = world.publish, world.service
         wrong: list[tuple[Any, str, str]] = [
             ({}, "payload", "there is no payload"),
             ({"payload": "x", "payloadBase64": "eA=="}, "payload", "both"),
@@ -173,8 +200,8 @@ def test_what_cannot_be_published_is_refused_with_its_field_and_changes_nothing(
 
 
 def test_a_message_that_nobody_would_get_is_refused(tmp_path: Path) -> None:
-    async def story(world: AdminWorld) -> None:
-        publish, service = publisher_of(world), world.service
+    async def story(world: PublishingWorld) -> None:
+        publish, service = world.publish, world.service
         for body in ({"payload": "x"}, {"payload": "x", "deliverAfterMs": 1}):
             status, answer = await publish(body)
             assert (status, answer["field"]) == (404, "topic")
@@ -200,8 +227,8 @@ def test_a_message_that_nobody_would_get_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_behind_or_full_refuses_until_it_is_not(tmp_path: Path) -> None:
-    async def story(world: AdminWorld) -> None:
-        publish, service = publisher_of(world), world.service
+    async def story(world: PublishingWorld) -> None:
+        publish, service = world.publish, world.service
         message = {"payload": "x", "subscription": "me"}
         assert (await publish(message))[0] == 200
         service.publish_buffer.add(None, 2**40)

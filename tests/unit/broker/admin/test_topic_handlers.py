@@ -48,7 +48,7 @@ class AdminWorld:
     def __init__(self, service: Service, port: int) -> None:
         self.service = service
         self.peer = Peer(service)
-        self.port = port
+        self._port = port
 
     async def ask(self, method: str, path: str, body: Any = None) -> Answer:
         status, answer, _ = await self.ask_all(method, path, body)
@@ -57,7 +57,7 @@ class AdminWorld:
     async def ask_all(self, method: str, path: str, body: Any = None) -> tuple[int, Any, Mapping[str, str]]:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         headers = {} if data is None else {"Content-Type": "application/json"}
-        url = f"http://127.0.0.1:{self.port}{path}"
+        url = f"http://127.0.0.1:{self._port}{path}"
         async with aiohttp.request(method, url, data=data, headers=headers) as reply:
             answer = await reply.read()
             is_json = reply.content_type == "application/json" and answer

@@ -20,6 +20,7 @@ from tests.helpers.tokens import token
 NOW_S = 1_800_000_000
 NAMESPACE = "/admin/v2/namespaces/shop/eu"
 TOPIC = "/admin/v2/persistent/shop/eu/orders"
+LOOK_UP = "/lookup/v2/topic/persistent/shop/eu/orders"
 
 Answer = tuple[int, Any, Mapping[str, str]]
 Ask = Callable[..., Awaitable[Answer]]
@@ -81,6 +82,7 @@ EVERYTHING = [
     ("GET", "/metrics"),
     ("GET", "/metrics/"),
     ("GET", "/admin/v2/brokers/health"),
+    ("GET", LOOK_UP),
     ("GET", f"{TOPIC}/stats"),
     ("HEAD", f"{TOPIC}/stats"),
     ("GET", f"{TOPIC}/internalStats"),
@@ -140,6 +142,7 @@ FOR_CONSUMERS = {
     and "keyStatus" not in path
 }
 FOR_READERS = {
+    LOOK_UP,
     *(f"{TOPIC}/{what}" for what in ("stats", "internalStats", "delayedIndex", "subscriptions")),
     f"{TOPIC}/subscription/s/keyStatus?key=k",
 }
@@ -239,6 +242,22 @@ def test_contents_and_cancels_need_consume_and_moves_need_both_grants(tmp_path: 
             assert (await ask("root", method, path, {} if method == "POST" else None))[0] != 403
             assert (await ask("anna", method, path.replace("orders", "others")))[0] == 403
         assert (await ask("anna", "GET", "/postdate/v1/operations/none"))[0] == 404
+
+    play_web(tmp_path, story)
+
+
+@pytest.mark.parametrize("granted", [PRODUCE, CONSUME, PRODUCE | CONSUME])
+def test_publishing_needs_produce_and_making_the_subscription_consume_as_well(tmp_path: Path, granted: Any) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await service.set_grant(ORDERS, "anna", granted)
+        path = "/postdate/v1/topics/shop/eu/orders/scheduled"
+        status, body, _ = await ask("anna", "POST", path, {"payload": "x", "subscription": "s"})
+        assert (status, body.get("field")) == (
+            (200, None) if granted == PRODUCE | CONSUME else (403, "subscription" if granted == PRODUCE else None)
+        )
+        assert service.topics.names() == ([str(ORDERS)] if granted == PRODUCE | CONSUME else [])
+        await ask("root", "POST", path, {"payload": "x", "subscription": "s"})
+        assert (await ask("anna", "POST", path, {"payload": "x"}))[0] == (403 if granted == CONSUME else 200)
 
     play_web(tmp_path, story)
 

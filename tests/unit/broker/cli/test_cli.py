@@ -161,10 +161,10 @@ def test_a_stock_configuration_of_pulsar_is_refused_for_where_it_listens_alone(t
 @pytest.mark.slow
 def test_a_promise_that_is_not_kept_refuses_the_start(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
-    path.write_text("clusterName=a\nbrokerDeduplicationEnabled=true\n")
+    path.write_text("clusterName=a\nisSchemaValidationEnforced=true\n")
 
     assert start_refusal("--config", str(path)).startswith(
-        f"{path}:2: brokerDeduplicationEnabled=true: this is not kept here. Repeated messages are stored again"
+        f"{path}:2: isSchemaValidationEnforced=true: this is not kept here. Schemas are neither stored nor checked"
     )
     assert start_refusal("--set", "maxTenants=5").startswith("--set: maxTenants=5: this is not kept here. ")
     assert start_refusal("--config", str(path), "--set", "tlsKeyStore=x").startswith("--set: tlsKeyStore=x: this is ")
@@ -179,16 +179,16 @@ def test_security_is_not_ignored_whatever_is_said(tmp_path: Path) -> None:
 
 def test_config_lists_what_is_ignored_and_why(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
-    path.write_text("numIOThreads=8\nbrokerDeduplicationEnabled=true\nclusterName=a\nmine=5\nmaxTenants=0\n")
+    path.write_text("numIOThreads=8\nisSchemaValidationEnforced=true\nclusterName=a\nmine=5\nmaxTenants=0\n")
 
     result = run("config", "--config", str(path), "--ignored", "--set", "tlsKeyStorePassword=tell-no-one")
 
     assert result.exit_code == 0
     assert result.output.splitlines() == [
         f"{path}:1: numIOThreads=8: is ignored.",
-        f"{path}:2: brokerDeduplicationEnabled=true: asks for what is not kept here, and is refused unless "
-        "unsupportedConfigIgnored is true. Repeated messages are stored again; remove it, and let consumers tell them "
-        "apart.",
+        f"{path}:2: isSchemaValidationEnforced=true: asks for what is not kept here, and is refused unless "
+        "unsupportedConfigIgnored is true. Schemas are neither stored nor checked; remove it, and let producers and "
+        "consumers check them.",
         f"{path}:4: mine=5: is known neither here nor to Pulsar 4.2.",
         "--set: tlsKeyStorePassword=(secret): is ignored.",
     ]

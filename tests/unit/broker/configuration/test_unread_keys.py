@@ -23,35 +23,36 @@ def refusal(*, is_unsupported_ignored: bool = False, **values: str) -> ConfigErr
 
 
 def test_a_promise_that_is_not_kept_is_refused_with_its_line_and_what_to_do() -> None:
-    error = refusal(numIOThreads="4", brokerDeduplicationEnabled="true")
+    error = refusal(numIOThreads="4", isSchemaValidationEnforced="true")
 
     assert str(error) == (
-        "broker.conf:2: brokerDeduplicationEnabled=true: this is not kept here. Repeated messages are stored again; "
-        "remove it, and let consumers tell them apart; or set unsupportedConfigIgnored=true to start all the same"
+        "broker.conf:2: isSchemaValidationEnforced=true: this is not kept here. Schemas are neither stored nor "
+        "checked; remove it, and let producers and consumers check them; or set unsupportedConfigIgnored=true to start "
+        "all the same"
     )
-    assert (error.key, error.value, error.line) == ("brokerDeduplicationEnabled", "true", 2)
+    assert (error.key, error.value, error.line) == ("isSchemaValidationEnforced", "true", 2)
 
 
 def test_the_other_promises_are_named_too() -> None:
     error = refusal(
-        brokerDeduplicationEnabled="true", transactionCoordinatorEnabled="true", tlsKeyStore="k", maxTenants="1"
+        isSchemaValidationEnforced="true", transactionCoordinatorEnabled="true", tlsKeyStore="k", maxTenants="1"
     )
 
     assert str(error).startswith("broker.conf:3: tlsKeyStore=k: this is not kept here. ")
     assert str(error).endswith(
-        ". Neither are brokerDeduplicationEnabled=true (broker.conf:1), transactionCoordinatorEnabled=true "
+        ". Neither are isSchemaValidationEnforced=true (broker.conf:1), transactionCoordinatorEnabled=true "
         "(broker.conf:2), maxTenants=1 (broker.conf:4)"
     )
 
 
 def test_promises_may_be_ignored_and_each_gives_a_warning() -> None:
-    keys = found(brokerDeduplicationEnabled="true", defaultRetentionTimeInMinutes="-1", numIOThreads="4", mine="5")
+    keys = found(isSchemaValidationEnforced="true", defaultRetentionTimeInMinutes="-1", numIOThreads="4", mine="5")
 
     warnings = check_promises(keys, is_unsupported_ignored=True)
 
     assert warnings == [
-        "broker.conf:1: brokerDeduplicationEnabled=true is not kept: Repeated messages are stored again; remove it, "
-        "and let consumers tell them apart",
+        "broker.conf:1: isSchemaValidationEnforced=true is not kept: Schemas are neither stored nor checked; remove "
+        "it, and let producers and consumers check them",
         "broker.conf:2: defaultRetentionTimeInMinutes=-1 is not kept: Messages that every subscription has "
         "acknowledged are deleted; remove it, and keep a subscription for messages that are to stay",
         "keys that are ignored: without meaning here numIOThreads; unknown to Pulsar 4.2 too mine. "
@@ -90,15 +91,15 @@ def test_what_pulsars_own_files_have_starts_with_one_warning() -> None:
 
 def test_what_comes_after_decides() -> None:
     """An override takes back what a file asks for, and asks for what a file does not."""
-    environment = {"PULSAR_PREFIX_brokerDeduplicationEnabled": "true"}
-    config = load_config(None, environment=environment, overrides=["brokerDeduplicationEnabled=false"])
+    environment = {"PULSAR_PREFIX_isSchemaValidationEnforced": "true"}
+    config = load_config(None, environment=environment, overrides=["isSchemaValidationEnforced=false"])
     assert unread_keys(config.unread) == []
 
     config = load_config(None, environment=environment, overrides=[])
     [key] = unread_keys(config.unread)
     assert (key.finding, key.given.where) == (
         Finding.PROMISE,
-        "environment variable PULSAR_PREFIX_brokerDeduplicationEnabled",
+        "environment variable PULSAR_PREFIX_isSchemaValidationEnforced",
     )
 
 
