@@ -2,6 +2,8 @@
 
 import base64
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +24,7 @@ Ask = Callable[[str], Result]
 
 DUE_S = 1_900_000_000.25
 DUE_MS = 1_900_000_000_250
+MANY = 8_000
 
 
 @pytest.fixture
@@ -88,6 +91,23 @@ def test_a_second_import_moves_what_moved_and_brings_nothing_again(
     said = ask(f"import redis-sorted-set {redis_url} due --to T --score-unit ms")
     assert said.exit_code == 0
     assert " stored in " in said.stdout
+
+
+def test_a_run_that_is_killed_goes_on_and_each_member_is_there_once(
+    ask: Ask, target: RunningService, topic: str, redis_url: str, store: redis.Redis
+) -> None:
+    store.zadd("due", {f"m-{number}": DUE_S for number in range(MANY)})
+    words = ("import", "redis-sorted-set", redis_url, "due", "--to", topic, "--url", target.web_url)
+    with subprocess.Popen([sys.executable, "-m", "postdate", *words]) as process:
+        wait_until(lambda: ask("scheduled list T --limit 1 --json").stdout.count("messageId") > 0, timeout_s=60)
+        process.kill()
+
+    again = imported(ask, f"redis-sorted-set {redis_url} due")
+
+    assert again["stored"] + again["storedBefore"] == MANY
+    messages = json.loads(ask(f"scheduled list T --json --limit {2 * MANY}").stdout)["messages"]
+    assert len(messages) == MANY
+    assert len({one["properties"]["postdate.id"] for one in messages}) == MANY
 
 
 def test_what_cannot_be_imported_is_refused_in_one_line(
