@@ -16,8 +16,8 @@ an object with the interface `TrackedCursor`.
 
 The names here stay when the modules that define them move; each is imported at its first use. A core install is enough
 for all but the storages on RocksDB and S3, where an error names the missing extra. The packages below this one
-(`broker`, `command_line`, `demo`, `index`, `pipeline`, `scheduling`, `snapshot_tools`) are the service, its commands
-and its clients: programs import none of them.
+(`broker`, `command_line`, `demo`, `index`, `moving_in`, `pipeline`, `scheduling`, `snapshot_tools`) are the service,
+its commands and its clients: programs import none of them.
 """
 
 from importlib import import_module

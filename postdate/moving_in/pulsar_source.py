@@ -6,6 +6,7 @@ own: in batches Pulsar's clients send none that is delayed.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -53,7 +54,7 @@ class AdminPort:
         found: list[str] = json.loads(self._get(topic, "/subscriptions")[0])
         return found
 
-    def due_ms(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
+    def deliver_at_ms(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
         """Return when an entry is due, None where it is not delayed; raise `MovingInError` where it refuses."""
         text = self._get(topic, f"/ledger/{ledger_id}/entry/{entry_id}")[1]["X-Pulsar-deliver-at-time"]
         return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1_000)
@@ -97,7 +98,8 @@ def connected_client(url: str, token: str | None, trust_certs_file: str | None) 
             authentication=None if token is None else pulsar.AuthenticationToken(token),
             tls_trust_certs_file_path=trust_certs_file,
             operation_timeout_seconds=_TIMEOUT_S,
-            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Fatal),
+            # It would write to stdout what the exceptions say as well.
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )
         yield client
     except (pulsar.PulsarException, ValueError) as error:
@@ -136,18 +138,18 @@ def backlog(
         while True:
             yield _waiting(consumer, admin, consumer.receive(idle_ms))
     except pulsar.Timeout:
+        # The consumer closes with its client: the last messages are acknowledged later.
         return
-    finally:
-        consumer.close()
 
 
 def _waiting(consumer: "pulsar.Consumer", admin: AdminPort, message: "pulsar.Message") -> Waiting | Left:
     topic, found = message.topic_name(), message.message_id()
     # The time of publishing tells apart what two clusters have at one place.
     place = f"{found.ledger_id()}:{found.entry_id()}:{found.batch_index()}@{message.publish_timestamp()}"
-    due_ms = None if found.batch_index() >= 0 else admin.due_ms(topic, found.ledger_id(), found.entry_id())
+    is_alone = found.batch_index() < 0
+    deliver_at_ms = admin.deliver_at_ms(topic, found.ledger_id(), found.entry_id()) if is_alone else None
     try:
-        deliver_at_ms = None if due_ms is None else schedulable_ms(due_ms)
+        deliver_at_ms = None if deliver_at_ms is None else schedulable_ms(deliver_at_ms)
     except ValueError as error:
         return Left(place, str(error))
     return Waiting(

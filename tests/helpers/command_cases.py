@@ -231,6 +231,35 @@ CASES: dict[str, Cases] = {
         ),
         shown_by="test_messages_are_peeked_at_as_text_json_and_bytes",
     ),
+    "import redis-sorted-set": Cases(
+        (
+            _refused("import redis-sorted-set redis://127.0.0.1:1", _MISSING),
+            _refused("import redis-sorted-set redis://127.0.0.1:1 due --to a/b", "is no topic"),
+            _refused(
+                "import redis-sorted-set http://127.0.0.1:1 due --to orders --dry-run", "Redis at http://127.0.0.1:1"
+            ),
+            _refused("import redis-sorted-set redis://127.0.0.1:1 due --to orders --score-unit min", "Invalid value"),
+        ),
+        shown_by="test_each_member_comes_once_at_its_score_and_stays_where_it_is",
+    ),
+    "import celery": Cases(
+        (
+            _refused("import celery redis://127.0.0.1:1", _MISSING),
+            _refused("import celery amqp://127.0.0.1:1 --to orders", "a broker of AMQP"),
+            _refused("import celery redis://127.0.0.1:1 --to orders --dry-run", "Redis at redis://127.0.0.1:1"),
+        ),
+        shown_by="test_tasks_come_over_from_queues_and_from_killed_workers_and_are_run_here",
+    ),
+    "import pulsar": Cases(
+        (
+            _refused("import pulsar pulsar://127.0.0.1:1 orders --subscription s", _MISSING),
+            _refused(
+                "import pulsar nowhere orders --subscription s --admin-url http://127.0.0.1:1", "Pulsar at nowhere"
+            ),
+            _refused("import pulsar pulsar://127.0.0.1:1 orders --subscription s --admin-url nowhere", "is no address"),
+        ),
+        shown_by="test_the_backlog_of_a_subscription_comes_over_once",
+    ),
     "scheduled list": Cases(
         (
             *_of_service("scheduled list", "orders"),

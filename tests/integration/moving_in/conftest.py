@@ -31,7 +31,7 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def topic() -> str:
-    return f"moved-{uuid4().hex}"
+    return f"persistent://public/default/moved-{uuid4().hex}"
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_the_backlog_comes_with_its_times_and_stays_until_it_is_acknowledged(
     service: RunningService, clients: Clients, admin: AdminPort, topics: list[str]
 ) -> None:
     client = clients.new()
-    due_ms = time.time_ns() // 1_000_000 + HOUR_MS
+    first_ms = time.time_ns() // 1_000_000 + HOUR_MS
     for topic in topics:
         consumer = client.subscribe(topic, SUBSCRIPTION, consumer_type=pulsar.ConsumerType.Shared)
         alone = client.create_producer(topic, batching_enabled=False)
@@ -62,7 +62,7 @@ def test_the_backlog_comes_with_its_times_and_stays_until_it_is_acknowledged(
         alone.send(b"done already", partition_key="k")
         consumer.acknowledge(consumer.receive(10_000))
         for number in range(3):
-            alone.send(b"late %d" % number, {"number": str(number)}, partition_key="late", deliver_at=due_ms + number)
+            alone.send(b"late %d" % number, {"number": str(number)}, partition_key="late", deliver_at=first_ms + number)
         alone.send(b"at once", partition_key="k")
         for number in range(3):
             batches.send_async(b"batched %d" % number, None, partition_key="b")
@@ -75,7 +75,7 @@ def test_the_backlog_comes_with_its_times_and_stays_until_it_is_acknowledged(
         again = read(service, admin, topic, acknowledges=True)
 
         expected = {
-            *((b"late %d" % number, "late", due_ms + number, str(number)) for number in range(3)),
+            *((b"late %d" % number, "late", first_ms + number, str(number)) for number in range(3)),
             *((b"batched %d" % number, "b", None, None) for number in range(3)),
             (b"at once", "k", None, None),
         }

@@ -31,11 +31,11 @@ class Target:
         self.messages |= {line["id"]: line for line in lines}
 
 
-def waiting(count: int, *, due_ms: int = DUE_MS, acknowledged: list[str] | None = None) -> Found:
+def waiting(count: int, *, deliver_at_ms: int = DUE_MS, acknowledged: list[str] | None = None) -> Found:
     for number in range(count):
         id_ = f"id-{number}"
         acknowledge = None if acknowledged is None else (lambda id_=id_: acknowledged.append(id_))
-        yield Waiting(id_, b"%d" % number, due_ms, acknowledge=acknowledge)
+        yield Waiting(id_, b"%d" % number, deliver_at_ms, acknowledge=acknowledge)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_run_that_was_stopped_goes_on_and_brings_nothing_twice(state: Path) ->
 def test_what_has_another_time_now_is_stored_again(state: Path) -> None:
     run(waiting(2), Target(), state)
 
-    assert run(waiting(2, due_ms=DUE_MS + 1), target := Target(), state).stored == 2
+    assert run(waiting(2, deliver_at_ms=DUE_MS + 1), target := Target(), state).stored == 2
     assert {line["deliverAtMs"] for line in target.messages.values()} == {DUE_MS + 1}
 
 
