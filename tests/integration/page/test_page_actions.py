@@ -251,6 +251,13 @@ def test_pages_of_messages_follow_one_another(shown: Page) -> None:
     shown.text_has(".messages", "Page 1: 50 messages")
     assert shown.one("#messages tbody input").get_attribute("value") == first
 
+    # What is opened from the end of a phone's list is seen at once.
+    shown.use(narrow=True)
+    shown.all("#messages tbody button")[-1].click()
+    shown.text_has("#opened", "Message ")
+    top = shown.driver.execute_script("return document.querySelector('#aside').getBoundingClientRect().top")
+    assert -2 < top < 900
+
 
 def test_everything_is_done_with_the_keyboard_alone(shown: Page, page_service: RunningService, topic: str) -> None:
     def tab_to(text: str) -> None:

@@ -177,7 +177,7 @@ def look_at_a_sick_topic(page: Page, client: pulsar.Client, running: RunningServ
     page.topic("orders")
     page.text_has("#ailments", "workers 1 overdue for")
     running.kill()
-    page.text_has("#problem", "The service does not answer; what is shown is of ")
+    page.text_has("#problem", "The service does not answer; its last answer came at ")
     assert not [one.text for one in page.all(".changes button") if one.is_enabled()]
     page.picture(screenshots / "stopped-light-wide.png")
     page.driver.execute_script("location.hash = '#/'")

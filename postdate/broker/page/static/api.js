@@ -36,7 +36,7 @@ async function send(path, options) {
     return { token, reply };
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    const of = answeredMs === null ? "" : `; what is shown is of ${clock(answeredMs)}`;
+    const of = answeredMs === null ? "" : `; its last answer came at ${clock(answeredMs)}`;
     throw new ApiError(0, { error: `The service does not answer${of}`, advice: "It may be restarting; this page tries again" });
   }
 }

@@ -29,7 +29,7 @@ function showProblem(given, source = "view") {
   problem.hidden = error === undefined;
   if (error === undefined) return;
   const advice = error instanceof ApiError ? error.advice : "Reload the page; if that does not help, report it";
-  problem.replaceChildren(el("strong", {}, error.message), advice ? ` ${advice}.`.replace("..", ".") : "");
+  problem.replaceChildren(el("strong", {}, error.message), `.${advice ? ` ${advice}.` : ""}`.replaceAll("..", "."));
 }
 
 function route() {

@@ -5,7 +5,7 @@ import { axisLabels, clock, count } from "./format.js";
 
 const HEIGHT = 220;
 const SHORTEST_MS = 60;
-const APART_PX = 84;
+const APART_PX = 104;
 const COUNTS = [1, 2, 5, ...[1, 2, 3, 4, 5, 6, 7, 8].flatMap((one) => [10 ** one, 2 * 10 ** one, 5 * 10 ** one])];
 
 export function drawChart(view, holder, choose) {
@@ -55,7 +55,7 @@ export function drawChart(view, holder, choose) {
           }
           if (overdue) {
             ctx.fillStyle = colour("wrong");
-            ctx.fillText(`${count(overdue)} overdue`, bbox.left + 4, bbox.top);
+            ctx.fillText(`${count(overdue)} overdue`, self.valToPos((beginMs + (untilMs - fromMs) / buckets.length) / 1_000, "x", true) + 4 * devicePixelRatio, bbox.top);
           }
           ctx.restore();
         }],

@@ -24,6 +24,8 @@ async function fill(view, aside, make) {
   });
   if (mine !== latest || view.signal.aborted) return;
   aside.replaceChildren(...found.filter(Boolean));
+  // On a phone it stands above the list, in which a reader may be far down.
+  if (aside.getBoundingClientRect().top < 0) aside.scrollIntoView();
   announce(aside.querySelector("#sentence")?.textContent ?? "");
 }
 

@@ -43,7 +43,7 @@ export function showTopics(view) {
   const sick = el("input", { type: "checkbox", onchange: () => { shown = SHOWN_AT_ONCE; draw(true); } });
   const summary = el("p", { class: "quiet" }, "Loading");
   const due = el("div", { id: "due" });
-  const service = el("p", { id: "health", class: "state" });
+  const service = el("div", { id: "health", hidden: true });
   const rates = el("div", { id: "rates" });
   const heads = COLUMNS.map((column, at) =>
     el("th", { scope: "col", class: column.number && "number" },
@@ -115,6 +115,7 @@ export function showTopics(view) {
   function tellHealth(state) {
     if (state === null) return;
     const isWell = state.status === "ok";
+    service.hidden = false;
     service.className = `state ${isWell ? "well" : "wrong"}`;
     service.replaceChildren(
       el("b", {}, isWell ? "The service is well." : "Something fails."), state.version ? ` Version ${state.version},` : "", ` up for ${duration(state.uptime_ms)}.`,
