@@ -1,11 +1,17 @@
 """The manifest for Kubernetes and the Compose file: they say what the image and the service say.
 
-`test_container_image.py` runs the image with their settings. Their own schemas are asked where their tools are.
+`test_container_image.py` runs the image with their settings, and here a process has those of the manifest. Their own
+schemas are asked where their tools are.
 """
 
+import json
+import os
 import shutil
 import subprocess
+import sys
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dockerfile_parse import DockerfileParser
@@ -13,6 +19,7 @@ from dockerfile_parse import DockerfileParser
 from postdate.broker.admin.endpoints import PORT_ENDPOINTS
 from postdate.broker.cli.service_commands import warnings_at_start
 from postdate.broker.configuration.config import BrokerConfig, load_config
+from postdate.demo.process import free_ports
 from tests.helpers.manifests import COMPOSE, KUBERNETES, compose, kubernetes
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +35,11 @@ def loaded(folder: Path) -> BrokerConfig:
     return config
 
 
+def pod() -> dict[str, Any]:
+    found: dict[str, Any] = kubernetes()["StatefulSet"]["spec"]["template"]["spec"]
+    return found
+
+
 def of_image() -> dict[str, str]:
     """Return the last value of each instruction of the recipe."""
     with (ROOT / "Containerfile").open("rb") as file:
@@ -36,11 +48,10 @@ def of_image() -> dict[str, str]:
 
 def test_the_manifest_names_the_images_ports_user_volume_and_the_services_paths(tmp_path: Path) -> None:
     objects, image, config = kubernetes(), of_image(), loaded(tmp_path)
-    pod = objects["StatefulSet"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    (container,) = pod()["containers"]
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
-    security = pod["securityContext"]
+    security = pod()["securityContext"]
 
     assert set(objects) == {"ConfigMap", "Service", "StatefulSet"}
     assert objects["StatefulSet"]["spec"]["replicas"] == 1
@@ -65,7 +76,7 @@ def test_the_manifest_names_the_images_ports_user_volume_and_the_services_paths(
     assert {*(one["path"] for one in probes.values()), annotations["prometheus.io/path"]} <= WEB_PATHS
     assert int(annotations["prometheus.io/port"]) == config.web_port
     # A stop takes as long as trackers wait for snapshots, at most.
-    assert pod["terminationGracePeriodSeconds"] * 1_000 > config.tracker.close_timeout_ms
+    assert pod()["terminationGracePeriodSeconds"] * 1_000 > config.tracker.close_timeout_ms
 
 
 def test_the_compose_file_names_the_images_ports_and_volume_and_keys_that_there_are() -> None:
@@ -95,3 +106,33 @@ def test_their_own_tools_take_them(tool: str, words: list[str | Path]) -> None:
     result = subprocess.run(words, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_service_with_the_configuration_of_the_manifest_answers_the_probes(tmp_path: Path) -> None:
+    """As a process: its folder, its secret and its ports alone are the test's. The kubelet names the pod's address."""
+    port, web_port = free_ports(2)
+    loaded(tmp_path)
+    (tmp_path / "secret.key").write_bytes(os.urandom(32))
+    settings = {"dataDirectory": tmp_path / "data", "tokenSecretKey": f"file://{tmp_path}/secret.key"}
+    settings |= {"brokerServicePort": port, "webServicePort": web_port}
+    words = ["--config", tmp_path / "broker.conf", *(f"--set={key}={value}" for key, value in settings.items())]
+    with subprocess.Popen(
+        [sys.executable, "-m", "postdate", "serve", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "Postdate is ready.\n", process.communicate(timeout=60)
+        paths = [
+            one["httpGet"]["path"]
+            for one in pod()["containers"][0].values()
+            if isinstance(one, dict) and "httpGet" in one
+        ]
+        answers = []
+        for path in paths:
+            with urllib.request.urlopen(f"http://127.0.0.2:{web_port}{path}", timeout=10) as answer:
+                answers.append((answer.status, answer.read()))
+        process.terminate()
+        _, stderr = process.communicate(timeout=60)
+
+    assert answers == [(200, b"ok")] * 3
+    assert process.returncode == 0
+    assert [json.loads(line)["message"] for line in stderr.splitlines()] == ["stopping", "stopped"]

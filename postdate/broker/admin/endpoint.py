@@ -232,8 +232,9 @@ async def _recorded(endpoint: Endpoint, served_by: object, call: Call[Any], reco
     """Make a change and record it, unless it is refused: below 500 nothing has changed."""
     try:
         found = await endpoint.handler(served_by, call)
-    except Exception as error:
-        refusal = refusal_of(call.request, error)
+    except BaseException as error:
+        # A stop cancels what takes too long, in the middle.
+        refusal = refusal_of(call.request, error) if isinstance(error, Exception) else None
         if refusal is None or refusal.status >= 500:
             record(endpoint, call, error)
         raise

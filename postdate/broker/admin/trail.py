@@ -9,8 +9,8 @@ one caller on one topic are therefore one entry an hour, with their number; the 
 """
 
 import logging
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Protocol, get_args
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,6 +23,8 @@ from postdate.broker.topics.policies import RecordStore
 from postdate.command_line.output import iso
 
 logger = logging.getLogger(__name__)
+
+Spawn = Callable[[Coroutine[Any, Any, Any]], object]
 
 DONE: Final = "done"
 
@@ -62,11 +64,6 @@ class TrailEntry(Answer, kw_only=True):
     outcome: Annotated[str, Meta(description="`done`, or why it failed, perhaps in the middle")]
 
     @property
-    def caller(self) -> str:
-        """The caller as a pause and a log line name it."""
-        return caller_of(self.role, self.address)
-
-    @property
     def is_for_super_users(self) -> bool:
         """Whether no grant on a topic lets a role see it."""
         return self.topic.count("/") < 2 or self.action in _OF_SUPER_USERS
@@ -86,8 +83,9 @@ class TrailEntry(Answer, kw_only=True):
         meant = ", ".join(
             one for one in (self.subscription and f"subscription {self.subscription}", self.selection) if one
         )
+        by = self.address if self.role is None else f"{self.role} ({self.address})"
         what = f"{self.action} {self.topic}{meant and f' ({meant})'}"
-        return f"{self.caller}: {what}: {'' if self.count is None else f'{self.count:,}, '}{self.outcome}"
+        return f"{by}: {what}: {'' if self.count is None else f'{self.count:,}, '}{self.outcome}"
 
 
 class TrailAnswer(Answer, kw_only=True):
@@ -106,7 +104,7 @@ class Trail:
         spawn: Runs the writer in the background: no change waits for its entry, and none fails with it.
     """
 
-    def __init__(self, store: RecordStore, entries_max: int, now_ms: Clock, spawn: "Spawn") -> None:
+    def __init__(self, store: RecordStore, entries_max: int, now_ms: Clock, spawn: Spawn) -> None:
         self._store = store
         self._entries_max = entries_max
         self._now_ms = now_ms
@@ -118,6 +116,7 @@ class Trail:
         self._last_number = max(self._entries, default=0)
         self._unwritten: set[int] = set()
         self._is_writing = False
+        self._trim()
 
     def newest_first(self) -> Iterator[TrailEntry]:
         """Give the entries that are kept, the last change first."""
@@ -129,7 +128,7 @@ class Trail:
         Args:
             endpoint: What was asked for.
             call: The request.
-            found: The answer, or the error in which it ended.
+            found: The answer, or the error in which it ended; one without a text is the end of the service.
         """
         parts = call.request.match_info
         self.add(
@@ -140,7 +139,7 @@ class Trail:
             subscription=parts.get("subscription") or getattr(call.asked, "subscription", None),
             selection=_told(call),
             count=_count_of(found),
-            outcome=f"failed: {found}" if isinstance(found, Exception) else DONE,
+            outcome=f"failed: {str(found) or 'interrupted'}" if isinstance(found, BaseException) else DONE,
         )
 
     def add(
@@ -184,15 +183,19 @@ class Trail:
         self._unwritten.add(number)
         if is_small:
             self._numbers[entry.sort] = number
+        self._trim()
+        if not self._is_writing:
+            self._is_writing = True
+            self._spawn(self._write())
+
+    def _trim(self) -> None:
+        """Leave out the oldest entries beyond the limit."""
         while len(self._entries) > self._entries_max:
             old = next(iter(self._entries))
             gone = self._entries.pop(old)
             self._unwritten.add(old)
             if self._numbers.get(gone.sort) == old:
                 del self._numbers[gone.sort]
-        if not self._is_writing:
-            self._is_writing = True
-            self._spawn(self._write())
 
     async def _write(self) -> None:
         """Write what has changed since the last write; an entry that changes meanwhile is written once more."""
@@ -209,22 +212,6 @@ class Trail:
                     return
         finally:
             self._is_writing = False
-
-
-class Spawn(Protocol):
-    """Runs work in the background."""
-
-    def __call__(self, work: Coroutine[Any, Any, Any], /) -> object:
-        """Run it."""
-
-
-def caller_of(role: str | None, address: str) -> str:
-    """Return how a caller is named.
-
-    >>> caller_of("anna", "10.0.0.7"), caller_of(None, "10.0.0.7")
-    ('anna (10.0.0.7)', '10.0.0.7')
-    """
-    return address if role is None else f"{role} ({address})"
 
 
 def _stored(store: RecordStore) -> Iterator[tuple[int, TrailEntry]]:
