@@ -635,6 +635,14 @@ FOUND: Final = [
 
 SCHEDULED: Final = [
     Mutant(
+        "published-and-not-durable",
+        "postdate/broker/scheduled/publishing.py",
+        "await replacement.durable",
+        "await Turns().give_way()",
+        "a publish over HTTP is answered before its messages are durable",
+        says="is not durable",
+    ),
+    Mutant(
         "cancelled-in-hand",
         "postdate/broker/scheduled/operations.py",
         "            new = [at for at in left if at not in in_hand_here] if in_hand_here else left\n",

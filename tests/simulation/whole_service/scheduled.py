@@ -60,17 +60,20 @@ async def _publish(sim: "Simulation", messages: list[NewMessage], *, is_too_larg
     if is_too_large:
         payload = messages[-1].payload + b"x" * sim.variant.config.message_size_max
         messages[-1] = messages[-1]._replace(payload=payload)
+    sim.published_unanswered.append(numbers)
     sim.note(f"over HTTP {len(messages)} are published, from number {min(numbers)} on")
     try:
         publishing = sim.life.producer.publish(sim.life.topic, messages)
         positions = await sim.in_time("a publish over HTTP", publishing, ADMINISTRATION_S)
     except _REFUSALS:
+        sim.published_unanswered.remove(numbers)
         sim.did("publish over HTTP, refused")
         if is_too_large and any(number_of(one.payload) in numbers for one in sim.oracle.entries.values()):
             sim.complain(f"of messages that were refused together some are published: {sorted(numbers)[:5]}")
         return
     if sim.life.is_dead:
         return
+    sim.published_unanswered.remove(numbers)
     sim.did("publish over HTTP", len(positions))
     found = [entry for at in positions if (entry := sim.oracle.entries.get(tuple(at))) is not None]
     if is_too_large or any(entry.committed_at is None for entry in found):

@@ -154,8 +154,8 @@ class Simulation:
         self.consumers_made = 0
         self.subscriptions_made = 0
         self._known_ledgers: set[int] = set()
-        self._together: list[list[Key]] = []
-        """What callers over HTTP have published in this life, each time as one."""
+        self.published_unanswered: list[set[int]] = []
+        """The numbers of what callers over HTTP have published, each time as one, and have no answer for."""
         self._ends_life = False
         self.is_resting = False
         """Whether a rest is judged or the service stops: nothing else may happen meanwhile."""
@@ -516,7 +516,6 @@ class Simulation:
             )
             self.oracle.appended(entry)
             self.uncommitted[key] = entry
-        self._together.append(keys)
         self.note(f"published over HTTP are {keys[0]} to {keys[-1]}")
 
     def _watch_cursor(self, sub: SubscriptionModel) -> None:
@@ -667,10 +666,11 @@ class Simulation:
             for key, entry in self.oracle.entries.items()
             if entry.committed_at is None and key[1] >= known.get(key[0], 0)
         }
-        for keys in self._together:
-            if 0 < len(lost.intersection(keys)) < len(keys):
-                self.complain(f"of messages that were published together some are lost: {keys[0]} to {keys[-1]}")
-        self._together = []
+        there = {number_of(entry.payload) for key, entry in self.oracle.entries.items() if key not in lost}
+        for numbers in self.published_unanswered:
+            if numbers & there and numbers - there:
+                self.complain(f"of messages that were published together some are lost: {sorted(numbers - there)[:5]}")
+        self.published_unanswered = []
         self._look_at_ledgers()
         unsure: set[Key] = set()
         for entry in list(self.oracle.entries.values()):
