@@ -121,7 +121,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     # Not below pytest's folder, which other users may not enter.
     folder = Path(tempfile.mkdtemp(prefix="postdate-image-"))
     folder.chmod(0o755)
-    image = Image(folder, downloaded_wheels(tmp_path_factory, "service,s3", python_version=PYTHON_VERSION))
+    image = Image(folder, downloaded_wheels(tmp_path_factory, "service,client,s3", python_version=PYTHON_VERSION))
     try:
         image.build()
         yield image

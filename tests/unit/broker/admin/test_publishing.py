@@ -248,3 +248,15 @@ def test_a_disk_that_is_behind_or_full_refuses_until_it_is_not(tmp_path: Path) -
         assert service.topics[T].ledger.entries_total == 3
 
     play(tmp_path, story)
+
+
+def test_a_look_up_says_where_clients_connect_for_a_topic_that_need_not_exist(tmp_path: Path) -> None:
+    """As a real Pulsar answers it, but for the names that stand for the web port."""
+
+    async def story(world: PublishingWorld) -> None:
+        url = "pulsar://127.0.0.1:6650"
+        found = await world.get("/lookup/v2/topic/persistent/public/default/t")
+        assert found == {"brokerUrl": url, "nativeUrl": url}
+        assert world.service.topics.names() == []
+
+    play(tmp_path, story)
