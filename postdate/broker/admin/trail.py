@@ -9,7 +9,7 @@ one caller on one topic are therefore one entry an hour, with their number; the 
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, get_args
 
 import msgspec
@@ -20,11 +20,10 @@ from managed_ledger.positions.value_types import Clock
 from postdate.broker.admin.endpoint import Call, Endpoint
 from postdate.broker.scheduled.answers import Affected, Answer, Cancelled, Count, Delivered, Kind, Rescheduled, both
 from postdate.broker.topics.policies import RecordStore
+from postdate.broker.topics.snapshot_sweep import Spawn
 from postdate.command_line.output import iso
 
 logger = logging.getLogger(__name__)
-
-Spawn = Callable[[Coroutine[Any, Any, Any]], object]
 
 DONE: Final = "done"
 
