@@ -207,14 +207,17 @@ class LedgerStore:
     async def checkpoint(self) -> Path:
         """Make a checkpoint beside the folder: a log of its own, with all that is durable now; the caller removes it.
 
-        A compaction that runs comes first. There is one checkpoint at a time.
+        Tables are made while commits go on; the rest is done between two commits. A compaction that runs comes first.
+        There is one checkpoint at a time.
 
         Raises:
             StoreFullError: There is no room for it.
             LedgerError: RocksDB or the system refuses.
         """
         self._check_open()
-        return await self._loop.run_in_executor(self._compactor, self._database.checkpoint)
+        await self._loop.run_in_executor(self._compactor, self._database.make_tables)
+        self._check_open()
+        return await self.committer.run(self._database.checkpoint)
 
     @completed
     async def close(self) -> None:

@@ -234,19 +234,30 @@ class RocksDatabase(RocksDBStore):
             raise StoreFullError(f"Cannot compact the log in {self._path}: the kept part of its tables has no room")
         self.compact_range(family, start, end)
 
-    def checkpoint(self, path: Path) -> None:
-        """Make a folder of all that is written before the call: a log of its own, with hard links where possible.
+    def make_tables(self) -> None:
+        """Make tables of what is in memory.
 
         Raises:
-            StoreFullError: There is no room for the tables of what is in memory; nothing has changed.
-            LedgerError: RocksDB or the system refuses.
+            StoreFullError: There is no room for them; nothing has changed.
+            LedgerError: RocksDB refuses.
         """
         room = self._room_now()
         if room is not None and room.unflushed_bytes > room.free_bytes - REOPEN_BYTES:
             # A flush that fails for want of room ends all writes.
             raise StoreFullError(f"Cannot make a checkpoint of the log in {self._path}: its disk has no room for that")
-        # No other Python thread runs while a checkpoint is made, which flushes what has come since.
         self.flush()
+
+    def checkpoint(self, path: Path) -> None:
+        """Make a folder of all that is written before the call: a log of its own, with hard links where possible.
+
+        No other Python thread runs while RocksDB makes it, so it is left no tables to write: called in the thread of
+        the writes, soon after `make_tables`.
+
+        Raises:
+            StoreFullError: There is no room for the tables of what is in memory; nothing has changed.
+            LedgerError: RocksDB or the system refuses.
+        """
+        self.make_tables()
         sequence = self.latest_sequence_number()
         super().checkpoint(path)
         with checked(self._path, "make a checkpoint of the log"):

@@ -137,10 +137,15 @@ class ReopeningDatabase:
         with self._readers, self._damage_noted():
             self._opened().compact(family, start, end)
 
-    def checkpoint(self) -> Path:
-        """Make a checkpoint beside the folder, in place of an earlier one; the caller removes it."""
-        shutil.rmtree(self._checkpoint, ignore_errors=True)
+    def make_tables(self) -> None:
+        """Make tables of what is in memory, so that a checkpoint has little to do."""
         with self._readers, self._damage_noted():
+            self._opened().make_tables()
+
+    def checkpoint(self) -> Path:
+        """Make a checkpoint beside the folder, in place of an earlier one; called in the thread that writes."""
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+        with self._damage_noted():
             self._opened().checkpoint(self._checkpoint)
         return self._checkpoint
 

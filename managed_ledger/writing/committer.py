@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from managed_ledger.disk import meta_copies
 from managed_ledger.disk.database import Batch
@@ -36,6 +36,7 @@ from managed_ledger.writing.write_watch import WriteWatch
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 PROBE_SECONDS = 1.0
 """After a round that failed, and while entries are refused, one without news is written so often: that may be over."""
@@ -115,6 +116,10 @@ class Committer:
         written = _SingleWrite(put, self._loop.create_future())
         self.request(written, sync=sync)
         await written.done
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do something else in the thread of the writes, between two of them."""
+        return await self._loop.run_in_executor(self._executor, work)
 
     async def close(self) -> None:
         """Write all pending changes, then refuse more."""

@@ -31,15 +31,19 @@ from tests.helpers.tokens import token
 DELAY_S = 6
 
 
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+
+
 @pytest.fixture(params=["folder", *REAL_SERVERS])
-def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "folder":
         yield str(tmp_path / "backup")
         return
     kind = request.param
     server: RealServer = kind(tmp_path / "s3")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
     yield f"s3://{BUCKET}/backup?endpoint={server.endpoint}&region=us-east-1&path_style=true"
     server.stop()
 
@@ -150,12 +154,8 @@ def test_a_target_that_cannot_be_used_is_refused_and_only_super_users_make_backu
 
 
 @pytest.mark.s3_server
-def test_two_backups_at_once_and_a_stop_meanwhile(
-    service: PostdateProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_backups_at_once_and_a_stop_meanwhile(service: PostdateProcess, tmp_path: Path) -> None:
     """The second is refused while the first waits for its server; a stop gives it up; how far it is can be asked."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
     server = VersityServer(tmp_path / "s3")
     target = f"s3://{BUCKET}/backup?endpoint={server.endpoint}&region=us-east-1&path_style=true"
     try:
