@@ -62,6 +62,9 @@ def test_without_a_subscription_it_is_cancelled_where_it_can_be_and_counted_as_i
         await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **OTHER)
         due = await in_hand(api, peer)
         before = await api.ids("?subscription=other"), await api.ids("?subscription=sub"), await api.ids()
+        # What `sub` has in hand is waited for by the other one alone.
+        waiting = {one["messageId"]: one["waiting"] for one in await api.listed()}
+        assert (waiting.pop(due), [*waiting.values()]) == (["other"], [["sub"]] * 2)
 
         answers = [await api.post("cancel", all=True), await api.post("cancel", messageIds=[due])]
 
