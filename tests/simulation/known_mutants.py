@@ -635,6 +635,14 @@ FOUND: Final = [
 
 SCHEDULED: Final = [
     Mutant(
+        "published-and-not-durable",
+        "postdate/broker/scheduled/publishing.py",
+        "await replacement.durable",
+        "await Turns().give_way()",
+        "a publish over HTTP is answered before its messages are durable",
+        says="is not durable",
+    ),
+    Mutant(
         "cancelled-in-hand",
         "postdate/broker/scheduled/operations.py",
         "            new = [at for at in left if at not in in_hand_here] if in_hand_here else left\n",
@@ -649,6 +657,22 @@ SCHEDULED: Final = [
         "        before: list[ScheduledChange] = []\n",
         "a cancel of everything does not wait for a move under way",
         says="is still to come",
+    ),
+    Mutant(
+        "schedules-of-one-id-at-once",
+        "postdate/broker/topics/change_order.py",
+        " and self.own_ids.isdisjoint(other.own_ids):\n",
+        " and self.kind == other.kind:\n",
+        "two that schedule one id do not wait for each other",
+        says="are all scheduled under the id",
+    ),
+    Mutant(
+        "scheduled-beside-the-old-one",
+        "postdate/broker/scheduled/operations.py",
+        "append({one.cursor: by_ledger(positions) for one, positions in given_up.items()})",
+        "append({})",
+        "a message that is scheduled by its id leaves the old one in place",
+        says="are all scheduled under the id",
     ),
     Mutant(
         "moved-and-not-seen",

@@ -253,7 +253,7 @@ SUBSCRIPTION_COUNTERS: Final[tuple[Metric[SubscriptionCounters], ...]] = (
     ),
     Metric(
         "postdate_scheduled_rescheduled_total",
-        "Scheduled messages that were moved or delivered early since the start.",
+        "Scheduled messages that were moved, delivered early or replaced by id since the start.",
         lambda one: one.rescheduled,
     ),
     Metric(

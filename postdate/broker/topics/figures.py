@@ -24,7 +24,7 @@ class SubscriptionCounters(NamedTuple):
     """Entries that expired."""
     cancelled: int = 0
     rescheduled: int = 0
-    """Scheduled messages that were moved or delivered early."""
+    """Scheduled messages that were moved, delivered early or replaced by id."""
     rebuilds: int = 0
     """How often its dispatcher stopped for a defect."""
     entries_read: int = 0

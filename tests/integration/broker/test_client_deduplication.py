@@ -8,18 +8,20 @@ from tests.helpers.services.kinds import KINDS, require_tools
 from tests.helpers.services.programs.clients import Clients, nothing_comes, receive_and_ack, subscribe, texts
 from tests.helpers.services.services import RunningService, make_service
 
-LARGE = bytes(range(256)) * 24_000
+MESSAGE_BYTES_MAX = 100_000
+LARGE = bytes(range(256)) * 1_000
 """Larger than a message may be, so that a producer that may cuts it into chunks."""
+
+
+SETTINGS = {"brokerDeduplicationEnabled": "true", "maxMessageSize": str(MESSAGE_BYTES_MAX)}
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def deduplicating(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A service that deduplicates."""
     require_tools(request.param)
-    running = make_service(
-        request.param, tmp_path_factory.mktemp(request.param), {"brokerDeduplicationEnabled": "true"}
-    )
-    running.start()
+    running = make_service(request.param, tmp_path_factory.mktemp(request.param), SETTINGS)
+    running.start(timeout_s=240)
     yield running
     running.stop()
 

@@ -56,7 +56,8 @@ def _holder(sim: "Simulation") -> tuple[SubscriptionModel, SimulatedConsumer] | 
 # Publishing.
 
 
-def _deliver_at(sim: "Simulation", law: str) -> int:
+def deliver_at(sim: "Simulation", law: str) -> int:
+    """Choose a delivery time by a law."""
     now_ms, chance = sim.clock.now_ms(), sim.chance
     match law:
         case "short":
@@ -94,7 +95,7 @@ def _publish(sim: "Simulation", count: int) -> None:
     for _ in range(count):
         sim.publish(
             key_hash=sim.chance.choice(sim.variant.keys),
-            deliver_at_ms=_deliver_at(sim, law),
+            deliver_at_ms=deliver_at(sim, law),
             count=sim.chance.choice([1, 2, 5, 70]) if is_batched else 1,
             size=sim.chance.choice([0, 20]),
         )

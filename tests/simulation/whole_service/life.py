@@ -17,6 +17,7 @@ from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.reading.log_reader import LogReader
 from postdate.broker.clients.writability import Writability
+from postdate.broker.scheduled.publishing import DirectProducer
 from postdate.broker.service.service import Service
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
@@ -69,6 +70,7 @@ class Life:
         """Of all consumers, as if they had one connection; it has room for one batch."""
         self.uncommitted: dict[Key, PublishedEntry] = {}
         self.service: Service
+        self.producer: DirectProducer
         self.log_reader: LogReader
         self.topic: Topic
         self.is_dead = False
@@ -100,6 +102,9 @@ class Life:
             now_ms=self._clock.now_ms,
             steady_ms=lambda: round(self.loop.time() * 1_000),
             rng=Random(self._chance.random()),
+        )
+        self.producer = DirectProducer(
+            self.service.publish_buffer, message_bytes_max=config.message_size_max, now_ms=self._clock.now_ms
         )
 
     async def open_topic(self) -> None:

@@ -60,6 +60,8 @@ class PublishedEntry:
     """The entry that it replaces with another time."""
     flags: int = NO_CHUNK
     """Those of its header: whether it is a chunk, and of which message."""
+    own_id: str | None = None
+    """The id that its producer gave it."""
 
     @property
     def message(self) -> int | None:
@@ -541,14 +543,23 @@ class Oracle:
                     sub.hidden.add(copy.key)
                     sub.acknowledged.add(copy.key)
 
-    def _gives_way(self, sub: SubscriptionModel, old: Key, copy: Key) -> None:
+    def took_place(self, new: PublishedEntry, gone: Mapping[str, Collection[Key]]) -> None:
+        """Note that a message was scheduled in place of those of its own id."""
+        self.appended(new)
+        for name, olds in gone.items():
+            for old in olds:
+                if self.entries[old].own_id != new.own_id:
+                    self.complain(f"{new.key} took the place of {old}, which has another id")
+                self._gives_way(self.subs[name], old, new.key, may_have_been_sent=True)
+
+    def _gives_way(self, sub: SubscriptionModel, old: Key, copy: Key, *, may_have_been_sent: bool = False) -> None:
         self.sync(sub)
         held = sub.in_hand.get(old)
         if held is not None:
             self.complain(f"{sub.name}: {old} was replaced by {copy} while {held.consumer.name} holds it")
         elif old in sub.acknowledged:
             self.complain(f"{sub.name}: {old} was replaced by {copy} and is acknowledged")
-        elif old in sub.got_when_due and not self._has_clock_steps:
+        elif old in sub.got_when_due and not self._has_clock_steps and not may_have_been_sent:
             self.complain(f"{sub.name}: {old} was replaced by {copy} and was sent before")
         self.acknowledged(sub, [old])
         sub.replaced[old] = copy

@@ -15,10 +15,13 @@ _MAGIC: Final = 0x0E01
 _SIZE: Final = Struct(">I")
 
 
-def payload_of(number: int, size: int, *, publish_time_ms: int) -> bytes:
-    """Return an entry with a number and so many bytes more."""
+def payload_of(number: int, size: int, *, publish_time_ms: int, own_id: str | None = None) -> bytes:
+    """Return an entry with a number and so many bytes more; its id is field 4, the properties."""
     # Producer name, sequence id and publish time: fields 1 to 3 of Pulsar's MessageMetadata.
     metadata = b"\x0a\x01p\x10" + varint(number) + b"\x18" + varint(publish_time_ms)
+    if own_id is not None:
+        pair = b"\x0a\x0bpostdate.id\x12" + varint(len(own_id)) + own_id.encode()
+        metadata += b"\x22" + varint(len(pair)) + pair
     covered = _SIZE.pack(len(metadata)) + metadata + b"%d " % number + b"x" * size
     return _HEAD.pack(_MAGIC, google_crc32c.value(covered), len(metadata)) + covered[_SIZE.size :]
 

@@ -1,29 +1,34 @@
-"""Requests about scheduled messages, as events: pause, resume, cancel by id, reschedule, deliver now.
+"""Requests about scheduled messages, as events: publish, set by id, pause, resume, cancel, move, deliver now.
 
 All but the HTTP requests is the broker's own (`postdate.broker.scheduled`). The oracle learns of a change where it
 takes effect: at the log, which is asked to replace entries, and at the subscription, which is asked to cancel some.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from managed_ledger.cursors.cursor import Cursor
+from managed_ledger.entries.headers import NOT_DELAYED
+from managed_ledger.entries.message_metadata import header_flags, metadata_bytes, parse_metadata
 from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
 from managed_ledger.positions.position import Position
 from managed_ledger.positions.value_types import Int64Array
+from managed_ledger.replacing import Entries, NewEntry, Replacement
 from postdate.broker.errors import BrokerError
 from postdate.broker.scheduled.operations import ChangeOutcome, Operations, Progress, Selector, early_ms_of
+from postdate.broker.scheduled.publishing import NewMessage
 from postdate.broker.scheduled.selection import Wanted
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
 from postdate.broker.topics.change_order import ChangeUnderWayError
 from postdate.broker.topics.pause import NOT_PAUSED, PauseState
 from postdate.broker.topics.subscription import Subscription
-from tests.simulation.whole_service.events import ADMINISTRATION_S, Event, a_subscription, some
+from tests.simulation.whole_service.events import ADMINISTRATION_S, Event, a_subscription, deliver_at, some
 from tests.simulation.whole_service.oracle import Key, SubscriptionModel
-from tests.simulation.whole_service.payloads import number_of
+from tests.simulation.whole_service.payloads import number_of, payload_of
 
 if TYPE_CHECKING:
     from tests.simulation.whole_service.simulation import Simulation
@@ -32,6 +37,47 @@ _NewTime = Callable[[Int64Array, int], Int64Array]
 """Gives new times from the old ones and the time that it is."""
 
 _REFUSALS: Final = (BrokerError, ChangeUnderWayError, LedgerError, ManagedLedgerClosedError)
+
+
+# Publish.
+
+
+def publish_over_http(sim: "Simulation") -> None:
+    """A caller over HTTP publishes messages, all or none; now and then one is too large."""
+    chance = sim.chance
+    law = chance.choice(sim.variant.delay_laws)
+    messages = []
+    for _ in range(chance.choice([1, 1, 3, 20, 200])):
+        deliver_at_ms = deliver_at(sim, law)
+        key = f"key {chance.randrange(len(sim.variant.keys))}"
+        time_ms = None if deliver_at_ms == NOT_DELAYED else deliver_at_ms
+        messages.append(NewMessage(b"%d " % sim.next_number(), key, deliver_at_ms=time_ms))
+    sim.start_task(_publish(sim, messages, is_too_large=chance.random() < 0.1))
+
+
+async def _publish(sim: "Simulation", messages: list[NewMessage], *, is_too_large: bool) -> None:
+    numbers = {int(one.payload) for one in messages}
+    if is_too_large:
+        payload = messages[-1].payload + b"x" * sim.variant.config.message_size_max
+        messages[-1] = messages[-1]._replace(payload=payload)
+    sim.published_unanswered.append(numbers)
+    sim.note(f"over HTTP {len(messages)} are published, from number {min(numbers)} on")
+    try:
+        publishing = sim.life.producer.publish(sim.life.topic, messages)
+        positions = await sim.in_time("a publish over HTTP", publishing, ADMINISTRATION_S)
+    except _REFUSALS:
+        sim.published_unanswered.remove(numbers)
+        sim.did("publish over HTTP, refused")
+        if is_too_large and any(number_of(one.payload) in numbers for one in sim.oracle.entries.values()):
+            sim.complain(f"of messages that were refused together some are published: {sorted(numbers)[:5]}")
+        return
+    if sim.life.is_dead:
+        return
+    sim.published_unanswered.remove(numbers)
+    sim.did("publish over HTTP", len(positions))
+    found = [entry for at in positions if (entry := sim.oracle.entries.get(tuple(at))) is not None]
+    if is_too_large or any(entry.committed_at is None for entry in found):
+        sim.complain(f"a publish was answered that is too large, or is not durable: {positions[:5]}")
 
 
 # Pause and resume.
@@ -242,6 +288,58 @@ async def _replace(
         _judge_sum(sim, outcome, outcome.changed + others)
 
 
+def schedule_by_id(sim: "Simulation") -> None:
+    """Some clients schedule messages by ids of their own at once, of which most are one id."""
+    if not any(_delays(sim, sub) for sub in sim.oracle.subs.values()):
+        return
+    for _ in range(sim.chance.choice([1, 2, 4])):
+        own_id = sim.chance.choice(["a", "a", "a", "b", "c"])
+        delay_ms = sim.chance.choice([0, 50, 5_000, 60_000])
+        sim.start_task(_schedule(sim, own_id, delay_ms, sim.chance.random() * 0.01))
+
+
+async def _schedule(sim: "Simulation", own_id: str, delay_ms: int, after_s: float) -> None:
+    await asyncio.sleep(after_s)
+    subs = [sub for sub in sim.oracle.subs.values() if not sub.is_busy and _delays(sim, sub)]
+    if sim.life.is_dead or not subs:
+        return
+    topic, now_ms = sim.life.topic, sim.clock.now_ms()
+    sim.published += 1
+    payload = payload_of(sim.published, 20, publish_time_ms=now_ms, own_id=own_id)
+    flags = header_flags(parse_metadata(metadata_bytes(payload)))
+    # Chunks have even hashes.
+    new = NewEntry(payload, now_ms, now_ms + delay_ms, 2 * len(own_id) + 1, 1, flags)
+
+    def append(acknowledged: Mapping[Cursor, Entries]) -> Replacement:
+        sim.own_id_set = own_id
+        try:
+            return topic.ledger.replace([new], acknowledged=acknowledged, hidden={})
+        finally:
+            sim.own_id_set = None
+
+    seeks = {sub: sub.seeks_seen for sub in subs}
+    with suppress(*_REFUSALS):
+        scheduled = await _operations(sim, subs).schedule(frozenset({own_id}), append)
+        if sim.life.is_dead:
+            return
+        sim.did("schedule by id", 1 + scheduled.replaced)
+        for sub in subs:
+            if sub.seeks_seen == seeks[sub] and sub.pending_seek is None and not sub.is_busy:
+                _judge_id(sim, sub, own_id)
+
+
+def _judge_id(sim: "Simulation", sub: SubscriptionModel, own_id: str) -> None:
+    """One message of an id waits for its time; what has come due may have been in a hand, and have come back."""
+    entries = [sim.oracle.entries[key] for key in sim.scheduled_keys(sub)]
+    ahead = [
+        one.key
+        for one in entries
+        if one.own_id == own_id and not sim.oracle.is_due(one) and not sim.oracle.may_be_undelayed(sub, one)
+    ]
+    if len(ahead) > 1:
+        sim.complain(f"{sub.name}: {sorted(ahead)} are all scheduled under the id {own_id}")
+
+
 def _chosen(sim: "Simulation") -> tuple[list[SubscriptionModel], list[Key]] | None:
     """Choose subscriptions that delay, and messages that they are to get, delayed ones above all."""
     subs = [sub for sub in sim.oracle.subs.values() if not sub.is_busy and _delays(sim, sub)]
@@ -274,5 +372,16 @@ def _operations(sim: "Simulation", subs: list[SubscriptionModel]) -> Operations:
 
 
 SCHEDULED_EVENTS: Final[dict[str, Event]] = {
-    event.__name__: event for event in (pause, resume, cancel_by_id, cancel_while_moved, reschedule, deliver_now, look)
+    event.__name__: event
+    for event in (
+        publish_over_http,
+        pause,
+        resume,
+        cancel_by_id,
+        cancel_while_moved,
+        reschedule,
+        deliver_now,
+        schedule_by_id,
+        look,
+    )
 }

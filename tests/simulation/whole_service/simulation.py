@@ -10,7 +10,7 @@ tells.
 import asyncio
 import hashlib
 import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -65,6 +65,13 @@ _SEGMENTS_BEYOND_MAX: Final = 20
 
 _ROWS_OF_A_BUCKET_MIN: Final = 4
 """Each due bucket may have so many rows loaded, even beyond the limit."""
+
+_HTTP_SHARE: Final = 0.3
+"""The share of seeds in which callers publish over HTTP, too."""
+_HTTP_WEIGHT: Final = 6.0
+_OWN_IDS_SHARE: Final = 0.5
+_OWN_IDS_WEIGHT: Final = 4
+"""How often they do, beside the weights of other events."""
 
 _POP_ROWS_MIN: Final = 32
 """A poll merges at least so many due rows, and at most four times as many."""
@@ -141,10 +148,14 @@ class Simulation:
         self.are_clients_eager = False
         """Whether every consumer acknowledges what it gets and asks for as much again."""
         self.published = 0
+        self.own_id_set: str | None = None
+        """The own id of the message that takes the place of others in this call; None otherwise."""
         self._chunk_times: dict[int, int] = {}
         self.consumers_made = 0
         self.subscriptions_made = 0
         self._known_ledgers: set[int] = set()
+        self.published_unanswered: list[set[int]] = []
+        """The numbers of what callers over HTTP have published, each time as one, and have no answer for."""
         self._ends_life = False
         self.is_resting = False
         """Whether a rest is judged or the service stops: nothing else may happen meanwhile."""
@@ -233,6 +244,13 @@ class Simulation:
         if self.storage_state != "works" and self.chance.random() < 0.5:
             await play_outage_round(self)
         names, weights = list(self.variant.weights), list(self.variant.weights.values())
+        # As with dice of their own above: all other seeds are the same stories as without callers over HTTP.
+        if Random(f"HTTP {self.seed}").random() < _HTTP_SHARE:
+            names.append("publish_over_http")
+            weights.append(_HTTP_WEIGHT)
+        if Random(f"own ids {self.seed}").random() < _OWN_IDS_SHARE:
+            names.append("schedule_by_id")
+            weights.append(_OWN_IDS_WEIGHT)
         while self.step < self.variant.steps:
             self.step += 1
             name = self.chance.choices(names, weights)[0]
@@ -426,6 +444,9 @@ class Simulation:
             hidden: Mapping[Cursor, Sequence[int]],
         ) -> Replacement:
             replacement = replace(entries, acknowledged=acknowledged, hidden=hidden)
+            if not acknowledged and self.own_id_set is None:
+                self._published_together(entries, replacement.positions)
+                return replacement
             # One that is being deleted takes part: the deletion may fail.
             subs = list(self.oracle.subs.values())
             names = {self.cursor(sub): sub.name for sub in subs if self.subscription(sub) is not None}
@@ -436,6 +457,10 @@ class Simulation:
                 for cursor, of_cursor in acknowledged.items()
                 if cursor in names
             }
+            if self.own_id_set is not None:
+                (new,), (position,) = entries, replacement.positions
+                self._appended_by_id(tuple(position), new, gone)
+                return replacement
             # After a seek there can be several copies of one message. Moved to one time they are replaced in order of
             # time, and shifted in the order of the log.
             has_one_time = len({new.deliver_at_ms for new in entries}) == 1
@@ -456,6 +481,7 @@ class Simulation:
                 found = olds.get(number_of(new.payload))
                 copy.copy_of = found.pop() if found else None
                 copy.flags = new.flags
+                copy.own_id = None if copy.copy_of is None else self.oracle.entries[copy.copy_of].own_id
                 self.uncommitted[copy.key] = copy
                 copies.append(copy)
                 self.note(f"{copy.copy_of} gives way to {copy.key} for {[n for n in gone if copy.copy_of in gone[n]]}")
@@ -463,6 +489,34 @@ class Simulation:
             return replacement
 
         ledger.replace = on_replace  # type: ignore[method-assign]
+
+    def _appended_by_id(self, key: Key, new: NewEntry, gone: Mapping[str, Collection[Key]]) -> None:
+        entry = PublishedEntry(
+            key,
+            new.payload,
+            new.sticky_hash,
+            new.deliver_at_ms,
+            new.message_count,
+            new.publish_time_ms,
+            self.clock.now_s(),
+            flags=new.flags,
+            own_id=self.own_id_set,
+        )
+        self.uncommitted[key] = entry
+        self.note(f"{key} of {self.own_id_set} takes the place of {dict(gone)}")
+        self.oracle.took_place(entry, gone)
+
+    def _published_together(self, entries: Sequence[NewEntry], positions: Sequence[Position]) -> None:
+        """Know of entries that a caller over HTTP publishes, which are all durable or none."""
+        now_ms, now_s = self.clock.now_ms(), self.clock.now_s()
+        keys = [(position.ledger_id, position.entry_id) for position in positions]
+        for key, new in zip(keys, entries, strict=True):
+            entry = PublishedEntry(
+                key, new.payload, new.sticky_hash, new.deliver_at_ms, new.message_count, now_ms, now_s
+            )
+            self.oracle.appended(entry)
+            self.uncommitted[key] = entry
+        self.note(f"published over HTTP are {keys[0]} to {keys[-1]}")
 
     def _watch_cursor(self, sub: SubscriptionModel) -> None:
         sub.seeks_seen = self.cursor(sub).seeks
@@ -612,6 +666,11 @@ class Simulation:
             for key, entry in self.oracle.entries.items()
             if entry.committed_at is None and key[1] >= known.get(key[0], 0)
         }
+        there = {number_of(entry.payload) for key, entry in self.oracle.entries.items() if key not in lost}
+        for numbers in self.published_unanswered:
+            if numbers & there and numbers - there:
+                self.complain(f"of messages that were published together some are lost: {sorted(numbers - there)[:5]}")
+        self.published_unanswered = []
         self._look_at_ledgers()
         unsure: set[Key] = set()
         for entry in list(self.oracle.entries.values()):
@@ -705,11 +764,15 @@ class Simulation:
         """Entries that were appended in this life and are not durable yet."""
         return self.life.uncommitted
 
+    def next_number(self) -> int:
+        """Give the number of the next message."""
+        self.published += 1
+        return self.published
+
     def publish(self, *, key_hash: int, deliver_at_ms: int, count: int, size: int) -> None:
         """Append an entry."""
-        self.published += 1
         now_ms = self.clock.now_ms()
-        payload = payload_of(self.published, size, publish_time_ms=now_ms)
+        payload = payload_of(self.next_number(), size, publish_time_ms=now_ms)
         flags = NO_CHUNK
         if key_hash % 2 == 0:
             # Messages of every second key come in chunks of one time, three each; some lack some.

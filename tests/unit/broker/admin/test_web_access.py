@@ -258,6 +258,11 @@ def test_publishing_needs_produce_and_making_the_subscription_consume_as_well(tm
         assert service.topics.names() == ([str(ORDERS)] if granted == PRODUCE | CONSUME else [])
         await ask("root", "POST", path, {"payload": "x", "subscription": "s"})
         assert (await ask("anna", "POST", path, {"payload": "x"}))[0] == (403 if granted == CONSUME else 200)
+        # With an id it may take the place of another message, as a cancel does.
+        status, body, _ = await ask("anna", "POST", path, {"payload": "x", "id": "order-17"})
+        assert (status, body.get("field")) == (
+            (200, None) if granted == PRODUCE | CONSUME else (403, "id" if granted == PRODUCE else None)
+        )
 
     play_web(tmp_path, story)
 
