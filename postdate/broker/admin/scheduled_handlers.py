@@ -252,8 +252,8 @@ async def explain(served: Served, call: Call[Explain]) -> answers.Explanation:
     """Where a message is, or the unacknowledged messages of a key or an own id are, and why."""
     asked = call.asked
     key = requests.key_of(asked.key, asked.key_base64)
-    own_id = None if asked.id is UNSET else asked.id
-    if [asked.message_id is not UNSET, key is not None, own_id is not None].count(True) != 1:
+    own_ids = None if asked.id is UNSET else frozenset({asked.id})
+    if [asked.message_id is not UNSET, key is not None, own_ids is not None].count(True) != 1:
         advice = "Give messageId for one message, key for the messages of a key, or id for those of an own id"
         raise RefusalError(400, "one of messageId, key and id must be given", field="messageId", advice=advice)
     topic = await served.topic(call.topic_name)
@@ -266,8 +266,8 @@ async def explain(served: Served, call: Call[Explain]) -> answers.Explanation:
             advice = "It never was, or every subscription has acknowledged it and its ledger was trimmed"
             raise RefusalError(404, f"{topic.name} has no message {message_id}", field="messageId", advice=advice)
         return of_one
-    what = "key" if own_id is None else "id"
-    found = await explain_found(schedule, Selector(key=key, own_id=own_id), now_ms=now_ms, ttl_ms=ttl_ms)
+    what = "key" if own_ids is None else "id"
+    found = await explain_found(schedule, Selector(key=key, own_ids=own_ids), now_ms=now_ms, ttl_ms=ttl_ms)
     if not found.answer.messages:
         error = f"{topic.name} has no unacknowledged message of this {what}"
         if not found.is_whole:
@@ -275,7 +275,7 @@ async def explain(served: Served, call: Call[Explain]) -> answers.Explanation:
                 f"{topic.name} has no scheduled message of this {what}, "
                 f"and no other one among its first {found.searched} unacknowledged entries"
             )
-        raise RefusalError(404, error, field=what, advice=_NO_KEY_ADVICE if own_id is None else _NO_ID_ADVICE)
+        raise RefusalError(404, error, field=what, advice=_NO_KEY_ADVICE if own_ids is None else _NO_ID_ADVICE)
     return found.answer
 
 

@@ -265,7 +265,7 @@ def conditions_of(asked: Conditions) -> Selector:
         properties=None if asked.property is UNSET else properties_of(asked.property),
         from_ms=from_ms,
         until_ms=None if until_ms == TIME_MS_LAST else until_ms,
-        own_id=None if asked.id is UNSET else asked.id,
+        own_ids=None if asked.id is UNSET else frozenset({asked.id}),
     )
 
 

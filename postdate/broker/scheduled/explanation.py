@@ -115,7 +115,7 @@ async def explain_found(schedule: TopicSchedule, selector: Selector, *, now_ms: 
     sentence = ""
     if messages:
         count = str(len(messages)) if len(found) <= MESSAGES_MAX else f"more than {MESSAGES_MAX}"
-        what = "key" if selector.own_id is None else "id"
+        what = "key" if selector.own_ids is None else "id"
         what = f"1 message of this {what} is" if count == "1" else f"{count} messages of this {what} are"
         sentence = f"{what} not acknowledged; the first one: {messages[0].sentence}"
     return FoundExplanation(Explanation(sentence=sentence, messages=messages), search.searched, search.is_whole)
@@ -146,10 +146,10 @@ class _BacklogSearch:
             read = await log.read_headers(position, entries_max=entries_max, skip=self._skipped_in, through=last)
             self.searched += len(read.headers)
             headers = read.headers
-            if wanted.id_hash is None:
+            if wanted.id_hashes is None:
                 is_wanted = headers.sticky_hashes == wanted.sticky_hash
             else:
-                is_wanted = headers.id_hashes == wanted.id_hash
+                is_wanted = np.isin(headers.id_hashes, list(wanted.id_hashes))
             yield self._not_scheduled(headers.where(is_wanted))
             if read.next_position <= position:
                 return

@@ -5,6 +5,7 @@ source, so the columns change only at their end, while the ledger is open. Ackno
 between subscriptions, and are passed with each call.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,17 +66,19 @@ class LedgerSchedule:
         is_acknowledged[ids[: np.searchsorted(ids, self.entries)]] = True
         return ~is_acknowledged[self.entry_ids[begin:end]]
 
-    def unacknowledged_of_id(self, id_hash: int, begin: int, end: int, acknowledged: BitMap | None) -> Mask:
-        """Say which rows of a range have this hash of an own id and are not acknowledged.
+    def unacknowledged_of_ids(
+        self, id_hashes: Collection[int], begin: int, end: int, acknowledged: BitMap | None
+    ) -> Mask:
+        """Say which rows of a range have one of these hashes of own ids and are not acknowledged.
 
-        One row in 65,535 has it by chance, so that the acknowledgement is looked up for these alone.
+        One row in 65,535 has a hash by chance, so that the acknowledgement is looked up for these alone.
         """
         if self.id_hashes is None:
             return np.zeros(end - begin, np.bool_)
-        is_of_id: Mask = self.id_hashes[begin:end] == id_hash
-        rows = np.flatnonzero(is_of_id)
-        is_of_id[rows] = ~is_in_bitmap(self.entry_ids[begin:end][rows].astype(np.int64), acknowledged)
-        return is_of_id
+        is_of_ids: Mask = np.isin(self.id_hashes[begin:end], np.array(list(id_hashes), np.uint16))
+        rows = np.flatnonzero(is_of_ids)
+        is_of_ids[rows] = ~is_in_bitmap(self.entry_ids[begin:end][rows].astype(np.int64), acknowledged)
+        return is_of_ids
 
 
 def extended(

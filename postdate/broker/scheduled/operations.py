@@ -12,7 +12,7 @@ a pause has held since before its time: no consumer can have got it.
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, starmap
+from itertools import starmap
 from typing import Final, NamedTuple
 
 from pyroaring import BitMap
@@ -58,14 +58,14 @@ class Selector(NamedTuple):
     properties: Mapping[str, str] | None = None
     from_ms: int | None = None
     until_ms: int | None = None
-    own_id: str | None = None
+    own_ids: frozenset[str] | None = None
 
     @property
     def wanted(self) -> Wanted:
         """The conditions that the columns can decide."""
         hashed = None if self.key is None else sticky_hash(self.key)
-        id_hashed = None if self.own_id is None else id_hash(self.own_id.encode())
-        return Wanted(self.from_ms, self.until_ms, hashed, id_hash=id_hashed)
+        id_hashes = None if self.own_ids is None else frozenset(id_hash(one.encode()) for one in self.own_ids)
+        return Wanted(self.from_ms, self.until_ms, hashed, id_hashes=id_hashes)
 
     @property
     def ids(self) -> frozenset[Position] | None:
@@ -75,13 +75,28 @@ class Selector(NamedTuple):
     @property
     def filter(self) -> MessageFilter:
         """The conditions that need the entries themselves."""
-        properties = [*(self.properties or {}).items()]
-        if self.own_id is not None:
-            properties.append((OWN_ID_PROPERTY, self.own_id))
-        return MessageFilter(
+        properties = (self.properties or {}).items()
+        return _SelectorFilter(
             () if self.key is None else (self.key,),
             tuple((name.encode(), value.encode()) for name, value in properties),
+            self.own_ids,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _SelectorFilter(MessageFilter):
+    """Conditions on keys, properties and own ids."""
+
+    own_ids: frozenset[str] | None = None
+    """One of these; None for any message."""
+
+    @property
+    def is_trivial(self) -> bool:
+        return self.own_ids is None and not (self.keys or self.properties)
+
+    def _has_properties(self, properties: Mapping[str, str]) -> bool:
+        is_of_ids = self.own_ids is None or properties.get(OWN_ID_PROPERTY) in self.own_ids
+        return is_of_ids and MessageFilter._has_properties(self, properties)
 
 
 Moved = dict[Position, Position]
@@ -267,8 +282,7 @@ class Operations:
         self._progress.done += len(positions)
 
     def _change(self, kind: str, selector: Selector) -> ScheduledChange:
-        own_ids = None if selector.own_id is None else frozenset({selector.own_id})
-        return ScheduledChange(kind, selector.ids, self._progress.sentence, own_ids)
+        return ScheduledChange(kind, selector.ids, self._progress.sentence, selector.own_ids)
 
     async def _found(self, selector: Selector) -> tuple[TopicSchedule, Rows]:
         """Find the selected messages, those in a hand as well."""
@@ -442,9 +456,9 @@ class Operations:
             LedgerError: The log cannot be read or written; nothing has changed.
         """
         async with self._topic.changes.turn(ScheduledChange(SCHEDULE, None, self._progress.sentence, own_ids)):
-            found = [(await self._found(Selector(own_id=own_id)))[1] for own_id in sorted(own_ids)]
+            _, found = await self._found(Selector(own_ids=own_ids))
             # From here to the call of `append` there is no await, so no consumer can get an old one in between.
-            positions = list(starmap(Position, chain.from_iterable(one.positions() for one in found)))
+            positions = list(starmap(Position, found.positions()))
             given_up: dict[Subscription, set[Position]] = {}
             in_hand: set[tuple[int, int]] = set()
             for one in self._subscriptions:

@@ -21,14 +21,15 @@ from tracker.columns.row_order import RowKey
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Conditions on the columns: a span of time, the hash of a key, and the hash of an own id."""
+    """Conditions on the columns: a span of time, the hash of a key, and hashes of own ids."""
 
     from_ms: int | None = None
     until_ms: int | None = None
     sticky_hash: int | None = None
     after: RowKey | None = None
     """Only rows behind this one."""
-    id_hash: int | None = None
+    id_hashes: frozenset[int] | None = None
+    """One of these."""
 
     @property
     def first_ms(self) -> int | None:
@@ -103,10 +104,10 @@ def rows_of(schedule: LedgerSchedule, acknowledged: BitMap | None, wanted: Wante
         rows_max: How many at most, None for all.
     """
     begin, end = schedule.rows_between(wanted.first_ms, wanted.until_ms)
-    if wanted.id_hash is None:
+    if wanted.id_hashes is None:
         is_wanted = schedule.unacknowledged(begin, end, acknowledged)
     else:
-        is_wanted = schedule.unacknowledged_of_id(wanted.id_hash, begin, end, acknowledged)
+        is_wanted = schedule.unacknowledged_of_ids(wanted.id_hashes, begin, end, acknowledged)
     if wanted.sticky_hash is not None:
         has_hash = schedule.sticky_hashes[begin:end] == wanted.sticky_hash
         is_wanted = has_hash if is_wanted is None else is_wanted & has_hash

@@ -190,7 +190,7 @@ class TopicSchedule:
     ) -> Rows:
         """Return all rows that match, in order of delivery.
 
-        Ledgers are filtered one by one, so that only what matches is in memory; the few rows of an own id's hash
+        Ledgers are filtered one by one, so that only what matches is in memory; the few rows of own ids' hashes
         together, which reads them at once.
 
         Args:
@@ -212,14 +212,14 @@ class TopicSchedule:
                 on_damaged({schedule.ledger_id: damaged})
             if takes is None:
                 on_searched(len(rows), len(rows))
-            elif wanted.id_hash is None:
+            elif wanted.id_hashes is None:
                 rows = rows.take(await matching(self.topic.ledger, rows, takes, on_searched, on_damaged))
             count += len(rows)
             if count > ROWS_MAX:
                 raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")
             parts.append(rows)
         found = await _in_order(parts)
-        if takes is not None and wanted.id_hash is not None:
+        if takes is not None and wanted.id_hashes is not None:
             return found.take(await matching(self.topic.ledger, found, takes, on_searched, on_damaged))
         return found
 

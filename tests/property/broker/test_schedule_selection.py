@@ -95,7 +95,7 @@ def expected(ledgers: list[list[ListedEntry]], wanted: Wanted) -> list[RowKey]:
             and (wanted.from_ms is None or one.deliver_at_ms >= wanted.from_ms)
             and (wanted.until_ms is None or one.deliver_at_ms < wanted.until_ms)
             and (wanted.sticky_hash is None or one.sticky_hash == wanted.sticky_hash)
-            and (wanted.id_hash is None or one.id_hash == wanted.id_hash)
+            and (wanted.id_hashes is None or one.id_hash in wanted.id_hashes)
             and (wanted.after is None or place > wanted.after)
         ):
             places.append(place)
@@ -108,7 +108,7 @@ WANTED = st.builds(
     st.none() | st.integers(0, 31),
     st.none() | st.integers(0, 3),
     st.none() | st.builds(RowKey, st.integers(0, 30), st.integers(0, 5), st.integers(-1, 20)),
-    st.none() | st.integers(1, 2),
+    st.none() | st.frozensets(st.integers(1, 2), min_size=1),
 )
 
 

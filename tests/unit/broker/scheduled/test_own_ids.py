@@ -13,7 +13,7 @@ from tests.helpers.scheduled_world import FIRST_DUE_MS, KINDS, MESSAGES, World, 
 from tests.helpers.send_frames import named_frames
 
 ORDER = "order-17"
-OF_ORDER = Selector(own_id=ORDER)
+OF_ORDER = Selector(own_ids=frozenset({ORDER}))
 
 
 class Timers:
@@ -109,8 +109,8 @@ def test_a_timer_is_found_moved_and_replaced_after_a_loss_of_power(kind: str) ->
         await world.start()
         await world.connect()
         answer = await Timers(world).set("second")
-        assert await world.cancel(Selector(own_id="order-18")) == 0
-        assert await world.cancel(Selector(own_id=ORDER, until_ms=world.clock.now_ms())) == 0
+        assert await world.cancel(Selector(own_ids=frozenset({"order-18"}))) == 0
+        assert await world.cancel(Selector(own_ids=frozenset({ORDER}), until_ms=world.clock.now_ms())) == 0
         await world.run_until(FIRST_DUE_MS + 60_000)
 
         assert (answer.replaced, answer.in_hand) == (1, 0)
@@ -161,7 +161,7 @@ def test_ids_of_one_hash_are_told_apart() -> None:
     async def story(world: World, timers: Timers) -> None:
         for own_id in (*twins, *twins):
             await timers.set(own_id, own_id=own_id)
-        cancelled = await world.cancel(Selector(own_id=twins[0]))
+        cancelled = await world.cancel(Selector(own_ids=frozenset(twins[:1])))
         await world.run_until(FIRST_DUE_MS + 60_000)
 
         assert cancelled == 1
