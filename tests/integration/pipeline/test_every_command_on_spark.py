@@ -61,7 +61,7 @@ def test_right_input_is_done_on_spark(case: Case, ended: dict[str, Ended]) -> No
         assert one["code"] == case.code, one
         assert one["stdout"].strip() or "ingest" in case.words, one
         for line in one["stderr"].splitlines():
-            assert re.fullmatch(r"(export|count|build|compare|find|index|merge|copy): \d+", line) or "999999" in line
+            assert re.fullmatch(r"(export|count|build|compare|find|index|merge|copy): \d+ \w+", line) or "999999" in line
         times = re.findall(r"\d{4}-\d\d-\d\d[ T]\S*", one["stdout"])
         assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z", time) for time in times)
     lines = [ended[case.words].json["stdout"]]
@@ -119,14 +119,14 @@ def test_a_job_from_a_shell_says_what_is_its_own_and_ctrl_c_ends_it(tmp_path: Pa
     with _started(data) as whole:
         said, stages = whole.communicate(timeout=300)
 
-    assert begun == "count: 2\n"
+    assert begun == "count: 2 parts\n"
     assert (interrupted.returncode, stdout) == (130, "")
     assert stderr.splitlines()[-1].startswith("postdate: interrupted")
-    assert all(re.fullmatch(r"build: \d+", line) for line in stderr.splitlines()[:-1])
+    assert all(re.fullmatch(r"build: \d+ parts?", line) for line in stderr.splitlines()[:-1])
     assert kept == before
     assert whole.returncode == 0
     assert re.fullmatch(r"350 messages of 5 ledgers read, 588 indexed in 4 buckets: .*\n", said)
-    assert stages == "count: 2\nbuild: 4\n"
+    assert stages == "count: 2 parts\nbuild: 4 parts\n"
     assert list(tmp_path.glob("*.staging")) == []
 
 

@@ -138,7 +138,7 @@ def test_an_index_that_was_moved_to_s3_is_where_the_service_goes_on(
             clients.close()
             restarted.stop()
         assert beside.returncode == 0, beside.stderr
-        assert f"snapshots: {count}\n" in beside.stderr
+        assert f"snapshots: {count} snapshots\n" in beside.stderr
         assert f"{MESSAGES} rows" in beside.stdout, beside.stdout
         assert "Nothing is wrong." in beside.stdout
         assert "gave up the bucket" not in restarted.log_path.read_text()

@@ -20,7 +20,7 @@ def built() -> Iterator[tuple[str, bytes]]:
     yield "PARTITIONED_METADATA_RESPONSE", commands.partitioned_metadata_error(1, error="UnknownError", message="m")
     yield "LOOKUP_RESPONSE", commands.lookup_response(1, service_url="pulsar://h:1", service_url_tls="pulsar+ssl://h:2")
     yield "LOOKUP_RESPONSE", commands.lookup_error(1, error="InvalidTopicName", message="m")
-    yield "PRODUCER_SUCCESS", commands.producer_success(1, producer_name="p")
+    yield "PRODUCER_SUCCESS", commands.producer_success(1, producer_name="p", last_sequence_id=-1)
     yield "SEND_ERROR", commands.send_error(1, 2, error="ChecksumError", message="m")
     yield "ACK_RESPONSE", commands.ack_response(1, 2)
     yield "ACTIVE_CONSUMER_CHANGE", commands.active_consumer_change(1, is_active=True)
