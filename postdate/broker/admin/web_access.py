@@ -31,6 +31,7 @@ _ACTIONS: Final = {
 _MEANT_FOR: Final = {
     Needs.SUPER_USER: "This is for super users (superUserRoles)",
     Needs.CONSUME: "It needs the grant to consume",
+    Needs.PRODUCE: "It needs the grant to produce",
     Needs.PRODUCE_OR_CONSUME: "It needs a grant to produce or to consume",
     Needs.PRODUCE_AND_CONSUME: "It needs the grants to produce and to consume",
 }
