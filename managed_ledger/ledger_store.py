@@ -256,7 +256,7 @@ class LedgerStore:
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"r")):
             self._records[key[1:].decode()] = value
 
-    def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors, dict[str, int]]:
+    def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors, dict[str, sequence_ids.LastUse]]:
         """Ledgers, cursors and sequence ids of a managed ledger, as stored."""
         try:
             return self._decode(owner_id, name)
@@ -265,7 +265,7 @@ class LedgerStore:
                 f"The record of {name} makes no sense ({error}). Restore the folder from a copy"
             ) from error
 
-    def _decode(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors, dict[str, int]]:
+    def _decode(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors, dict[str, sequence_ids.LastUse]]:
         ledgers = Ledgers()
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"l", owner_id)):
             ledgers.add(Ledger.decode(keys.number_at_end(key), value))

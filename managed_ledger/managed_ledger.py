@@ -37,7 +37,7 @@ from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.writing.append_stats import AppendStats
 from managed_ledger.writing.appender import Appender
-from managed_ledger.writing.sequence_ids import SequenceIds
+from managed_ledger.writing.sequence_ids import LastUse, SequenceIds
 
 if TYPE_CHECKING:
     from managed_ledger.ledger_store import LedgerStore
@@ -64,7 +64,7 @@ class ManagedLedger(ReadableLog):
         """The highest sequence ids of producers; the owner sets them with the entries that it appends."""
 
     def open(
-        self, stored_cursors: Mapping[str, tuple[int, StoredCursor]], sequence_ids: Mapping[str, int] | None = None
+        self, stored_cursors: Mapping[str, tuple[int, StoredCursor]], sequence_ids: Mapping[str, LastUse] | None = None
     ) -> None:
         """Continue from the stored state."""
         self._appender.open()
@@ -167,7 +167,7 @@ class ManagedLedger(ReadableLog):
         self._appender.accompany(replacement)
         return replacement
 
-    def forget_producers(self, names: Iterable[str]) -> None:
+    def remove_producers(self, names: Iterable[str]) -> None:
         """Remove the sequence ids of producers, with the next commit."""
         for name in list(names):
             self._appender.request_commit()

@@ -5,7 +5,7 @@
               "m" name                          -> owner id of the managed ledger
               "l" owner ledger                  -> `Ledger.record`
               "c" owner name                    -> owner id of the cursor
-              "d" owner producer                -> the highest sequence id of a producer (`sequence_ids`)
+              "d" owner producer                -> the highest sequence id of a producer, and its time (`sequence_ids`)
               "h" owner ledger                  -> entries that a repair found lost, portable Roaring
               "r" name                          -> a record of the store's user, bytes of its own
     headers   ledger first_entry                -> rows of entries first_entry, first_entry + 1, ...

@@ -9,7 +9,7 @@ that it reported as failed, so the next commit says what is durable of the produ
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from managed_ledger.disk import keys
 from managed_ledger.disk.database import Batch
@@ -19,20 +19,29 @@ from managed_ledger.errors import LedgerWriteError
 if TYPE_CHECKING:
     from managed_ledger.writing.appender import Companion
 
-_SEQUENCE_ID: Final = struct.Struct("<Q")
+_LAST_USE: Final = struct.Struct("<QQ")
 
 
-def decode(rows: Iterator[tuple[bytes, bytes]]) -> dict[str, int]:
-    """Sequence ids by producer, from the rows of `prefix_range(b"d", owner_id)`.
+class LastUse(NamedTuple):
+    """The last that a producer has published."""
+
+    sequence_id: int
+    """The highest one."""
+    time_ms: int
+    """When, by the wall clock."""
+
+
+def decode(rows: Iterator[tuple[bytes, bytes]]) -> dict[str, LastUse]:
+    """Last uses by producer, from the rows of `prefix_range(b"d", owner_id)`.
 
     Raises:
         struct.error: They are damaged.
     """
-    return {key[9:].decode(): _SEQUENCE_ID.unpack(value)[0] for key, value in rows}
+    return {key[9:].decode(): LastUse(*_LAST_USE.unpack(value)) for key, value in rows}
 
 
-class SequenceIds(Mapping[str, int]):
-    """The highest sequence id by producer, of entries that are durable or on their way.
+class SequenceIds(Mapping[str, LastUse]):
+    """The highest sequence id by producer, and when it was published, of entries that are durable or on their way.
 
     Args:
         owner_id: The owner id of the managed ledger.
@@ -40,14 +49,14 @@ class SequenceIds(Mapping[str, int]):
         accompany: Has a companion in the commit of the entries that were appended last.
     """
 
-    def __init__(self, owner_id: int, durable: Mapping[str, int], accompany: "Callable[[Companion], None]") -> None:
+    def __init__(self, owner_id: int, durable: Mapping[str, LastUse], accompany: "Callable[[Companion], None]") -> None:
         self.owner_id = owner_id
         self.durable = dict(durable)
         self._highest = dict(durable)
         self._accompany = accompany
         self._change: _Change | None = None
 
-    def __getitem__(self, producer_name: str) -> int:
+    def __getitem__(self, producer_name: str) -> LastUse:
         """The highest sequence id of a producer."""
         return self._highest[producer_name]
 
@@ -59,13 +68,13 @@ class SequenceIds(Mapping[str, int]):
         """How many producers there are."""
         return len(self._highest)
 
-    def set(self, producer_name: str, sequence_id: int | None) -> None:
-        """Set the highest sequence id of a producer, None to forget it, in the commit that is being filled."""
+    def set(self, producer_name: str, use: LastUse | None) -> None:
+        """Set the highest sequence id of a producer, None to remove it, in the commit that is being filled."""
         if self._change is None:
             self._change = _Change(self)
             self._accompany(self._change)
-        self._change.values[producer_name] = sequence_id
-        _set(self._highest, producer_name, sequence_id)
+        self._change.values[producer_name] = use
+        _set(self._highest, producer_name, use)
 
     def is_put(self) -> None:
         """What is set from now on is in the commit after."""
@@ -80,24 +89,24 @@ class _Change:
     """The sequence ids of one commit (appender's `Companion`)."""
 
     def __init__(self, ids: SequenceIds) -> None:
-        self.values: dict[str, int | None] = {}
+        self.values: dict[str, LastUse | None] = {}
         self._ids = ids
         self._has_failed = False
 
     def put(self, batch: Batch) -> None:
         if not self._has_failed:
             self._ids.is_put()
-        for producer_name, sequence_id in self.values.items():
+        for producer_name, use in self.values.items():
             key = keys.sequence_id_key(self._ids.owner_id, producer_name)
-            if sequence_id is None:
+            if use is None:
                 batch.delete(Family.META, key)
             else:
-                batch.put(Family.META, key, _SEQUENCE_ID.pack(sequence_id))
+                batch.put(Family.META, key, _LAST_USE.pack(*use))
 
     def settle(self, error: LedgerWriteError | None) -> bool:
         if error is None:
-            for producer_name, sequence_id in self.values.items():
-                _set(self._ids.durable, producer_name, sequence_id)
+            for producer_name, use in self.values.items():
+                _set(self._ids.durable, producer_name, use)
             return False
         if not self._has_failed:
             # It may not have been put yet.
@@ -109,8 +118,8 @@ class _Change:
         return True
 
 
-def _set(values: dict[str, int], producer_name: str, sequence_id: int | None) -> None:
-    if sequence_id is None:
+def _set(values: dict[str, LastUse], producer_name: str, use: LastUse | None) -> None:
+    if use is None:
         values.pop(producer_name, None)
     else:
-        values[producer_name] = sequence_id
+        values[producer_name] = use

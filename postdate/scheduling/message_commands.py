@@ -31,7 +31,6 @@ _READ_BYTES: Final = 64 * 1024
 _RECEIVE_MS: Final = 200
 """How long Ctrl-C waits at most."""
 _PREFETCHED_MAX: Final = 1_000
-_TYPES: Final = ("key_shared", "shared", "failover", "exclusive")
 
 
 # ---- publish ----
@@ -40,7 +39,7 @@ _TYPES: Final = ("key_shared", "shared", "failover", "exclusive")
 @click.command(
     epilog=help_end(
         'postdate publish reminders "water the plants" --key anna --delay 3h',
-        'postdate publish reminders "pay, please" --delay 1d --id order-17',
+        'postdate publish reminders "pay, please" --delay 1d --own-id order-17',
         "postdate publish reminders hello --at 2027-01-15T08:00:00Z --property user=17 --subscription workers",
         "tail -F events.log | postdate publish events - --lines --delay 1m",
     )
@@ -51,7 +50,7 @@ _TYPES: Final = ("key_shared", "shared", "failover", "exclusive")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; repeatable.")
 @click.option("--delay", "deliver_after_ms", type=SPAN, help="Deliver it so long from now: 90s, 5m, 2h, 3d.")
 @click.option("--at", "deliver_at_ms", type=TIME_OF_MESSAGES, help="Deliver it at this time: ISO 8601 or milliseconds.")
-@click.option("--id", "own_id", help="An id of yours: it takes the place of what is scheduled under this id.")
+@click.option("--own-id", metavar="ID", help="An id of yours: it takes the place of what is scheduled under this id.")
 @click.option("--subscription", help="One that is to get it; made if it is missing, and the topic with it.")
 @click.option("--lines", "is_lines", is_flag=True, help="With PAYLOAD -: each line is a message, sent as it comes.")
 @json_option("messageId, or messageIds of --lines")
@@ -64,7 +63,7 @@ def publish(api: ScheduleApi, topic: str, payload: str, is_lines: bool, is_json:
     if is_lines and payload != "-":
         raise click.UsageError("--lines reads stdin: give - as PAYLOAD")
     if is_lines and options["own_id"] is not None:
-        raise click.UsageError("--id is of one message, and --lines publishes many")
+        raise click.UsageError("--own-id is of one message, and --lines publishes many")
     path, message = f"{topic_path(topic)}/scheduled", _message(**options)
     stdin = sys.stdin.buffer
     if not is_lines:
@@ -146,12 +145,6 @@ def _batches(stream: BinaryIO) -> Iterator[list[bytes]]:
 @click.option("--subscription", required=True, help="Its messages; made if it is missing, from now on.")
 @click.option("--max", "count_max", type=click.IntRange(1), help="End when so many have come. Default: go on.")
 @click.option("--timeout", "timeout_ms", type=SPAN, help="End when none has come for so long. Default: wait.")
-@click.option(
-    "--type",
-    "kind",
-    type=click.Choice(_TYPES),
-    help="The subscription's type. Default: its own if that delays, as key_shared and shared do, else key_shared.",
-)
 @click.option("--service-url", metavar="URL", help="Where clients connect. Default: as the web port says.")
 @json_option("an object a line, with messageId, key, properties, and payload, or payloadBase64 if it is no text")
 @on_service
@@ -161,23 +154,24 @@ def consume(
     subscription: str,
     count_max: int | None,
     timeout_ms: int | None,
-    kind: str | None,
     service_url: str | None,
     is_json: bool,
 ) -> None:
     r"""Print the messages of SUBSCRIPTION of TOPIC when they are due, one a line, and acknowledge each.
 
-    A message is acknowledged when its line is written, so one that was not comes again. Without --json a line is the
+    A message is acknowledged when its line is written, so one that was not comes again; a reader that leaves may not
+    have read all that was: say how many it wants by --max. The subscription keeps its type, and is key_shared where it
+    is new or does not delay. Without --json a line is the
     payload, in which line ends, other signs that cannot be shown, and bytes that are no text are written as \n, \x1b.
     """
     import pulsar
 
     url = service_url or api.service_url(topic)
-    found = _found(api, topic, subscription)
+    kind, found = "Key_Shared", _found(api, topic, subscription)
     if found is None:
         say(f"{subscription} of {topic} is new: it gets what is published from now on")
-    elif kind is None and found["delays"] and found["type"] is not None:
-        kind = found["type"].lower()
+    elif found["delays"] and found["type"] is not None:
+        kind = found["type"]
     came = 0
     try:
         client = new_client(url, token=api.token, tls_files=api.tls_files)
@@ -185,21 +179,26 @@ def consume(
             consumer = client.subscribe(
                 full_topic_name(topic),
                 subscription,
-                consumer_type=getattr(pulsar.ConsumerType, (kind or "key_shared").title().replace("_", "")),
+                consumer_type=getattr(pulsar.ConsumerType, kind.replace("_", "")),
                 receiver_queue_size=min(count_max or _PREFETCHED_MAX, _PREFETCHED_MAX),
             )
-            for message in _received(consumer, timeout_ms):
-                _print(message, is_json=is_json)
-                consumer.acknowledge(message)
-                came += 1
-                if came == count_max:
-                    break
-            # With the acknowledgements that it has gathered.
-            consumer.close()
+            try:
+                for message in _received(consumer, timeout_ms):
+                    _print(message, is_json=is_json)
+                    consumer.acknowledge(message)
+                    came += 1
+                    if came == count_max:
+                        break
+            finally:
+                # With the acknowledgements that it has gathered.
+                consumer.close()
         finally:
             client.close()
     except pulsar.PulsarException as error:
         refuse(f"{error} ({url}); {counted(came, 'message')} came")
+    except BrokenPipeError:
+        say(f"the reader of the output has gone after {counted(came, 'message')}; the next ones are not acknowledged")
+        raise
     except KeyboardInterrupt:
         say(f"interrupted after {counted(came, 'message')}")
         sys.exit(EXIT_CODE_INTERRUPTED)

@@ -321,7 +321,7 @@ def trail_table(entries: Sequence[Json]) -> Table:
         table.add_row(
             _to_the_second(one["timeMs"]),
             printable(f"{one['role']} ({one['address']})" if one["role"] else one["address"]),
-            one["action"] + ("" if one["times"] == 1 else f" ({one['times']:,} times)"),
+            one["action"],
             Text(printable(meant)),
             "-" if one["count"] is None else f"{one['count']:,}",
         )

@@ -165,7 +165,6 @@ CASES: dict[str, Cases] = {
             *_of_service("consume", "orders --subscription billing"),
             _refused("consume orders", "Missing option '--subscription'"),
             _refused("consume orders --subscription billing --max 0", "not in the range"),
-            _refused("consume orders --subscription billing --type none", "is not one of"),
         ),
         shown_by="test_a_shell_script_publishes_counts_and_consumes_at_the_time_in_key_order",
     ),

@@ -242,13 +242,15 @@ def test_the_image_is_ready_with_the_configuration_of_the_manifest_for_kubernete
         os.chown(path, *owner_of(image))
     with image.start(*mounts) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "Postdate is ready.\n", process.communicate(timeout=60)
+        first_line = process.stdout.readline()
+        assert first_line, process.communicate(timeout=60)
         with urllib.request.urlopen(f"http://127.0.0.1:{image.web_port}/readyz", timeout=10) as answer:
             ready = answer.read()
         image.stop()
         _, stderr = process.communicate(timeout=60)
 
     assert (ready, process.returncode) == (b"ok", 0), stderr
+    assert json.loads(first_line)["dataDirectory"] == "/var/lib/postdate"
 
 
 def test_a_secret_that_the_images_user_cannot_read_is_named(image: Image, tmp_path: Path) -> None:

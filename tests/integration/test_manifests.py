@@ -1,26 +1,23 @@
 """The manifest for Kubernetes and the Compose file: they say what the image and the service say.
 
-`test_container_image.py` runs the image with their settings, and here a process has those of the manifest. Their own
-schemas are asked where their tools are.
+`test_container_image.py` runs the image with their settings, and here a process has those of the manifest.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
 from dockerfile_parse import DockerfileParser
 
 from postdate.broker.admin.endpoints import PORT_ENDPOINTS
 from postdate.broker.cli.service_commands import warnings_at_start
 from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.demo.process import free_ports
-from tests.helpers.manifests import COMPOSE, KUBERNETES, compose, kubernetes
+from tests.helpers.manifests import compose, kubernetes
 
 ROOT = Path(__file__).parents[2]
 WEB_PATHS = {one.path for one in PORT_ENDPOINTS}
@@ -93,21 +90,6 @@ def test_the_compose_file_names_the_images_ports_and_volume_and_keys_that_there_
     assert config.advertised_address == "localhost"
 
 
-@pytest.mark.parametrize(
-    ("tool", "words"),
-    [
-        ("kubeconform", ["kubeconform", "-strict", KUBERNETES]),
-        ("docker-compose", ["docker-compose", "-f", COMPOSE, "config", "--quiet"]),
-    ],
-)
-def test_their_own_tools_take_them(tool: str, words: list[str | Path]) -> None:
-    if shutil.which(tool) is None:
-        pytest.skip(f"{tool} is missing")
-    result = subprocess.run(words, capture_output=True, text=True, check=False)
-
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
 def test_a_service_with_the_configuration_of_the_manifest_answers_the_probes(tmp_path: Path) -> None:
     """As a process: its folder, its secret and its ports alone are the test's. The kubelet names the pod's address."""
     port, web_port = free_ports(2)
@@ -120,7 +102,8 @@ def test_a_service_with_the_configuration_of_the_manifest_answers_the_probes(tmp
         [sys.executable, "-m", "postdate", "serve", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "Postdate is ready.\n", process.communicate(timeout=60)
+        ready = process.stdout.readline()
+        assert ready, process.communicate(timeout=60)
         paths = [
             one["httpGet"]["path"]
             for one in pod()["containers"][0].values()
@@ -131,8 +114,10 @@ def test_a_service_with_the_configuration_of_the_manifest_answers_the_probes(tmp
             with urllib.request.urlopen(f"http://127.0.0.2:{web_port}{path}", timeout=10) as answer:
                 answers.append((answer.status, answer.read()))
         process.terminate()
-        _, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=60)
 
+    # A collector of the pod's logs reads both.
+    assert (json.loads(ready)["dataDirectory"], stdout) == (str(tmp_path / "data"), "")
     assert answers == [(200, b"ok")] * 3
     assert process.returncode == 0
     assert [json.loads(line)["message"] for line in stderr.splitlines()] == ["stopping", "stopped"]

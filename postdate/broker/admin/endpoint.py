@@ -28,6 +28,15 @@ LINES: Final = "application/x-ndjson"
 """The type of a body with a JSON object in each line."""
 _JSON: Final = "application/json"
 
+_ACTIONS: Final = {
+    "make_backup": "backup",
+    "expire_all": "expire",
+    "expire_through": "expire",
+    "seek_to_id": "seek",
+    "seek_to_time": "seek",
+}
+"""What the trail calls the changes of handlers, where it is not their name."""
+
 Asked = TypeVar("Asked")
 Made = TypeVar("Made")
 
@@ -110,7 +119,8 @@ class Endpoint:
     def action(self) -> str:
         """What the trail calls the change, empty where it changes nothing."""
         is_change = self.is_recorded and self.method != hdrs.METH_GET
-        return self.handler.__name__.replace("_", "-") if is_change else ""
+        name = self.handler.__name__
+        return _ACTIONS.get(name, name.replace("_", "-")) if is_change else ""
 
     @property
     def is_body_optional(self) -> bool:

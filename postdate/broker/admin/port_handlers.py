@@ -58,7 +58,7 @@ async def livez(_: PortState, __: Call[None]) -> web.Response:
 
 
 async def readyz(state: PortState, _: Call[None]) -> web.Response:
-    """Whether it takes messages and delivers them: its ports are open, its log takes writes, and it does not stop."""
+    """Whether the log takes messages and the service is not stopping; /health tells of all else."""
     reason = state.unready()
     return web.Response(text=reason or "ok", status=503 if reason else 200)
 

@@ -19,7 +19,7 @@ from postdate.broker.errors import (
     SnapshotsLeftError,
     TopicClosedError,
 )
-from postdate.broker.scheduled.publishing import DiskBehindError, NobodyListensError
+from postdate.broker.scheduled.publishing import NoReceivingSubscriptionError, PublishBufferFullError
 from postdate.broker.scheduled.topic_schedule import TooManyRowsError
 from postdate.broker.topics.change_order import ChangeUnderWayError
 
@@ -105,17 +105,18 @@ def refusal_of(request: web.Request, error: Exception) -> RefusalError | None:
             return RefusalError(503, str(error), advice="Repeat it")
         case ProducerBusyError():
             return RefusalError(409, str(error), advice="Repeat it when that producer is closed")
-        case NobodyListensError():
+        case NoReceivingSubscriptionError():
             advice = "Subscribe as Shared or Key_Shared first, or name a subscription: a missing one is made"
             return RefusalError(409, str(error), field="subscription", advice=advice)
-        case DiskBehindError():
+        case PublishBufferFullError():
             return RefusalError(503, str(error), advice="Repeat it in a moment", headers={"Retry-After": "1"})
         case TooManyRowsError():
             advice = "Narrow from and until and repeat, or use the jobs on Spark with the service stopped"
             return RefusalError(413, str(error), advice=advice)
         case ChangeUnderWayError():
             advice = "Repeat it when that one has ended, or name messages by ids that it does not mean"
-            return RefusalError(409, f"Nothing has changed: {error}", advice=advice)
+            headers = {"Retry-After": "10"}
+            return RefusalError(409, f"Nothing has changed: {error}", advice=advice, headers=headers)
         case AppendRefusedError():
             return RefusalError(507, str(error), advice="Give the log more room, and repeat")
         case BackupError():

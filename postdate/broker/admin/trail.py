@@ -4,13 +4,13 @@ The place that answers every endpoint (`endpoint`) tells it here: no handler rec
 Looks, dry runs and requests that were refused change nothing, and are not recorded; one that failed may have done a
 part, and is.
 
-A program that cancels its own messages one by one would soon push an operator's pause out of the list. Small changes of
-one caller on one topic are therefore one entry an hour, with their number; the log has a line for each.
+The list is bounded for each action: a program that cancels its messages one by one pushes no operator's pause out.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from managed_ledger.errors import LedgerError
 from managed_ledger.positions.value_types import Clock
 from postdate.broker.admin.endpoint import Call, Endpoint
-from postdate.broker.scheduled.answers import Affected, Answer, Cancelled, Count, Delivered, Kind, Rescheduled, both
+from postdate.broker.scheduled.answers import Affected, Answer, Cancelled, Count, Delivered, Rescheduled, both
 from postdate.broker.topics.policies import RecordStore
 from postdate.broker.topics.snapshot_sweep import Spawn
 from postdate.command_line.output import iso
@@ -28,10 +28,6 @@ logger = logging.getLogger(__name__)
 DONE: Final = "done"
 
 _RECORD_PREFIX: Final = "trail "
-_JOINED_MS: Final = 3_600_000
-"""How long small changes join the entry of the first."""
-_SMALL_COUNT_MAX: Final = 10
-_JOINED_ACTIONS: Final = get_args(Kind)
 _VALUES_TOLD_MAX: Final = 3
 _SELECTION_LENGTH_MAX: Final = 500
 _TIMES: Final = ("from", "until", "deliverAtMs", "time")
@@ -45,11 +41,6 @@ class TrailEntry(Answer, kw_only=True):
 
     time_ms: Annotated[int, Meta(description="Milliseconds since 1970")]
     time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
-    times: Annotated[
-        int,
-        Meta(ge=1, description="How many changes these are: small ones of one caller within an hour; time: the last"),
-    ] = 1
-    first_ms: Annotated[int, Meta(description="When the first of them was made")]
     role: Annotated[str | None, Meta(description="The caller's; null without authentication")]
     address: Annotated[str, Meta(description="Where the request came from, perhaps a proxy's")]
     action: str
@@ -67,23 +58,12 @@ class TrailEntry(Answer, kw_only=True):
         """Whether no grant on a topic lets a role see it."""
         return self.topic.count("/") < 2 or self.action in _OF_SUPER_USERS
 
-    @property
-    def sort(self) -> tuple[object, ...]:
-        """What small changes of one entry have in common."""
-        return self.role, self.address, self.action, self.topic, self.subscription
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it may join others of its sort."""
-        is_done = self.action in _JOINED_ACTIONS and self.outcome == DONE
-        return is_done and self.count is not None and self.count <= _SMALL_COUNT_MAX
-
     def __str__(self) -> str:
         meant = ", ".join(
             one for one in (self.subscription and f"subscription {self.subscription}", self.selection) if one
         )
         by = self.address if self.role is None else f"{self.role} ({self.address})"
-        what = f"{self.action} {self.topic}{meant and f' ({meant})'}"
+        what = " ".join(one for one in (self.action, self.topic, meant and f"({meant})") if one)
         return f"{by}: {what}: {'' if self.count is None else f'{self.count:,}, '}{self.outcome}"
 
 
@@ -98,7 +78,7 @@ class Trail:
 
     Args:
         store: Keeps an entry as a record of its own.
-        entries_max: How many entries are kept, 0 for none: log lines alone.
+        entries_max: How many entries of each action are kept, 0 for none: log lines alone.
         now_ms: The wall clock.
         spawn: Runs the writer in the background: no change waits for its entry, and none fails with it.
     """
@@ -108,18 +88,19 @@ class Trail:
         self._entries_max = entries_max
         self._now_ms = now_ms
         self._spawn = spawn
-        self._entries = dict(sorted(_stored(store), key=lambda one: (one[1].time_ms, one[0])))
-        """By number, the last change last."""
-        self._numbers: dict[tuple[object, ...], int] = {}
-        """The entries that small changes join, by their sort."""
-        self._last_number = max(self._entries, default=0)
-        self._unwritten: set[int] = set()
+        self._entries: defaultdict[str, dict[int, TrailEntry]] = defaultdict(dict)
+        """By action and number, the last change last."""
+        self._last_number = 0
+        self._unwritten: dict[int, TrailEntry | None] = {}
+        """By number; None for one that is to be removed."""
         self._is_writing = False
-        self._trim()
+        for number, entry in sorted(_stored(store), key=lambda one: one[0]):
+            self._add(number, entry)
 
     def newest_first(self) -> Iterator[TrailEntry]:
         """Give the entries that are kept, the last change first."""
-        return reversed(self._entries.values())
+        all_of = ((number, one) for of_action in self._entries.values() for number, one in of_action.items())
+        return (one for _, one in sorted(all_of, key=lambda one: one[0], reverse=True))
 
     def record(self, endpoint: Endpoint, call: Call[Any], found: object) -> None:
         """Record a change.
@@ -154,10 +135,8 @@ class Trail:
         outcome: str = DONE,
     ) -> None:
         """Record a change; the arguments are the fields of an entry."""
-        now_ms = self._now_ms()
         entry = TrailEntry(
-            **both("time", now_ms),
-            first_ms=now_ms,
+            **both("time", self._now_ms()),
             role=role,
             address=address,
             action=action,
@@ -170,43 +149,34 @@ class Trail:
         logger.info("%s", entry)
         if not self._entries_max:
             return
-        is_small = entry.is_small
-        number = self._numbers.get(entry.sort)
-        if number is not None and is_small and now_ms - self._entries[number].first_ms < _JOINED_MS:
-            earlier = self._entries.pop(number)
-            entry.times, entry.first_ms = earlier.times + 1, earlier.first_ms
-            entry.count = (earlier.count or 0) + (entry.count or 0)
-        else:
-            self._last_number = number = self._last_number + 1
-        self._entries[number] = entry
-        self._unwritten.add(number)
-        if is_small:
-            self._numbers[entry.sort] = number
-        self._trim()
+        self._unwritten[self._last_number + 1] = entry
+        self._add(self._last_number + 1, entry)
         if not self._is_writing:
             self._is_writing = True
             self._spawn(self._write())
 
-    def _trim(self) -> None:
-        """Leave out the oldest entries beyond the limit."""
-        while len(self._entries) > self._entries_max:
-            old = next(iter(self._entries))
-            gone = self._entries.pop(old)
-            self._unwritten.add(old)
-            if self._numbers.get(gone.sort) == old:
-                del self._numbers[gone.sort]
+    def _add(self, number: int, entry: TrailEntry) -> None:
+        """Add an entry, and leave out the oldest one of its action beyond the limit."""
+        self._last_number = number
+        of_action = self._entries[entry.action]
+        of_action[number] = entry
+        if len(of_action) > self._entries_max:
+            oldest = next(iter(of_action))
+            del of_action[oldest]
+            if self._unwritten.pop(oldest, None) is None:
+                self._unwritten[oldest] = None
 
     async def _write(self) -> None:
-        """Write what has changed since the last write; an entry that changes meanwhile is written once more."""
+        """Write what has changed since the last write."""
         try:
             while self._unwritten:
-                number = self._unwritten.pop()
-                entry = self._entries.get(number)
+                number, entry = self._unwritten.popitem()
                 value = None if entry is None else msgspec.json.encode(entry)
                 try:
                     await self._store.put_record(f"{_RECORD_PREFIX}{number}", value)
                 except LedgerError as error:
-                    self._unwritten.add(number)
+                    # It may have been left out meanwhile.
+                    self._unwritten.setdefault(number, entry)
                     logger.warning("the trail is not stored until the next change: %s", error)
                     return
         finally:

@@ -49,7 +49,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
     show_default=True,
     help="Lowest level that is logged, one line per record, on stderr; as JSON with logFormat=json.",
 )
-@json_option("one line when the service is ready: its addresses")
+@json_option("one line when the service is ready: its addresses; so with logFormat=json")
 @refusing
 def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, is_json: bool) -> None:
     """Run the service until SIGTERM, Ctrl-C or the end of its terminal, which end it in order, with exit code 0."""
@@ -70,7 +70,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
 
     def announce() -> None:
         try:
-            if is_json:
+            if is_json or config.log_format == "json":
                 print_json(addresses(config), is_line=True)
             else:
                 click.echo(announcement(config))

@@ -467,9 +467,12 @@ class Operations:
                 in_hand |= in_hand_here
                 if left - in_hand_here:
                     given_up[one] = left - in_hand_here
+            replaced: set[tuple[int, int]] = set().union(*given_up.values())
+            for subscription in self._without_delays():
+                in_hand.update(at for at in replaced if not subscription.cursor.is_acknowledged(*at))
             replacement = append({one.cursor: by_ledger(positions) for one, positions in given_up.items()})
             new = await self._durable(replacement, given_up)
-        return Scheduled(new, len(set().union(*given_up.values()) - in_hand), len(in_hand))
+        return Scheduled(new, len(replaced - in_hand), len(in_hand))
 
     def _who_gives_up(
         self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int], outcome: ChangeOutcome

@@ -60,11 +60,11 @@ class UnpublishableError(BrokerError):
         self.status = status
 
 
-class NobodyListensError(BrokerError):
+class NoReceivingSubscriptionError(BrokerError):
     """No subscription would get a message when it is due; nothing was published."""
 
 
-class DiskBehindError(BrokerError):
+class PublishBufferFullError(BrokerError):
     """Too many bytes wait for the disk; nothing was published."""
 
 
@@ -101,11 +101,11 @@ class DirectProducer:
 
         Raises:
             UnpublishableError: One is too large, or delayed by more than the topic's policies allow.
-            NobodyListensError: No subscription would get one of them when it is due.
+            NoReceivingSubscriptionError: No subscription would get one of them when it is due.
             NotAllowedError: The topic has as many subscriptions as are allowed.
             ProducerBusyError: A producer has the topic for itself.
             TopicClosedError: The topic is being closed.
-            DiskBehindError: Too much waits for the disk.
+            PublishBufferFullError: Too much waits for the disk.
             AppendRefusedError: The disk has too little room.
             LedgerWriteError: They could not be stored, and will never be readable.
         """
@@ -142,10 +142,10 @@ class DirectProducer:
             await topic.ensure_subscription(name, start=topic.next_position())
 
         def append(acknowledged: Mapping[Cursor, Entries]) -> Replacement:
-            topic.producers.check_takes_others()
+            topic.producers.check_shared_access()
             _check_subscriptions(topic, messages, subscriptions)
             if self._buffer.is_full:
-                raise DiskBehindError("Too much waits for the disk")
+                raise PublishBufferFullError("Too much waits for the disk")
             replacement = topic.ledger.replace(entries, acknowledged=acknowledged, hidden={})
             size_bytes = sum(len(one.payload) for one in entries)
             topic.entries_in_total += len(entries)
@@ -227,10 +227,12 @@ def _check_subscriptions(topic: Topic, messages: Sequence[NewMessage], names: Se
     """Refuse messages that no subscription would get when they are due."""
     there = [one for one in topic.subscriptions.values() if not names or one.name in names]
     if not there:
-        raise NobodyListensError(f"{topic.name.short} has no subscription, so nobody would get what is published")
+        raise NoReceivingSubscriptionError(
+            f"{topic.name.short} has no subscription, so nobody would get what is published"
+        )
     is_timed = any(one.deliver_at_ms is not None or one.own_id is not None for one in messages)
     if is_timed and not any(one.has_delays for one in there):
         shown = ", ".join(f"{one.name} is {one.type_without_delays}" for one in there)
-        raise NobodyListensError(
+        raise NoReceivingSubscriptionError(
             f"No subscription of {topic.name.short} delays ({shown}), so nobody would get a message at its time"
         )

@@ -14,6 +14,7 @@ from typing import Final
 from managed_ledger.entries.message_metadata import chunk_in
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.positions.value_types import Clock
+from managed_ledger.writing.sequence_ids import LastUse
 from postdate.broker.protocol.frames import Send
 from postdate.broker.topics.limits import DeduplicationConfig
 
@@ -28,50 +29,43 @@ class Deduplication:
     Args:
         ledger: The topic's log.
         config: The configuration.
-        steady_ms: A clock that is never set.
+        now_ms: The wall clock.
     """
 
-    def __init__(self, ledger: ManagedLedger, config: DeduplicationConfig, steady_ms: Clock) -> None:
+    def __init__(self, ledger: ManagedLedger, config: DeduplicationConfig, now_ms: Clock) -> None:
         self._ledger = ledger
         self._config = config
-        self._steady_ms = steady_ms
-        self._inactive_since_ms: dict[str, int] = {}
-        """When a producer was first found to be disconnected, in that order."""
-        self.forget_inactive(())
+        self._now_ms = now_ms
 
     def last_sequence_id(self, producer_name: str) -> int:
         """Return the highest sequence id that a producer has published, `UNKNOWN` where none is known."""
-        return min(self._ledger.sequence_ids.get(producer_name, UNKNOWN), _INT64_MAX)
+        return min(self._highest(producer_name), _INT64_MAX)
 
     def is_duplicate(self, producer_name: str, send: Send) -> bool:
         """Whether a producer has published a message before."""
-        return send.sequence_id <= self._ledger.sequence_ids.get(producer_name, UNKNOWN)
+        return send.sequence_id <= self._highest(producer_name)
 
     def published(self, producer_name: str, send: Send) -> None:
         """Have the sequence id of a message that was appended in this turn of the loop in the same commit."""
         chunk = chunk_in(send.metadata)
         if chunk is None or chunk.is_last:
-            self._ledger.sequence_ids.set(producer_name, max(send.sequence_id, send.highest_sequence_id))
+            use = LastUse(max(send.sequence_id, send.highest_sequence_id), self._now_ms())
+            self._ledger.sequence_ids.set(producer_name, use)
 
-    def forget_inactive(self, connected: Container[str]) -> None:
-        """Forget producers that have been disconnected for long, and the first ones where there are too many.
+    def remove_inactive(self, connected: Container[str]) -> None:
+        """Remove producers that have not published for long, and the longest inactive ones of too many.
 
         Args:
-            connected: The names of the topic's present producers.
+            connected: The names of the topic's present producers, which stay.
         """
-        now_ms, since_ms = self._steady_ms(), self._inactive_since_ms
-        known = self._ledger.sequence_ids
-        for name in known:
-            if name in connected:
-                since_ms.pop(name, None)
-            else:
-                since_ms.setdefault(name, now_ms)
-        excess = len(known) - self._config.producers_max
-        gone = [
-            name
-            for place, (name, one_ms) in enumerate(since_ms.items())
-            if place < excess or now_ms - one_ms >= self._config.inactivity_timeout_ms
-        ]
-        for name in gone:
-            del since_ms[name]
-        self._ledger.forget_producers(gone)
+        uses = self._ledger.sequence_ids
+        longest_first = sorted((use.time_ms, name) for name, use in uses.items() if name not in connected)
+        excess = len(uses) - self._config.producers_max
+        before_ms = self._now_ms() - self._config.inactivity_timeout_ms
+        self._ledger.remove_producers(
+            name for place, (time_ms, name) in enumerate(longest_first) if place < excess or time_ms <= before_ms
+        )
+
+    def _highest(self, producer_name: str) -> int:
+        use = self._ledger.sequence_ids.get(producer_name)
+        return UNKNOWN if use is None else use.sequence_id

@@ -239,8 +239,8 @@ class Producers(Mapping[str, Producer]):
         if self.is_fenced:
             raise TopicClosedError(f"topic {self._topic} is being closed")
 
-    def check_takes_others(self) -> None:
-        """Raise `TopicClosedError` or `ProducerBusyError` where no one else may publish beside the producers."""
+    def check_shared_access(self) -> None:
+        """Raise `TopicClosedError` or `ProducerBusyError` where none of shared access may be beside them."""
         self.check_open()
         if any(other.access_mode is not ProducerAccessMode.SHARED for other in self._producers.values()):
             raise ProducerBusyError("Topic has an existing exclusive producer")
@@ -257,7 +257,7 @@ class Producers(Mapping[str, Producer]):
                 )
         match producer.access_mode:
             case ProducerAccessMode.SHARED:
-                self.check_takes_others()
+                self.check_shared_access()
                 if is_full(others, self._count_max):
                     raise ProducerBusyError(f"Topic '{self._topic}' reached max producers limit")
             case ProducerAccessMode.EXCLUSIVE:

@@ -107,12 +107,12 @@ class Topic:
         self._joining: dict[Consumer, None] = {}
         is_deduplicating = services.deduplication.is_enabled
         self.deduplication = (
-            Deduplication(ledger, services.deduplication, services.steady_ms) if is_deduplicating else None
+            Deduplication(ledger, services.deduplication, services.now_ms) if is_deduplicating else None
         )
         """Finds repeated messages; None where it is switched off."""
         if not is_deduplicating:
             # Its producers may begin anew with their numbers meanwhile.
-            ledger.forget_producers(ledger.sequence_ids)
+            ledger.remove_producers(ledger.sequence_ids)
         self._index = index
         # Of deleted subscriptions and their indexes; the sums of the topic and of its namespace must not decrease.
         self._deleted_counters = NOTHING_COUNTED
@@ -458,7 +458,7 @@ class Topic:
         """Close the open ledger if it is old, and delete ledgers that every subscription has passed."""
         self.ledger.roll_over_if_aged(now_ms)
         if self.deduplication is not None:
-            self.deduplication.forget_inactive(self.producers)
+            self.deduplication.remove_inactive(self.producers)
         follow_slowest(self.ledger)
         if self._index is not None:
             self._index.refresh()

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
 from postdate.command_line.program import postdate
 from postdate.demo.process import wait_until
+from tests.helpers.services.programs.clients import Clients
 from tests.helpers.services.services import RunningService
 
 STORY = """
@@ -91,6 +93,27 @@ def test_consume_is_ended_by_ctrl_c_and_leaves_what_it_has_not_printed(
     assert backlog_of(postdate_service, topic) == 0
 
 
+def test_what_cannot_be_written_as_the_reader_has_gone_is_not_acknowledged(
+    postdate_service: RunningService, topic: str
+) -> None:
+    ask(postdate_service, "subscriptions", "create", topic, "me")
+    ask(postdate_service, "publish", topic, "first")
+    words = ["consume", topic, "--subscription", "me", "--url", postdate_service.web_url]
+    with subprocess.Popen(
+        [sys.executable, "-m", "postdate", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "first\n"
+        process.stdout.close()
+        ask(postdate_service, "publish", topic, "second")
+        said = process.stderr.read()
+
+    assert process.returncode == 2
+    assert said == ("postdate: the reader of the output has gone after 1 message; the next ones are not acknowledged\n")
+    assert ask(postdate_service, "consume", topic, "--subscription", "me", "--max", "1").stdout == "second\n"
+
+
 def test_many_lines_are_published_and_consumed_each_once(postdate_service: RunningService, topic: str) -> None:
     ask(postdate_service, "subscriptions", "create", topic, "s")
     lines = b"".join(b"line %d\n" % number for number in range(2_500))
@@ -121,9 +144,9 @@ def test_a_refusal_in_the_middle_says_what_is_published(postdate_service: Runnin
 def test_a_subscription_is_consumed_as_its_type_if_that_delays(
     postdate_service: RunningService, topic: str, kind: str
 ) -> None:
-    for given in (kind.lower(), None):
-        asked = [] if given is None else ["--type", given]
-        ask(postdate_service, "consume", topic, "--subscription", "s", "--timeout", "1s", *asked)
-        found = json.loads(ask(postdate_service, "subscriptions", "list", topic, "--json").stdout)["subscriptions"]
-        wanted = kind if given or kind == "Shared" else "Key_Shared"
-        assert found[0]["type"] == wanted
+    clients = Clients(postdate_service.url)
+    clients.new().subscribe(topic, "s", consumer_type=getattr(pulsar.ConsumerType, kind))
+    clients.close()
+    ask(postdate_service, "consume", topic, "--subscription", "s", "--timeout", "1s")
+    found = json.loads(ask(postdate_service, "subscriptions", "list", topic, "--json").stdout)["subscriptions"]
+    assert found[0]["type"] == ("Shared" if kind == "Shared" else "Key_Shared")

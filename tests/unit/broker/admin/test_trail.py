@@ -36,11 +36,11 @@ def test_every_endpoint_that_changes_something_is_recorded() -> None:
     others = sorted({one.handler.__name__ for one in SERVICE_ENDPOINTS if one.method != "GET" and not one.action})
 
     assert recorded == [
-        *("cancel", "create-subscription", "create-topic", "delete-subscription", "delete-topic", "deliver-now"),
-        *("expire", "expire-all", "expire-through", "grant", "pause", "remove-policies", "reschedule", "resume"),
-        *("revoke", "seek-to-id", "seek-to-time", "set-policies", "skip", "skip-all", "unload-topic"),
+        *("backup", "cancel", "create-subscription", "create-topic", "delete-subscription", "delete-topic"),
+        *("deliver-now", "expire", "grant", "pause", "remove-policies", "reschedule", "resume", "revoke", "seek"),
+        *("set-policies", "skip", "skip-all", "unload-topic"),
     ]
-    assert others == ["explain", "histogram", "keys", "list_scheduled"]
+    assert others == ["explain", "histogram", "keys", "list_scheduled", "publish"]
 
 
 def test_changes_are_logged_and_listed_for_who_may_read_the_topic_also_after_a_restart(
@@ -123,37 +123,46 @@ def test_a_pause_has_an_author_and_a_note_also_after_a_restart(tmp_path: Path) -
     play_web(tmp_path, after)
 
 
-def test_small_changes_of_one_caller_are_one_entry_and_the_list_is_bounded(tmp_path: Path) -> None:
-    """So a program that cancels its messages one by one does not push an operator's pause out of the list."""
-
-    async def cancel(api: ScheduledApi, what: Any) -> None:
-        assert (await api.post("cancel", **what))[0] == 200
-
-    async def told(api: ScheduledApi) -> list[tuple[str, int, int | None, str]]:
+def test_the_list_is_bounded_for_each_action_so_cancels_push_no_pause_out(tmp_path: Path) -> None:
+    async def told(api: ScheduledApi) -> list[tuple[str, int | None, str]]:
         found = (await api.get("/../../../../trail"))["entries"]
-        return [(one["action"], one["times"], one["count"], one["selection"]) for one in found]
+        return [(one["action"], one["count"], one["selection"]) for one in found]
+
+    paused = ("pause", None, "note a broken release")
 
     async def before(server: WebServer, peer: Peer) -> None:
         api = ScheduledApi(server, peer)
+        assert (await api.post("../pause", note="a broken release"))[0] == 200
         first, second = await api.ids()
-        await cancel(api, {"messageIds": [first]})
-        assert (await api.post("reschedule", messageIds=[second], delayMs=70_000))[0] == 200
-        (second,) = await api.ids()
-        await cancel(api, {"messageIds": [second]})
-        assert await told(api) == [
-            ("cancel", 2, 2, f"messageIds {second}"),
-            ("reschedule", 1, 1, "messageIds 1:1, delayMs 70000"),
-        ]
+        for one in (first, second):
+            assert (await api.post("cancel", messageIds=[one]))[0] == 200
+        assert await told(api) == [("cancel", 1, f"messageIds {second}"), paused]
         # A program with a client of Pulsar's, over the broker's port.
         await peer.request(BaseCommand.UNSUBSCRIBE, "unsubscribe", consumer_id=1)
-        assert await told(api) == [("unsubscribe", 1, 0, "by a client"), ("cancel", 2, 2, f"messageIds {second}")]
+        assert await told(api) == [
+            ("unsubscribe", 0, "by a client"),
+            ("cancel", 1, f"messageIds {second}"),
+            paused,
+        ]
 
     async def after(service: Service) -> None:
-        found = [(one.action, one.times, one.count) for one in service.trail.newest_first()]
-        assert found == [("unsubscribe", 1, 0), ("cancel", 2, 2)]
+        found = [(one.action, one.count, one.selection) for one in service.trail.newest_first()]
+        assert [one[0] for one in found] == ["unsubscribe", "cancel", "pause"]
+        assert found[-1] == paused
 
-    play(tmp_path, before, trail_entries_max=2)
+    play(tmp_path, before, trail_entries_max=1)
     service_fakes.play(tmp_path, after)
+
+
+def test_a_line_without_a_topic_reads_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "postdate.broker.admin.trail")
+
+    async def story(service: Service) -> None:
+        change = {"subscription": None, "selection": "target /b", "count": None}
+        service.trail.add(role=None, address="::1", action="backup", topic="", **change)
+
+    service_fakes.play(tmp_path, story)
+    assert caplog.messages == ["::1: backup (target /b): done"]
 
 
 def test_a_change_that_fails_in_the_middle_is_recorded(tmp_path: Path) -> None:

@@ -1,14 +1,21 @@
 """Changes and looks of one topic are ordered: each sees a message once, before or after a move, never in between."""
 
 import asyncio
+from pathlib import Path
 
+import aiohttp
 import pytest
 
 from managed_ledger.positions.position import Position
+from postdate.broker.admin.web import WebServer
 from postdate.broker.scheduled.operations import Selector
 from postdate.broker.scheduled.selection import Wanted
 from postdate.broker.scheduled.topic_schedule import TopicSchedule
+from postdate.broker.topics import change_order
 from postdate.broker.topics.change_order import CANCEL, WAIT_S, ChangeUnderWayError, ScheduledChange
+from postdate.broker.topics.topic_name import TopicName
+from tests.helpers import scheduled_topic
+from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_world import ALL, FIRST_DUE_MS, KINDS, MESSAGES, World, play
 
 HOUR_MS = 3_600_000
@@ -91,6 +98,23 @@ def test_a_change_that_waits_for_long_is_refused_and_says_what_is_under_way() ->
         assert await world.cancel(ALL) == MESSAGES
 
     play("bucket", story)
+
+
+def test_a_schedule_by_an_own_id_is_refused_behind_a_long_change_and_told_when_to_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_order, "WAIT_S", 0.01)
+
+    async def story(server: WebServer, peer: Peer) -> None:
+        topic = peer.connection.service.topics[TopicName.parse("t")]
+        url = f"http://127.0.0.1:{server.port}/postdate/v1/topics/{scheduled_topic.TOPIC}/scheduled"
+        async with (
+            topic.changes.turn(ScheduledChange("reschedule", None, lambda: "")),
+            aiohttp.request("POST", url, json={"id": "order-17", "payload": "x", "deliverAfterMs": 9_000}) as reply,
+        ):
+            assert (reply.status, reply.headers["Retry-After"]) == (409, "10")
+
+    scheduled_topic.play(tmp_path, story)
 
 
 @pytest.mark.parametrize(

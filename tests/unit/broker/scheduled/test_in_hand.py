@@ -102,6 +102,21 @@ def test_what_a_subscription_without_delays_still_gets_is_not_counted_as_cancell
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize("kind", [CommandSubscribe.Exclusive, CommandSubscribe.Failover])
+def test_what_a_subscription_without_delays_still_gets_is_not_counted_as_replaced(tmp_path: Path, kind: int) -> None:
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **OTHER | {"subType": kind})
+        timer = {"id": "order-17", "payload": "x", "deliverAtMs": NOW_MS + 9_000}
+        old, new = [(await api.post("../scheduled", **timer))[1] for _ in range(2)]
+        await peer.request(BaseCommand.UNSUBSCRIBE, "unsubscribe", consumer_id=2)
+        newest = (await api.post("../scheduled", **timer))[1]
+
+        assert [(one["replaced"], one["inHand"]) for one in (old, new, newest)] == [(0, 0), (0, 1), (1, 0)]
+
+    play(tmp_path, story)
+
+
 def test_what_a_consumer_gives_back_is_scheduled_again(tmp_path: Path) -> None:
     async def story(server: WebServer, peer: Peer) -> None:
         api = ScheduledApi(server, peer)

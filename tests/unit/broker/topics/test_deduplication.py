@@ -21,13 +21,14 @@ from tests.helpers.scheduled_world import World, play
 from tests.helpers.send_frames import send_frame
 
 NAME = "orders"
+ENABLED = DeduplicationConfig(is_enabled=True)
 
 
-def told(story: Callable[[World], Awaitable[None]], *, is_enabled: bool = True) -> None:
+def told(story: Callable[[World], Awaitable[None]], config: DeduplicationConfig = ENABLED) -> None:
     """Run a story of a service that deduplicates."""
 
     async def whole(world: World) -> None:
-        world.config = replace(world.config, deduplication=DeduplicationConfig(is_enabled=is_enabled))
+        world.config = replace(world.config, deduplication=config)
         await world.start()
         await world.connect()
         await story(world)
@@ -163,7 +164,7 @@ def test_batches_count_with_their_last_message_and_chunks_with_their_last_part()
         assert is_stored(_send(2**63))
         await ledger.committed()
         assert found.last_sequence_id(NAME) == 2**63 - 1
-        assert ledger.sequence_ids.durable == {NAME: 2**63}
+        assert {name: use.sequence_id for name, use in ledger.sequence_ids.durable.items()} == {NAME: 2**63}
 
     told(story)
 
@@ -172,30 +173,36 @@ def _rows(world: World) -> int:
     return sum(key.startswith(b"d") for key, _ in world.disk.scan(Family.META, b"d", b"e"))
 
 
-def test_producers_that_are_gone_for_long_are_forgotten_and_the_first_of_too_many() -> None:
-    async def story(world: World) -> None:
-        ledger = world.topic.ledger
-        now_ms = 0
-        config = DeduplicationConfig(producers_max=3, inactivity_timeout_ms=60_000)
-        found = Deduplication(ledger, config, lambda: now_ms)
-        for number in range(5):
-            ledger.append_nowait(b"x", publish_time_ms=1)
-            found.published(f"p{number}", _send(number))
-            # One after the other is seen to be away.
-            now_ms += 1
-            if number < 3:
-                found.forget_inactive({"p1"})
-        await ledger.committed()
-        assert _rows(world) == 5
-        found.forget_inactive({"p1"})
-        assert sorted(ledger.sequence_ids) == ["p1", "p3", "p4"]
-        now_ms += 60_000
-        found.forget_inactive({"p1", "p4"})
-        assert sorted(ledger.sequence_ids) == ["p1", "p4"]
-        await ledger.committed()
-        assert _rows(world) == 2
+def test_over_restarts_the_longest_inactive_producers_are_removed_and_the_present_one_never() -> None:
+    """By when they published last, whatever their names are and however often the topic was opened since."""
 
-    told(story)
+    async def story(world: World) -> None:
+        async def restart() -> Deduplication:
+            await lose_power(world, ResendingClient(world))
+            assert world.topic.deduplication is not None
+            return world.topic.deduplication
+
+        found = await restart()
+        for number, name in enumerate("ecadb"):
+            world.topic.ledger.append_nowait(b"x", publish_time_ms=1)
+            found.published(name, _send(number))
+            await world.topic.ledger.committed()
+            await asyncio.sleep(60)
+            found = await restart()
+        # The opening removes none: whoever is connecting may be among them.
+        assert sorted(world.topic.ledger.sequence_ids) == list("abcde")
+        found.remove_inactive({"e"})
+        assert sorted(world.topic.ledger.sequence_ids) == list("bde")
+        await world.topic.ledger.committed()
+        await asyncio.sleep(60 * (10 - 2) + 1)
+        found = await restart()
+        found.remove_inactive({"e"})
+        assert sorted(world.topic.ledger.sequence_ids) == list("be")
+        await world.topic.ledger.committed()
+        assert _rows(world) == 2
+        assert found.last_sequence_id("b") == 4
+
+    told(story, DeduplicationConfig(is_enabled=True, producers_max=3, inactivity_timeout_ms=10 * 60_000))
 
 
 def test_rows_go_with_the_topic_and_when_deduplication_is_switched_off() -> None:
@@ -216,7 +223,7 @@ def test_rows_go_with_the_topic_and_when_deduplication_is_switched_off() -> None
         assert _rows(world) == 0
         assert client.last_ids[-1][0] == -1
 
-        world.config = replace(world.config, deduplication=DeduplicationConfig(is_enabled=True))
+        world.config = replace(world.config, deduplication=ENABLED)
         await lose_power(world, client)
         client.pending, client.count = {}, 0
         await client.connect()
