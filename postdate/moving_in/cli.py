@@ -18,7 +18,8 @@ from postdate.moving_in.messages import Found, MovingInError
 from postdate.moving_in.pulsar_source import AdminPort, backlog, connected_client
 from postdate.moving_in.redis_source import connected, sorted_set
 from postdate.scheduling.api import ScheduleApi, topic_path
-from postdate.scheduling.command_options import on_service, token_of_params
+from postdate.scheduling.command_options import nearest_topics, on_service, token_of_params
+from postdate.scheduling.errors import ScheduleRequestError
 from postdate.scheduling.tables import printable
 
 _LEFT: Final = "done, but messages are left at the source: the reasons are named"
@@ -132,11 +133,13 @@ def pulsar(
     The consumers of the subscription have to be stopped. A dry run acknowledges nothing.
     """
     known = (source_token, source_trust_certs)
-    with closing(AdminPort(admin_url, *known)) as admin, connected_client(service_url, *known) as client:
+    admin = AdminPort(admin_url, *known)
+    with connected_client(service_url, *known) as client:
         _import(api, backlog(client, admin, topic, subscription), to=to or topic, **options)
 
 
 def _import(api: ScheduleApi, found: Found, *, to: str, state: Path, is_dry_run: bool, is_json: bool) -> None:
+    _check_target(api, to)
     path = f"{topic_path(to)}/scheduled"
     post = None if is_dry_run else lambda lines: api.post_lines(path, lines)
     target = f"{api.admin_url} {full_topic_name(to)}"
@@ -155,6 +158,21 @@ def _import(api: ScheduleApi, found: Found, *, to: str, state: Path, is_dry_run:
         click.echo(printable(f"{counted(count, 'message')} left, as {reason}: {', '.join(names)}{more}"))
     if imported.left:
         sys.exit(EXIT_CODE_WRONG)
+
+
+def _check_target(api: ScheduleApi, to: str) -> None:
+    """Refuse what the service would refuse of any message, before the source is read, also in a dry run."""
+    advice = f"`postdate subscriptions create {to} NAME` makes one that does"
+    try:
+        there = api.get(f"{topic_path(to)}/subscriptions")["subscriptions"]
+    except ScheduleRequestError as error:
+        if error.field != "topic":
+            raise
+        advice = f"`postdate subscriptions create {to} NAME` makes it"
+        raise MovingInError(f"{nearest_topics(api, to) or error}. {advice}") from error
+    if not any(one["delays"] for one in there):
+        shown = ", ".join(f"{one['name']} is {one['type']}" for one in there) or "it has none"
+        raise MovingInError(f"no subscription of {to} delays ({shown}). {advice}")
 
 
 def _show(imported: Imported) -> None:

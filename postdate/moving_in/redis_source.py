@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from postdate.command_line.milliseconds import YEAR_1990_MS
 from postdate.moving_in.messages import END_OF_9999_MS, Found, Left, MovingInError, Waiting, schedulable_ms
@@ -26,19 +27,28 @@ def connected(url: str) -> Iterator["redis.Redis"]:
     """
     import redis
 
-    shown = f"{url.partition('://')[0]}://{url.rpartition('@')[2].rpartition('://')[2]}"  # without a password
     try:
-        with redis.Redis.from_url(url) as client:
+        client = redis.Redis.from_url(url)
+    except ValueError:
+        # Its text may show a part of a password that is not percent-encoded.
+        raise MovingInError("the address of Redis is none: write redis://HOST:PORT/DATABASE") from None
+    # An address can ask for texts; members are bytes.
+    client.connection_pool.connection_kwargs["decode_responses"] = False
+    parts = urlsplit(url)
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    try:
+        with client:
             yield client
-    except (redis.RedisError, ValueError) as error:
+    except redis.RedisError as error:
         raise MovingInError(f"Redis at {shown}: {error}") from error
 
 
-def check_type(client: "redis.Redis", key: str, wanted: str) -> None:
-    """Raise `MovingInError` for a key of another type; one that is missing may be empty."""
+def check_type(client: "redis.Redis", key: str, wanted: str) -> bool:
+    """Return whether there is a key, which nothing empty has; raise `MovingInError` for one of another type."""
     found = client.type(key).decode()
     if found not in ("none", wanted):
         raise MovingInError(f"the key {key} of this Redis has the type {found}, not {wanted}")
+    return bool(found == wanted)
 
 
 def sorted_set(client: "redis.Redis", key: str, unit: str | None, key_field: str | None) -> Found:
@@ -51,9 +61,10 @@ def sorted_set(client: "redis.Redis", key: str, unit: str | None, key_field: str
         key_field: The field of members of JSON that is the message's key; None for no key.
 
     Raises:
-        MovingInError: The key has another type.
+        MovingInError: The key is missing, or has another type.
     """
-    check_type(client, key, "zset")
+    if not check_type(client, key, "zset"):
+        raise MovingInError(f"there is no key {key} in this Redis: the set is empty, or has another name")
     for member, score in client.zscan_iter(key, count=MEMBERS_PER_PAGE):
         try:
             deliver_at_ms = schedulable_ms(time_of_score_ms(score, unit))

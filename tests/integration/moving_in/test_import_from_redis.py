@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 import redis
 from celery import Celery
@@ -58,8 +59,8 @@ def test_each_member_comes_once_at_its_score_and_stays_where_it_is(
     store.zadd("due", {"retry-me": 5, "never": float("inf"), "micros": DUE_MS * 1_000.0})
 
     counted = imported(ask, f"redis-sorted-set {redis_url} due --dry-run")
-    assert json.loads(ask("topics --json").stdout)["topics"][0]["backlog"] == 0
-    first = imported(ask, f"redis-sorted-set {redis_url} due")
+    assert scheduled(ask) == {}
+    first = imported(ask, f"redis-sorted-set {redis_url}?decode_responses=true due")
 
     assert counted == first
     assert (first["stored"], first["storedBefore"]) == (1_201, 0)
@@ -111,25 +112,42 @@ def test_a_run_that_is_killed_goes_on_and_each_member_is_there_once(
 
 
 def test_what_cannot_be_imported_is_refused_in_one_line(
-    ask: Ask, redis_url: str, store: redis.Redis, topic: str
+    ask: Ask, redis_url: str, store: redis.Redis, topic: str, target: RunningService
 ) -> None:
     store.set("due", "x")
     store.zadd("set", {"m": DUE_MS})
+    client = pulsar.Client(target.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    exclusive = f"{topic}-exclusive"
+    client.subscribe(exclusive, "only", consumer_type=pulsar.ConsumerType.Exclusive)
 
     for words, says in (
         (f"redis-sorted-set {redis_url} due --to T", "the key due of this Redis has the type string, not zset"),
         (f"celery {redis_url} --queue set --to T", "the key set of this Redis has the type zset, not list"),
         ("celery amqp://localhost --to T", "a broker of AMQP"),
         ("redis-sorted-set redis://:secret@127.0.0.1:1/0 due --to T", "Redis at redis://127.0.0.1:1/0: "),
-        (f"redis-sorted-set {redis_url} set --to nowhere", "There is no topic"),
+        ("redis-sorted-set redis://127.0.0.1:1/0?password=secret due --to T", "Redis at redis://127.0.0.1:1/0: "),
+        (f"redis-sorted-set {redis_url} nosuch --to T", "there is no key nosuch"),
+        (f"celery {redis_url} --queue nosuch --to T", "there is no list nosuch"),
+        (f"redis-sorted-set {redis_url} set --to nowhere", "`postdate subscriptions create nowhere NAME`"),
+        (f"redis-sorted-set {redis_url} set --to nowhere --dry-run", "`postdate subscriptions create nowhere NAME`"),
+        (
+            "pulsar pulsar://h T --subscription s --admin-url http://127.0.0.1:1 --to nowhere",
+            "There is no topic nowhere",
+        ),
+        (f"redis-sorted-set {redis_url} set --to {exclusive} --dry-run", "delays (only is Exclusive)"),
         (f"redis-sorted-set {redis_url} set --to T --state /", "is a directory"),
         ("pulsar pulsar://127.0.0.1:1 T --subscription s --admin-url http://127.0.0.1:1", "no Pulsar answers at http"),
+        (
+            "pulsar pulsar://127.0.0.1:1 T --subscription s --admin-url http://h:abc",
+            "no Pulsar answers at http://h:abc",
+        ),
     ):
         refused = ask(f"import {words}")
         assert (refused.exit_code, refused.stdout) == (2, ""), (words, refused.output, refused.exception)
         assert says in refused.stderr
         assert "secret" not in refused.stderr
     assert scheduled(ask) == {}
+    client.close()
 
 
 def test_tasks_come_over_from_queues_and_from_killed_workers_and_are_run_here(
