@@ -33,7 +33,7 @@ _options = in_order(
         type=click.Path(dir_okay=False, path_type=Path),
         default="postdate-import.db",
         show_default=True,
-        help="The file that remembers what is stored, so that a second run brings nothing twice.",
+        help="The file that remembers what is stored at a service, so that a second run brings nothing twice.",
     ),
     dry_run_option("count what would be stored"),
     json_option("how many are stored, were stored before, and are left"),
@@ -142,8 +142,7 @@ def _import(api: ScheduleApi, found: Found, *, to: str, state: Path, is_dry_run:
     _check_target(api, to)
     path = f"{topic_path(to)}/scheduled"
     post = None if is_dry_run else lambda lines: api.post_lines(path, lines)
-    target = f"{api.admin_url} {full_topic_name(to)}"
-    with closing(found), StoredBefore(state, target, is_dry_run=is_dry_run) as before:
+    with closing(found), StoredBefore(state, api.admin_url, full_topic_name(to), is_dry_run=is_dry_run) as before:
         imported = import_messages(found, post, before, _show)
     if is_json:
         left = [{"reason": one, "count": count, "names": imported.names[one]} for one, count in imported.left.items()]
