@@ -23,7 +23,7 @@ from postdate.scheduling.errors import ScheduleRequestError
 from postdate.scheduling.tables import printable
 
 _LEFT: Final = "done, but messages are left at the source: the reasons are named"
-_REDIS: Final = "postdate import redis-sorted-set redis://127.0.0.1:6379/0 reminders --to reminders"
+_REDIS: Final = "postdate import redis-sorted-set redis://127.0.0.1:6379/0 reminders --score-unit s --to reminders"
 _CELERY: Final = "postdate import celery redis://127.0.0.1:6379/0 --to tasks"
 _PULSAR: Final = "postdate import pulsar pulsar://old:6650 orders --subscription billing --admin-url http://old:8080"
 
@@ -54,7 +54,7 @@ def import_() -> None:
 
 @import_.command(
     "redis-sorted-set",
-    epilog=help_end(f"{_REDIS} --dry-run", f"{_REDIS} --score-unit s --key-field customer", wrong=_LEFT),
+    epilog=help_end(f"{_REDIS} --dry-run", f"{_REDIS} --key-field customer", wrong=_LEFT),
 )
 @click.argument("redis_url", metavar="URL")
 @click.argument("key")
@@ -62,12 +62,13 @@ def import_() -> None:
 @click.option(
     "--score-unit",
     type=click.Choice(["s", "ms"]),
-    help="The unit of scores, since 1970. Default: told by their size, for times since 1990.",
+    required=True,
+    help="The unit of scores, which are since 1970.",
 )
 @click.option("--key-field", metavar="FIELD", help="The field of members of JSON that is the key of the message.")
 @_options
 def redis_sorted_set(
-    api: ScheduleApi, redis_url: str, key: str, score_unit: str | None, key_field: str | None, **options: Any
+    api: ScheduleApi, redis_url: str, key: str, score_unit: str, key_field: str | None, **options: Any
 ) -> None:
     """Schedule the members of the sorted set KEY for their scores, each as a payload. The set stays as it is."""
     with connected(redis_url) as client:

@@ -164,7 +164,9 @@ def _store(messages: Sequence[Waiting], post: Post | None, before: StoredBefore,
             if error.status not in _REFUSES_A_MESSAGE:
                 raise
             if len(messages) == 1:
-                imported.leave(Left(messages[0].id, str(error)))
+                # The service's text has the size, which tells apart what is of a kind.
+                reason = "it is larger than maxMessageSize" if error.status == 413 else str(error)
+                imported.leave(Left(messages[0].id, reason))
             for message in messages if len(messages) > 1 else ():
                 _store([message], post, before, imported)
             return

@@ -234,11 +234,12 @@ CASES: dict[str, Cases] = {
     "import redis-sorted-set": Cases(
         (
             _refused("import redis-sorted-set redis://127.0.0.1:1", _MISSING),
-            _refused("import redis-sorted-set redis://127.0.0.1:1 due --to a/b", "is no topic"),
+            _refused("import redis-sorted-set redis://127.0.0.1:1 due --score-unit s --to a/b", "is no topic"),
             _refused(
-                "import redis-sorted-set http://:geheim/x@127.0.0.1:1 due --to orders --dry-run",
+                "import redis-sorted-set http://:geheim/x@127.0.0.1:1 due --score-unit s --to orders --dry-run",
                 "the address of Redis is none: write redis://HOST:PORT/DATABASE",
             ),
+            _refused("import redis-sorted-set redis://127.0.0.1:1 due --to orders", "Missing option '--score-unit'"),
             _refused("import redis-sorted-set redis://127.0.0.1:1 due --to orders --score-unit min", "Invalid value"),
         ),
         shown_by="test_each_member_comes_once_at_its_score_and_stays_where_it_is",

@@ -18,7 +18,7 @@ MANY = 2 * PORTION_MESSAGES + 7
 class Target:
     """Takes portions, all or none, and remembers them by id; ends after a number of portions."""
 
-    def __init__(self, *, refused: str | None = None, portions_max: int | None = None) -> None:
+    def __init__(self, *, refused: Sequence[str] = (), portions_max: int | None = None) -> None:
         self.messages: dict[str, Json] = {}
         self.portions: list[int] = []
         self._refused, self._portions_max = refused, portions_max
@@ -26,8 +26,9 @@ class Target:
     def post(self, lines: Sequence[Json]) -> None:
         if self._portions_max is not None and len(self.portions) >= self._portions_max:
             raise ServiceUnavailableError("no service answers")
-        if any(line["id"] == self._refused for line in lines):
-            raise ScheduleRequestError(413, "it has too many bytes", field="payload", advice="")
+        for line in lines:
+            if line["id"] in self._refused:
+                raise ScheduleRequestError(413, f"{line['id']} has 6000000 bytes", field="payload", advice="")
         self.portions.append(len(lines))
         self.messages |= {line["id"]: line for line in lines}
 
@@ -89,15 +90,14 @@ def test_a_file_of_one_service_is_refused_for_another_spelling_of_its_address(st
     assert run(waiting(2), Target(), state).stored_before == 2
 
 
-def test_a_message_that_is_refused_stays_and_keeps_no_other(state: Path) -> None:
+def test_messages_that_are_refused_stay_for_one_reason_and_keep_no_other(state: Path) -> None:
     acknowledged: list[str] = []
 
-    imported = run(waiting(5, acknowledged=acknowledged), Target(refused="id-3"), state)
+    imported = run(waiting(6, acknowledged=acknowledged), Target(refused=("id-3", "id-5")), state)
 
-    assert (imported.stored, imported.left) == (4, {"it has too many bytes": 1})
-    assert imported.names == {"it has too many bytes": ["id-3"]}
-    assert "id-3" not in acknowledged
-    assert len(acknowledged) == 4
+    assert (imported.stored, imported.left) == (4, {"it is larger than maxMessageSize": 2})
+    assert imported.names == {"it is larger than maxMessageSize": ["id-3", "id-5"]}
+    assert acknowledged == ["id-0", "id-1", "id-2", "id-4"]
 
 
 def test_a_dry_run_counts_and_leaves_no_trace(state: Path) -> None:
