@@ -133,10 +133,13 @@ def pulsar(
 
     The consumers of the subscription have to be stopped. A dry run acknowledges nothing.
     """
+    to = to or topic
+    if (admin_url.rstrip("/"), full_topic_name(topic)) == (api.admin_url, full_topic_name(to)):
+        raise MovingInError(f"{to} would be imported into itself: name another topic as --to")
     known = (source_token, source_trust_certs)
     admin = AdminPort(admin_url, *known)
     with connected_client(service_url, *known) as client:
-        _import(api, backlog(client, admin, topic, subscription), to=to or topic, **options)
+        _import(api, backlog(client, admin, topic, subscription), to=to, **options)
 
 
 def _import(api: ScheduleApi, found: Found, *, to: str, state: Path, is_dry_run: bool, is_json: bool) -> None:

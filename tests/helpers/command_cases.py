@@ -261,8 +261,8 @@ CASES: dict[str, Cases] = {
             ),
             _refused("import pulsar pulsar://127.0.0.1:1 orders --subscription s --admin-url nowhere", "is no address"),
             _refused(
-                "import pulsar pulsar://127.0.0.1:1 orders --subscription s --admin-url http://h:abc --url http://h:abc",
-                "no service answers at http://h:abc",
+                "import pulsar pulsar://h orders --subscription s --admin-url http://127.0.0.1:1/ --url http://127.0.0.1:1",
+                "orders would be imported into itself",
             ),
         ),
         shown_by="test_the_backlog_of_a_subscription_comes_over_once",
