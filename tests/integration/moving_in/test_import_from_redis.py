@@ -209,7 +209,8 @@ def test_tasks_come_over_from_queues_and_from_killed_workers_and_are_run_here(
     assert json.loads(payload_of(there[waiting[0]]))[:2] == [["anna", "plants"], {}]
     assert {one["properties"]["task"] for one in there.values()} == {"jobs.remind"}
 
-    assert imported(ask, f"celery {redis_url} --all")["stored"] == 1
+    rest = ask(f"import celery {redis_url} --queue celery --queue nosuch --all --to T --json")
+    assert (json.loads(rest.stdout)["stored"], "there is no list nosuch" in rest.stderr) == (1, True)
     with working(tmp_path, "worker.py") as ours:
         ours.wait_for("now: at once")
         ask("scheduled deliver-now T --all --yes")
