@@ -1,4 +1,7 @@
-"""How late delayed messages are: when each was first sent, against its delivery time, as a histogram."""
+"""How late delayed messages are: when each was first sent, against its delivery time, as a histogram.
+
+One that was published after its delivery time is late from its publishing on.
+"""
 
 from bisect import bisect_left
 from collections.abc import Collection

@@ -1,8 +1,13 @@
-"""Delayed entries that came due and were not sent yet: how late each is, is told when it is sent for the first time."""
+"""Delayed entries that came due and were not sent yet: how late each is, is told when it is sent for the first time.
+
+An entry that was published after its delivery time, as one that is moved in from elsewhere, could come no earlier: it
+is late from then on.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
+import numpy as np
 from pyroaring import BitMap
 
 from dispatcher.core.items import ENTRY, LEDGER, ORDER, Item, Key, position_of
@@ -11,14 +16,14 @@ from tracker.columns.positions import ledger_bitmaps
 
 
 class UnsentDelayed:
-    """Entries by ledger, and the delivery times of those whose items have none."""
+    """Entries by ledger, and from when on those are late of which their items do not tell it."""
 
-    __slots__ = ("_deliver_at_ms", "_entries")
+    __slots__ = ("_entries", "_late_from_ms")
 
     def __init__(self) -> None:
         self._entries: dict[int, BitMap] = {}
-        self._deliver_at_ms: dict[Key, int] = {}
-        """Delivery times, where order is by position and items have none."""
+        self._late_from_ms: dict[Key, int] = {}
+        """Of all entries where order is by position; else items have delivery times, and these are published later."""
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
@@ -27,9 +32,11 @@ class UnsentDelayed:
         """Add entries that came due."""
         for ledger_id, entry_ids in ledger_bitmaps(headers.ledger_ids, headers.entry_ids):
             self._entries.setdefault(ledger_id, BitMap()).update(entry_ids)
-        if are_ordered_by_position:
-            keys = zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True)
-            self._deliver_at_ms.update(zip(keys, headers.deliver_at_ms.tolist(), strict=True))
+        if not are_ordered_by_position:
+            headers = headers.where(headers.publish_time_ms > headers.deliver_at_ms)
+        late_from_ms = np.maximum(headers.deliver_at_ms, headers.publish_time_ms).tolist()
+        keys = zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True)
+        self._late_from_ms.update(zip(keys, late_from_ms, strict=True))
 
     def sent(self, items: Sequence[Item], now_ms: int) -> list[int]:
         """Take out what was sent now; return how late each was that is here, in milliseconds."""
@@ -46,7 +53,7 @@ class UnsentDelayed:
             if not unsent:
                 del self._entries[ledger_id]
             late_ms += [
-                now_ms - (item[ORDER] or self._deliver_at_ms.pop(position_of(item), now_ms))
+                now_ms - (self._late_from_ms.pop(position_of(item), 0) or item[ORDER] or now_ms)
                 for item in by_ledger[ledger_id]
                 if item[ENTRY] in sent
             ]
@@ -59,16 +66,16 @@ class UnsentDelayed:
         for ledger_id, entry_id in positions:
             if ledger_id in self._entries:
                 self._entries[ledger_id].discard(entry_id)
-                self._deliver_at_ms.pop((ledger_id, entry_id), None)
+                self._late_from_ms.pop((ledger_id, entry_id), None)
 
     def mark_deleted(self, through: Key) -> None:
         """Take out the ledgers that mark-delete has passed, and the times up to a position."""
         for ledger_id in [passed for passed in self._entries if passed < through[0]]:
             del self._entries[ledger_id]
-        for position in [passed for passed in self._deliver_at_ms if passed <= through]:
-            del self._deliver_at_ms[position]
+        for position in [passed for passed in self._late_from_ms if passed <= through]:
+            del self._late_from_ms[position]
 
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
-        self._deliver_at_ms.clear()
+        self._late_from_ms.clear()

@@ -9,8 +9,9 @@ from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from postdate.command_line.endings import say
 from postdate.command_line.times import parse_time_ms
-from postdate.moving_in.messages import Found, Left, Waiting, schedulable_ms
+from postdate.moving_in.messages import Found, Left, MovingInError, Waiting, schedulable_ms
 from postdate.moving_in.redis_source import MEMBERS_PER_PAGE, check_type, name_of
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ def waiting_tasks(client: "redis.Redis", queues: Sequence[str], prefix: str, *, 
         takes_all: Whether also tasks without an ETA.
 
     Raises:
-        MovingInError: A key has another type.
+        MovingInError: A key has another type, or none of the queues has a task.
     """
+    without = {*queues}
     for queue in queues:
         for raw in _of_queue(client, prefix + queue):
+            without.discard(queue)
             yield _task_of(raw, takes_all=takes_all)
     check_type(client, f"{prefix}unacked", "hash")
     for _, raw in client.hscan_iter(f"{prefix}unacked", count=MEMBERS_PER_PAGE):
@@ -44,8 +47,15 @@ def waiting_tasks(client: "redis.Redis", queues: Sequence[str], prefix: str, *, 
         except (ValueError, TypeError):
             yield Left(name_of(raw), "it is no message of Celery's")
             continue
-        if not {*queues}.isdisjoint(_queues_of(client, prefix, exchange, routing_key)):
+        found = {*queues} & _queues_of(client, prefix, exchange, routing_key)
+        if found:
+            without -= found
             yield _task_of(json.dumps(message).encode(), takes_all=takes_all)
+    for queue in sorted(without):
+        missing = f"there is no list {prefix}{queue} in this Redis: the queue is empty, or has another name"
+        if without == {*queues}:
+            raise MovingInError(missing)
+        say(missing)
 
 
 def _of_queue(client: "redis.Redis", queue: str) -> Iterator[bytes]:

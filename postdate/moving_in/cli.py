@@ -18,11 +18,12 @@ from postdate.moving_in.messages import Found, MovingInError
 from postdate.moving_in.pulsar_source import AdminPort, backlog, connected_client
 from postdate.moving_in.redis_source import connected, sorted_set
 from postdate.scheduling.api import ScheduleApi, topic_path
-from postdate.scheduling.command_options import on_service, token_of_params
+from postdate.scheduling.command_options import nearest_topics, on_service, token_of_params
+from postdate.scheduling.errors import ScheduleRequestError
 from postdate.scheduling.tables import printable
 
 _LEFT: Final = "done, but messages are left at the source: the reasons are named"
-_REDIS: Final = "postdate import redis-sorted-set redis://127.0.0.1:6379/0 reminders --to reminders"
+_REDIS: Final = "postdate import redis-sorted-set redis://127.0.0.1:6379/0 reminders --score-unit s --to reminders"
 _CELERY: Final = "postdate import celery redis://127.0.0.1:6379/0 --to tasks"
 _PULSAR: Final = "postdate import pulsar pulsar://old:6650 orders --subscription billing --admin-url http://old:8080"
 
@@ -32,7 +33,7 @@ _options = in_order(
         type=click.Path(dir_okay=False, path_type=Path),
         default="postdate-import.db",
         show_default=True,
-        help="The file that remembers what is stored, so that a second run brings nothing twice.",
+        help="The file that remembers what is stored at a service, so that a second run brings nothing twice.",
     ),
     dry_run_option("count what would be stored"),
     json_option("how many are stored, were stored before, and are left"),
@@ -53,7 +54,7 @@ def import_() -> None:
 
 @import_.command(
     "redis-sorted-set",
-    epilog=help_end(f"{_REDIS} --dry-run", f"{_REDIS} --score-unit s --key-field customer", wrong=_LEFT),
+    epilog=help_end(f"{_REDIS} --dry-run", f"{_REDIS} --key-field customer", wrong=_LEFT),
 )
 @click.argument("redis_url", metavar="URL")
 @click.argument("key")
@@ -61,12 +62,13 @@ def import_() -> None:
 @click.option(
     "--score-unit",
     type=click.Choice(["s", "ms"]),
-    help="The unit of scores, since 1970. Default: told by their size, for times since 1990.",
+    required=True,
+    help="The unit of scores, which are since 1970.",
 )
 @click.option("--key-field", metavar="FIELD", help="The field of members of JSON that is the key of the message.")
 @_options
 def redis_sorted_set(
-    api: ScheduleApi, redis_url: str, key: str, score_unit: str | None, key_field: str | None, **options: Any
+    api: ScheduleApi, redis_url: str, key: str, score_unit: str, key_field: str | None, **options: Any
 ) -> None:
     """Schedule the members of the sorted set KEY for their scores, each as a payload. The set stays as it is."""
     with connected(redis_url) as client:
@@ -131,16 +133,20 @@ def pulsar(
 
     The consumers of the subscription have to be stopped. A dry run acknowledges nothing.
     """
+    to = to or topic
+    if (admin_url.rstrip("/"), full_topic_name(topic)) == (api.admin_url, full_topic_name(to)):
+        raise MovingInError(f"{to} would be imported into itself: name another topic as --to")
     known = (source_token, source_trust_certs)
-    with closing(AdminPort(admin_url, *known)) as admin, connected_client(service_url, *known) as client:
-        _import(api, backlog(client, admin, topic, subscription), to=to or topic, **options)
+    admin = AdminPort(admin_url, *known)
+    with connected_client(service_url, *known) as client:
+        _import(api, backlog(client, admin, topic, subscription), to=to, **options)
 
 
 def _import(api: ScheduleApi, found: Found, *, to: str, state: Path, is_dry_run: bool, is_json: bool) -> None:
+    _check_target(api, to)
     path = f"{topic_path(to)}/scheduled"
     post = None if is_dry_run else lambda lines: api.post_lines(path, lines)
-    target = f"{api.admin_url} {full_topic_name(to)}"
-    with closing(found), StoredBefore(state, target, is_dry_run=is_dry_run) as before:
+    with closing(found), StoredBefore(state, api.admin_url, full_topic_name(to), is_dry_run=is_dry_run) as before:
         imported = import_messages(found, post, before, _show)
     if is_json:
         left = [{"reason": one, "count": count, "names": imported.names[one]} for one, count in imported.left.items()]
@@ -155,6 +161,21 @@ def _import(api: ScheduleApi, found: Found, *, to: str, state: Path, is_dry_run:
         click.echo(printable(f"{counted(count, 'message')} left, as {reason}: {', '.join(names)}{more}"))
     if imported.left:
         sys.exit(EXIT_CODE_WRONG)
+
+
+def _check_target(api: ScheduleApi, to: str) -> None:
+    """Refuse what the service would refuse of any message, before the source is read, also in a dry run."""
+    advice = f"`postdate subscriptions create {to} NAME` makes one that does"
+    try:
+        there = api.get(f"{topic_path(to)}/subscriptions")["subscriptions"]
+    except ScheduleRequestError as error:
+        if error.field != "topic":
+            raise
+        advice = f"`postdate subscriptions create {to} NAME` makes it"
+        raise MovingInError(f"{nearest_topics(api, to) or error}. {advice}") from error
+    if not any(one["delays"] for one in there):
+        shown = ", ".join(f"{one['name']} is {one['type']}" for one in there) or "it has none"
+        raise MovingInError(f"no subscription of {to} delays ({shown}). {advice}")
 
 
 def _show(imported: Imported) -> None:

@@ -24,9 +24,10 @@ NAMES_MAX: Final = 20
 Post = Callable[[Sequence[Json]], object]
 """Schedules messages at the service, all or none."""
 
-_TABLE: Final = (
+_TABLES: Final = (
+    "CREATE TABLE IF NOT EXISTS service (url TEXT)",
     "CREATE TABLE IF NOT EXISTS stored"
-    " (target TEXT, id TEXT, deliver_at_ms INTEGER, PRIMARY KEY (target, id)) WITHOUT ROWID"
+    " (topic TEXT, id TEXT, deliver_at_ms INTEGER, PRIMARY KEY (topic, id)) WITHOUT ROWID",
 )
 _REFUSES_A_MESSAGE: Final = (400, 413, 422)
 """Statuses by which the service refuses what a message is, not whom or where."""
@@ -37,24 +38,34 @@ class StoredBefore:
 
     Args:
         path: The file.
-        target: The service and the topic that messages come to.
+        url: The service that messages come to. A file has one: what is stored at another is not known by it.
+        topic: The topic there.
         is_dry_run: Whether this is a dry run.
 
     Raises:
-        MovingInError: Another run has the file, or it cannot be used.
+        MovingInError: Another run has the file, it is of a service at another address, or it cannot be used.
     """
 
-    def __init__(self, path: Path, target: str, *, is_dry_run: bool) -> None:
-        self._path, self._target, self._is_dry_run = path, target, is_dry_run
+    def __init__(self, path: Path, url: str, topic: str, *, is_dry_run: bool) -> None:
+        self._path, self._topic, self._is_dry_run = path, topic, is_dry_run
         mode = "memory" if is_dry_run and not path.exists() else "rwc"
         try:
             self._file = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", timeout=0, uri=True)
             self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._file.execute("BEGIN EXCLUSIVE")
-            self._file.execute(_TABLE)
+            for table in _TABLES:
+                self._file.execute(table)
+            (known,) = self._file.execute("SELECT url FROM service").fetchone() or (None,)
+            if known is None:
+                self._file.execute("INSERT INTO service VALUES (?)", (url,))
             self._commit()
         except sqlite3.Error as error:
             raise MovingInError(f"{path}, which remembers what is stored, cannot be used: {error}") from error
+        if known not in (None, url):
+            self._file.close()
+            raise MovingInError(
+                f"{path} is of the service at {known}, not {url}: give the same --url or another --state"
+            )
 
     def __enter__(self) -> "StoredBefore":
         return self
@@ -64,8 +75,8 @@ class StoredBefore:
 
     def has(self, message: Waiting) -> bool:
         """Whether a message is stored for the time that it has now."""
-        asked = (self._target, message.id)
-        row = self._file.execute("SELECT deliver_at_ms FROM stored WHERE target = ? AND id = ?", asked).fetchone()
+        asked = (self._topic, message.id)
+        row = self._file.execute("SELECT deliver_at_ms FROM stored WHERE topic = ? AND id = ?", asked).fetchone()
         return row is not None and row[0] == message.deliver_at_ms
 
     def add(self, messages: Iterable[Waiting]) -> None:
@@ -74,7 +85,7 @@ class StoredBefore:
         Raises:
             MovingInError: The file cannot be written.
         """
-        rows = [(self._target, message.id, message.deliver_at_ms) for message in messages]
+        rows = [(self._topic, message.id, message.deliver_at_ms) for message in messages]
         try:
             self._file.executemany("INSERT OR REPLACE INTO stored VALUES (?, ?, ?)", rows)
             self._commit()
@@ -153,7 +164,9 @@ def _store(messages: Sequence[Waiting], post: Post | None, before: StoredBefore,
             if error.status not in _REFUSES_A_MESSAGE:
                 raise
             if len(messages) == 1:
-                imported.leave(Left(messages[0].id, str(error)))
+                # The service's text has the size, which tells apart what is of a kind.
+                reason = "it is larger than maxMessageSize" if error.status == 413 else str(error)
+                imported.leave(Left(messages[0].id, reason))
             for message in messages if len(messages) > 1 else ():
                 _store([message], post, before, imported)
             return

@@ -6,17 +6,18 @@ own: in batches Pulsar's clients send none that is delayed.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
+from http.client import HTTPException, HTTPMessage
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from postdate.command_line.client_tls import client_context
 from postdate.moving_in.messages import Found, Left, MovingInError, Waiting, schedulable_ms
 from postdate.scheduling.api import topic_path
+from postdate.scheduling.clients import new_client
 
 if TYPE_CHECKING:
     import pulsar
@@ -26,7 +27,7 @@ _TIMEOUT_S: Final = 30
 
 
 class AdminPort:
-    """The admin port of a Pulsar, over one connection.
+    """The admin port of a Pulsar.
 
     Args:
         url: Its address.
@@ -39,15 +40,11 @@ class AdminPort:
     """
 
     def __init__(self, url: str, token: str | None, trust_certs_file: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not url.startswith(("http://", "https://")):
             raise MovingInError(f"{url!r} is no address of an admin port: write http://host:port")
-        self._url = url
+        self._url = url.rstrip("/")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
-        if parts.scheme == "https":
-            context = client_context(trust_certs_file, None, None)
-            self._connection = HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
+        self._tls = client_context(trust_certs_file, None, None) if url.startswith("https://") else None
 
     def subscriptions(self, topic: str) -> list[str]:
         """Return the subscriptions of a topic, also of a partitioned one; raise `MovingInError` where it refuses."""
@@ -59,27 +56,15 @@ class AdminPort:
         text = self._get(topic, f"/ledger/{ledger_id}/entry/{entry_id}")[1]["X-Pulsar-deliver-at-time"]
         return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1_000)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
     def _get(self, topic: str, rest: str) -> tuple[bytes, HTTPMessage]:
-        path = f"/admin/v2/persistent{topic_path(topic).removeprefix('/topics')}{rest}"
+        url = f"{self._url}/admin/v2/persistent{topic_path(topic).removeprefix('/topics')}{rest}"
         try:
-            try:
-                self._connection.request("GET", path, headers=self._headers)
-                answer = self._connection.getresponse()
-            except ConnectionError:
-                # Pulsar has closed the connection, which was idle, or a first one is refused, as the second will be.
-                self._connection.close()
-                self._connection.request("GET", path, headers=self._headers)
-                answer = self._connection.getresponse()
-            body = answer.read()
+            with urlopen(Request(url, headers=self._headers), timeout=_TIMEOUT_S, context=self._tls) as answer:
+                return answer.read(), answer.headers
+        except HTTPError as error:
+            raise MovingInError(f"{url} answers {error.code}: {error.read(300).decode(errors='replace')}") from error
         except (OSError, HTTPException) as error:
             raise MovingInError(f"no Pulsar answers at {self._url}: {error}") from error
-        if answer.status != 200:
-            raise MovingInError(f"{self._url}{path} answers {answer.status}: {body.decode(errors='replace')[:300]}")
-        return body, answer.headers
 
 
 @contextmanager
@@ -91,22 +76,16 @@ def connected_client(url: str, token: str | None, trust_certs_file: str | None) 
     """
     import pulsar
 
-    client = None
     try:
-        client = pulsar.Client(
-            url,
-            authentication=None if token is None else pulsar.AuthenticationToken(token),
-            tls_trust_certs_file_path=trust_certs_file,
-            operation_timeout_seconds=_TIMEOUT_S,
-            # It would write to stdout what the exceptions say as well.
-            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
-        )
-        yield client
+        client = new_client(url, token=token, tls_files=(trust_certs_file, None, None))
     except (pulsar.PulsarException, ValueError) as error:
         raise MovingInError(f"Pulsar at {url}: {error}") from error
+    try:
+        yield client
+    except pulsar.PulsarException as error:
+        raise MovingInError(f"Pulsar at {url}: {error}") from error
     finally:
-        if client is not None:
-            client.close()
+        client.close()
 
 
 def backlog(

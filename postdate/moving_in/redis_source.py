@@ -1,14 +1,14 @@
 """Read a sorted set of Redis whose scores are times. Nothing is removed from it."""
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from postdate.command_line.milliseconds import YEAR_1990_MS
-from postdate.moving_in.messages import END_OF_9999_MS, Found, Left, MovingInError, Waiting, schedulable_ms
+from postdate.moving_in.messages import END_OF_9999_MS, Found, Left, MovingInError, Waiting
 
 if TYPE_CHECKING:
     import redis
@@ -26,37 +26,47 @@ def connected(url: str) -> Iterator["redis.Redis"]:
     """
     import redis
 
-    shown = f"{url.partition('://')[0]}://{url.rpartition('@')[2].rpartition('://')[2]}"  # without a password
     try:
-        with redis.Redis.from_url(url) as client:
+        client = redis.Redis.from_url(url)
+    except ValueError:
+        # Its text may show a part of a password that is not percent-encoded.
+        raise MovingInError("the address of Redis is none: write redis://HOST:PORT/DATABASE") from None
+    # An address can ask for texts; members are bytes.
+    client.connection_pool.connection_kwargs["decode_responses"] = False
+    parts = urlsplit(url)
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    try:
+        with client:
             yield client
-    except (redis.RedisError, ValueError) as error:
+    except redis.RedisError as error:
         raise MovingInError(f"Redis at {shown}: {error}") from error
 
 
-def check_type(client: "redis.Redis", key: str, wanted: str) -> None:
-    """Raise `MovingInError` for a key of another type; one that is missing may be empty."""
+def check_type(client: "redis.Redis", key: str, wanted: str) -> bool:
+    """Return whether there is a key, which nothing empty has; raise `MovingInError` for one of another type."""
     found = client.type(key).decode()
     if found not in ("none", wanted):
         raise MovingInError(f"the key {key} of this Redis has the type {found}, not {wanted}")
+    return bool(found == wanted)
 
 
-def sorted_set(client: "redis.Redis", key: str, unit: str | None, key_field: str | None) -> Found:
+def sorted_set(client: "redis.Redis", key: str, unit: str, key_field: str | None) -> Found:
     """Give the members of a sorted set, in no order; one that is moved meanwhile may come twice.
 
     Args:
         client: The connection.
         key: The key of the set.
-        unit: The unit of scores, `s` or `ms`; None to tell it by their size.
+        unit: The unit of scores, `s` or `ms`.
         key_field: The field of members of JSON that is the message's key; None for no key.
 
     Raises:
-        MovingInError: The key has another type.
+        MovingInError: The key is missing, or has another type.
     """
-    check_type(client, key, "zset")
+    if not check_type(client, key, "zset"):
+        raise MovingInError(f"there is no key {key} in this Redis: the set is empty, or has another name")
     for member, score in client.zscan_iter(key, count=MEMBERS_PER_PAGE):
         try:
-            deliver_at_ms = schedulable_ms(time_of_score_ms(score, unit))
+            deliver_at_ms = _time_ms(score, unit)
             message_key = None if key_field is None else _key_of(member, key_field)
         except ValueError as error:
             yield Left(name_of(member), str(error))
@@ -64,24 +74,12 @@ def sorted_set(client: "redis.Redis", key: str, unit: str | None, key_field: str
             yield Waiting(f"redis:{key}:{sha256(member).hexdigest()[:32]}", member, deliver_at_ms, message_key)
 
 
-def time_of_score_ms(score: float, unit: str | None) -> int:
-    """Return the time that a score means, in ms since 1970.
-
-    Without a unit only times since 1990 are told, which in seconds and in milliseconds have no number in common.
-
-    >>> time_of_score_ms(1_795_289_849.971, None), time_of_score_ms(1_795_289_849_971, None), time_of_score_ms(5, "s")
-    (1795289849971, 1795289849971, 5000)
-
-    Raises:
-        ValueError: It means none, or its unit cannot be told.
-    """
-    if not math.isfinite(score):
-        raise ValueError("its score is infinite")
-    if unit == "ms" or (unit is None and YEAR_1990_MS <= score <= END_OF_9999_MS):
-        return round(score)
-    if unit == "s" or YEAR_1990_MS / 1_000 <= score < YEAR_1990_MS:
-        return round(score * 1_000)
-    raise ValueError("its score is no time since 1990 in seconds or milliseconds (--score-unit takes any)")
+def _time_ms(score: float, unit: str) -> int:
+    """Return the time that a score means, in ms since 1970; a wrong unit makes it one of the 1970s, or after 9999."""
+    deliver_at_ms = score * 1_000 if unit == "s" else score
+    if not YEAR_1990_MS <= deliver_at_ms <= END_OF_9999_MS:
+        raise ValueError("its score is no time from 1990 to 9999 in this unit")
+    return round(deliver_at_ms)
 
 
 def _key_of(member: bytes, field: str) -> str | None:

@@ -85,7 +85,12 @@ def scheduled() -> None:
 @filter_options
 @subscription_option
 @click.option("--limit", type=click.IntRange(1), default=LIST_LIMIT, show_default=True, help="How many at most.")
-@click.option("--payload", "has_payload", is_flag=True, help="Payloads too, as text; with --json in base64.")
+@click.option(
+    "--payload",
+    "has_payload",
+    is_flag=True,
+    help="Payloads too, as text, compressed ones by their size; with --json in base64, compressed ones as they are.",
+)
 @json_option("messages and next, as GET .../scheduled answers")
 @on_service
 def list_scheduled(

@@ -91,13 +91,13 @@ def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
         except ScheduleRequestError as error:
             if error.status != HTTPStatus.NOT_FOUND or error.field != "topic":
                 raise
-            refuse(_nearest(api, str(kwargs["topic"])) or str(error))
+            refuse(nearest_topics(api, str(kwargs.get("to") or kwargs["topic"])) or str(error))
 
     return _service_options(refusing(run))
 
 
-def _nearest(api: ScheduleApi, topic: str) -> str:
-    """Return a refusal with the names nearest to that of a missing topic, of those that the caller may see."""
+def nearest_topics(api: ScheduleApi, topic: str) -> str:
+    """Return a refusal with the names nearest to a missing topic's, of those that the caller may see; else nothing."""
     try:
         find_topic(topic, api.topic_names(topic))
     except NameNotFoundError as error:

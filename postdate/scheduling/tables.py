@@ -136,14 +136,20 @@ def message_table(messages: Sequence[Json], now_ms: int) -> Table:
 
 
 def _how_far(span_ms: int) -> str:
-    """Write how far a delivery time is from now, in its largest unit.
+    """Write how far a delivery time is from now, rounded to its largest unit.
 
-    >>> _how_far(7_300_000), _how_far(-250_000), _how_far(-10)
-    ('in 2 h', 'overdue 4 min', 'due now')
+    >>> _how_far(32_399_000), _how_far(3_599_600), _how_far(-250_000), _how_far(-10)
+    ('in 9 h', 'in 1 h', 'overdue 4 min', 'due now')
     """
-    for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
-        if abs(span_ms) >= unit_ms:
-            count = abs(span_ms) // unit_ms
+    far_ms = abs(span_ms)
+    for unit, unit_ms, rounded_up_ms in (
+        ("d", 86_400_000, 1_800_000),
+        ("h", 3_600_000, 30_000),
+        ("min", 60_000, 500),
+        ("s", 1_000, 500),
+    ):
+        if far_ms > unit_ms - rounded_up_ms:
+            count = round(far_ms / unit_ms)
             return f"in {count} {unit}" if span_ms > 0 else f"overdue {count} {unit}"
     return "due now"
 

@@ -233,10 +233,12 @@ CASES: dict[str, Cases] = {
     "import redis-sorted-set": Cases(
         (
             _refused("import redis-sorted-set redis://127.0.0.1:1", _MISSING),
-            _refused("import redis-sorted-set redis://127.0.0.1:1 due --to a/b", "is no topic"),
+            _refused("import redis-sorted-set redis://127.0.0.1:1 due --score-unit s --to a/b", "is no topic"),
             _refused(
-                "import redis-sorted-set http://127.0.0.1:1 due --to orders --dry-run", "Redis at http://127.0.0.1:1"
+                "import redis-sorted-set http://:geheim/x@127.0.0.1:1 due --score-unit s --to orders --dry-run",
+                "the address of Redis is none: write redis://HOST:PORT/DATABASE",
             ),
+            _refused("import redis-sorted-set redis://127.0.0.1:1 due --to orders", "Missing option '--score-unit'"),
             _refused("import redis-sorted-set redis://127.0.0.1:1 due --to orders --score-unit min", "Invalid value"),
         ),
         shown_by="test_each_member_comes_once_at_its_score_and_stays_where_it_is",
@@ -245,7 +247,8 @@ CASES: dict[str, Cases] = {
         (
             _refused("import celery redis://127.0.0.1:1", _MISSING),
             _refused("import celery amqp://127.0.0.1:1 --to orders", "a broker of AMQP"),
-            _refused("import celery redis://127.0.0.1:1 --to orders --dry-run", "Redis at redis://127.0.0.1:1"),
+            _refused("import celery redis://127.0.0.1:1 --to bad//x", "postdate: 'bad//x' is no topic"),
+            _refused("import celery redis://127.0.0.1:1 --to orders --dry-run --url http://127.0.0.1:1", "no service"),
         ),
         shown_by="test_tasks_come_over_from_queues_and_from_killed_workers_and_are_run_here",
     ),
@@ -256,6 +259,10 @@ CASES: dict[str, Cases] = {
                 "import pulsar nowhere orders --subscription s --admin-url http://127.0.0.1:1", "Pulsar at nowhere"
             ),
             _refused("import pulsar pulsar://127.0.0.1:1 orders --subscription s --admin-url nowhere", "is no address"),
+            _refused(
+                "import pulsar pulsar://h orders --subscription s --admin-url http://127.0.0.1:1/ --url http://127.0.0.1:1",
+                "orders would be imported into itself",
+            ),
         ),
         shown_by="test_the_backlog_of_a_subscription_comes_over_once",
     ),

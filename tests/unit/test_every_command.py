@@ -184,7 +184,7 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
         ("pyspark", ["pipeline", "rebuild", "data"], "spark"),
         ("pyarrow", ["ledger", "export", "data", "out"], "export"),
         ("pulsar", ["demo"], "demo"),
-        ("redis", ["import", "redis-sorted-set", "redis://127.0.0.1:1", "due", "--to", "reminders"], "redis"),
+        ("redis", ["import", "celery", "redis://127.0.0.1:1", "--to", "reminders"], "redis"),
         ("rich", ["demo"], "demo"),
         ("rocksdict", ["ledger", "repair", "data", "--yes"], "service"),
     ],

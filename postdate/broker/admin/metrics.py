@@ -156,7 +156,9 @@ class MetricsPage:
 
     def _lateness_lines(self) -> Iterator[bytes]:
         name = "postdate_delivery_lateness_seconds"
-        yield _head(name, "How late delayed messages were when they were first sent, against their delivery time.")
+        yield _head(
+            name, "How late delayed messages were first sent, from their delivery time or a later publishing on."
+        )
         ends = [end / 1000 for end in LATENESS_MS]
         for labels, counts, sum_ms in self._lateness.values():
             yield _histogram(name, labels, ends, counts, sum_ms / 1000)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 import redis
 from celery import Celery
@@ -54,12 +55,12 @@ def test_each_member_comes_once_at_its_score_and_stays_where_it_is(
 ) -> None:
     """More than two portions; in seconds and in milliseconds, bytes that are no text, and what is no time."""
     members = {b"m-%d" % number: DUE_S + number for number in range(1_200)}
-    store.zadd("due", {**members, b"\xff\x00": DUE_MS})
+    store.zadd("due", {**members, b"\xff\x00": DUE_S})
     store.zadd("due", {"retry-me": 5, "never": float("inf"), "micros": DUE_MS * 1_000.0})
 
-    counted = imported(ask, f"redis-sorted-set {redis_url} due --dry-run")
-    assert json.loads(ask("topics --json").stdout)["topics"][0]["backlog"] == 0
-    first = imported(ask, f"redis-sorted-set {redis_url} due")
+    counted = imported(ask, f"redis-sorted-set {redis_url} due --score-unit s --dry-run")
+    assert scheduled(ask) == {}
+    first = imported(ask, f"redis-sorted-set {redis_url}?decode_responses=true due --score-unit s")
 
     assert counted == first
     assert (first["stored"], first["storedBefore"]) == (1_201, 0)
@@ -80,15 +81,15 @@ def test_a_second_import_moves_what_moved_and_brings_nothing_again(
     """Also what was delivered or cancelled here since the first one."""
     for name in ("a", "b", "c"):
         store.zadd("due", {json.dumps({"what": name, "who": f"key-{name}"}): DUE_MS})
-    assert imported(ask, f"redis-sorted-set {redis_url} due --key-field who")["stored"] == 3
+    assert imported(ask, f"redis-sorted-set {redis_url} due --score-unit ms --key-field who")["stored"] == 3
     assert ask("scheduled cancel T --key key-a --yes").exit_code == 0
     store.zadd("due", {json.dumps({"what": "b", "who": "key-b"}): DUE_MS + 1, "d": DUE_MS})
 
-    again = imported(ask, f"redis-sorted-set {redis_url} due --key-field who")
+    again = imported(ask, f"redis-sorted-set {redis_url} due --score-unit ms --key-field who")
 
     assert (again["stored"], again["storedBefore"], again["left"][0]["names"]) == (1, 2, ["d"])
     assert {one["key"]: one["deliverAtMs"] for one in scheduled(ask).values()} == {"key-b": DUE_MS + 1, "key-c": DUE_MS}
-    said = ask(f"import redis-sorted-set {redis_url} due --to T --score-unit ms")
+    said = ask(f"import redis-sorted-set {redis_url} due --score-unit ms --to T")
     assert said.exit_code == 0
     assert " stored in " in said.stdout
 
@@ -97,12 +98,12 @@ def test_a_run_that_is_killed_goes_on_and_each_member_is_there_once(
     ask: Ask, target: RunningService, topic: str, redis_url: str, store: redis.Redis
 ) -> None:
     store.zadd("due", {f"m-{number}": DUE_S for number in range(MANY)})
-    words = ("import", "redis-sorted-set", redis_url, "due", "--to", topic, "--url", target.web_url)
+    words = f"import redis-sorted-set {redis_url} due --score-unit s --to {topic} --url {target.web_url}".split()
     with subprocess.Popen([sys.executable, "-m", "postdate", *words]) as process:
         wait_until(lambda: ask("scheduled list T --limit 1 --json").stdout.count("messageId") > 0, timeout_s=60)
         process.kill()
 
-    again = imported(ask, f"redis-sorted-set {redis_url} due")
+    again = imported(ask, f"redis-sorted-set {redis_url} due --score-unit s")
 
     assert again["stored"] + again["storedBefore"] == MANY
     messages = json.loads(ask(f"scheduled list T --json --limit {2 * MANY}").stdout)["messages"]
@@ -111,25 +112,57 @@ def test_a_run_that_is_killed_goes_on_and_each_member_is_there_once(
 
 
 def test_what_cannot_be_imported_is_refused_in_one_line(
-    ask: Ask, redis_url: str, store: redis.Redis, topic: str
+    ask: Ask, redis_url: str, store: redis.Redis, topic: str, target: RunningService
 ) -> None:
     store.set("due", "x")
     store.zadd("set", {"m": DUE_MS})
+    client = pulsar.Client(target.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    exclusive = f"{topic}-exclusive"
+    client.subscribe(exclusive, "only", consumer_type=pulsar.ConsumerType.Exclusive)
 
     for words, says in (
-        (f"redis-sorted-set {redis_url} due --to T", "the key due of this Redis has the type string, not zset"),
+        (
+            f"redis-sorted-set {redis_url} due --score-unit s --to T",
+            "the key due of this Redis has the type string, not zset",
+        ),
         (f"celery {redis_url} --queue set --to T", "the key set of this Redis has the type zset, not list"),
         ("celery amqp://localhost --to T", "a broker of AMQP"),
-        ("redis-sorted-set redis://:secret@127.0.0.1:1/0 due --to T", "Redis at redis://127.0.0.1:1/0: "),
-        (f"redis-sorted-set {redis_url} set --to nowhere", "There is no topic"),
-        (f"redis-sorted-set {redis_url} set --to T --state /", "is a directory"),
+        (
+            "redis-sorted-set redis://:secret@127.0.0.1:1/0 due --score-unit s --to T",
+            "Redis at redis://127.0.0.1:1/0: ",
+        ),
+        (
+            "redis-sorted-set redis://127.0.0.1:1/0?password=secret due --score-unit s --to T",
+            "Redis at redis://127.0.0.1:1/0: ",
+        ),
+        (f"redis-sorted-set {redis_url} nosuch --score-unit s --to T", "there is no key nosuch"),
+        (f"celery {redis_url} --queue nosuch --to T", "there is no list nosuch"),
+        (
+            f"redis-sorted-set {redis_url} set --score-unit s --to nowhere",
+            "`postdate subscriptions create nowhere NAME`",
+        ),
+        (
+            f"redis-sorted-set {redis_url} set --score-unit s --to nowhere --dry-run",
+            "`postdate subscriptions create nowhere NAME`",
+        ),
+        (
+            "pulsar pulsar://h T --subscription s --admin-url http://127.0.0.1:1 --to nowhere",
+            "There is no topic nowhere",
+        ),
+        (f"redis-sorted-set {redis_url} set --score-unit s --to {exclusive} --dry-run", "delays (only is Exclusive)"),
+        (f"redis-sorted-set {redis_url} set --score-unit s --to T --state /", "is a directory"),
         ("pulsar pulsar://127.0.0.1:1 T --subscription s --admin-url http://127.0.0.1:1", "no Pulsar answers at http"),
+        (
+            "pulsar pulsar://127.0.0.1:1 T --subscription s --admin-url http://h:abc",
+            "no Pulsar answers at http://h:abc",
+        ),
     ):
         refused = ask(f"import {words}")
         assert (refused.exit_code, refused.stdout) == (2, ""), (words, refused.output, refused.exception)
         assert says in refused.stderr
         assert "secret" not in refused.stderr
     assert scheduled(ask) == {}
+    client.close()
 
 
 def test_tasks_come_over_from_queues_and_from_killed_workers_and_are_run_here(
@@ -176,7 +209,8 @@ def test_tasks_come_over_from_queues_and_from_killed_workers_and_are_run_here(
     assert json.loads(payload_of(there[waiting[0]]))[:2] == [["anna", "plants"], {}]
     assert {one["properties"]["task"] for one in there.values()} == {"jobs.remind"}
 
-    assert imported(ask, f"celery {redis_url} --all")["stored"] == 1
+    rest = ask(f"import celery {redis_url} --queue celery --queue nosuch --all --to T --json")
+    assert (json.loads(rest.stdout)["stored"], "there is no list nosuch" in rest.stderr) == (1, True)
     with working(tmp_path, "worker.py") as ours:
         ours.wait_for("now: at once")
         ask("scheduled deliver-now T --all --yes")

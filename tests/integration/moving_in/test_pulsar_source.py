@@ -2,8 +2,6 @@
 
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import closing
 
 import pulsar
 import pytest
@@ -20,9 +18,8 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def admin(service: RunningService) -> Iterator[AdminPort]:
-    with closing(AdminPort(service.web_url, None, None)) as port:
-        yield port
+def admin(service: RunningService) -> AdminPort:
+    return AdminPort(service.web_url, None, None)
 
 
 def read(service: RunningService, admin: AdminPort, topic: str, *, acknowledges: bool) -> list[Waiting]:

@@ -47,6 +47,28 @@ def test_each_delayed_message_counts_once_with_how_late_it_is(mode: str) -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_message_that_is_published_after_its_time_is_late_since_it_was_published(mode: str) -> None:
+    """As one that is moved in, hours after it was due where it came from."""
+    kind, config = MODES[mode]
+
+    async def story() -> None:
+        world = ShellWorld(kind, config=config)
+        consumer = world.join("c", permits=0)
+        world.publish(10, delay_ms=-9_000_000)
+        await asyncio.sleep(2)
+        world.dispatcher.consumer_flow(consumer, 1_000)
+        await settle()
+
+        lateness = world.dispatcher.lateness
+        assert sum(lateness.counts) == 10
+        assert 10 * 2_000 <= lateness.sum_ms < 10 * 2_100
+        assert not world.dispatcher.core.unsent_delayed
+        await world.dispatcher.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_nothing_is_kept_of_messages_that_are_acknowledged_before_they_are_sent(mode: str) -> None:
     kind, config = MODES[mode]
 

@@ -10,6 +10,7 @@ from postdate.moving_in.importing import PORTION_MESSAGES, Imported, StoredBefor
 from postdate.moving_in.messages import Found, Left, MovingInError, Waiting
 from postdate.scheduling.errors import ScheduleRequestError, ServiceUnavailableError
 
+URL = "http://127.0.0.1:8080"
 DUE_MS = 1_900_000_000_000
 MANY = 2 * PORTION_MESSAGES + 7
 
@@ -17,7 +18,7 @@ MANY = 2 * PORTION_MESSAGES + 7
 class Target:
     """Takes portions, all or none, and remembers them by id; ends after a number of portions."""
 
-    def __init__(self, *, refused: str | None = None, portions_max: int | None = None) -> None:
+    def __init__(self, *, refused: Sequence[str] = (), portions_max: int | None = None) -> None:
         self.messages: dict[str, Json] = {}
         self.portions: list[int] = []
         self._refused, self._portions_max = refused, portions_max
@@ -25,8 +26,9 @@ class Target:
     def post(self, lines: Sequence[Json]) -> None:
         if self._portions_max is not None and len(self.portions) >= self._portions_max:
             raise ServiceUnavailableError("no service answers")
-        if any(line["id"] == self._refused for line in lines):
-            raise ScheduleRequestError(413, "it has too many bytes", field="payload", advice="")
+        for line in lines:
+            if line["id"] in self._refused:
+                raise ScheduleRequestError(413, f"{line['id']} has 6000000 bytes", field="payload", advice="")
         self.portions.append(len(lines))
         self.messages |= {line["id"]: line for line in lines}
 
@@ -44,7 +46,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def run(found: Found, target: Target | None, state: Path) -> Imported:
-    with StoredBefore(state, "here", is_dry_run=target is None) as before:
+    with StoredBefore(state, URL, "here", is_dry_run=target is None) as before:
         return import_messages(found, None if target is None else target.post, before, lambda _: None)
 
 
@@ -74,19 +76,28 @@ def test_what_has_another_time_now_is_stored_again(state: Path) -> None:
 def test_another_target_is_another_import(state: Path) -> None:
     run(waiting(2), Target(), state)
 
-    with StoredBefore(state, "there", is_dry_run=False) as before:
+    with StoredBefore(state, URL, "there", is_dry_run=False) as before:
         assert import_messages(waiting(2), Target().post, before, lambda _: None).stored == 2
 
 
-def test_a_message_that_is_refused_stays_and_keeps_no_other(state: Path) -> None:
+def test_a_file_of_one_service_is_refused_for_another_spelling_of_its_address(state: Path) -> None:
+    """It would bring everything again, also what was delivered, cancelled or moved."""
+    run(waiting(2), Target(), state)
+
+    for is_dry_run in (True, False):
+        with pytest.raises(MovingInError, match=f"is of the service at {URL}, not http://localhost:8080: give"):
+            StoredBefore(state, "http://localhost:8080", "here", is_dry_run=is_dry_run)
+    assert run(waiting(2), Target(), state).stored_before == 2
+
+
+def test_messages_that_are_refused_stay_for_one_reason_and_keep_no_other(state: Path) -> None:
     acknowledged: list[str] = []
 
-    imported = run(waiting(5, acknowledged=acknowledged), Target(refused="id-3"), state)
+    imported = run(waiting(6, acknowledged=acknowledged), Target(refused=("id-3", "id-5")), state)
 
-    assert (imported.stored, imported.left) == (4, {"it has too many bytes": 1})
-    assert imported.names == {"it has too many bytes": ["id-3"]}
-    assert "id-3" not in acknowledged
-    assert len(acknowledged) == 4
+    assert (imported.stored, imported.left) == (4, {"it is larger than maxMessageSize": 2})
+    assert imported.names == {"it is larger than maxMessageSize": ["id-3", "id-5"]}
+    assert acknowledged == ["id-0", "id-1", "id-2", "id-4"]
 
 
 def test_a_dry_run_counts_and_leaves_no_trace(state: Path) -> None:
@@ -108,9 +119,9 @@ def test_a_dry_run_counts_and_leaves_no_trace(state: Path) -> None:
 
 
 def test_a_file_that_another_run_has_or_that_is_none_is_refused(state: Path) -> None:
-    with StoredBefore(state, "here", is_dry_run=False), pytest.raises(MovingInError, match="locked"):
-        StoredBefore(state, "here", is_dry_run=False)
+    with StoredBefore(state, URL, "here", is_dry_run=False), pytest.raises(MovingInError, match="locked"):
+        StoredBefore(state, URL, "here", is_dry_run=False)
     state.write_bytes(b"a diary of somebody's, which is no database\n" * 100)
     with pytest.raises(MovingInError, match="not a database"):
-        StoredBefore(state, "here", is_dry_run=False)
+        StoredBefore(state, URL, "here", is_dry_run=False)
     assert state.read_bytes().startswith(b"a diary")
