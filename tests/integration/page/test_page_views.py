@@ -145,6 +145,50 @@ def test_a_slot_that_drains_says_who_holds_it(page: Page, client: pulsar.Client,
     assert all("holder" in one for one in rows[rows.index(next(one for one in rows if "Held by" in one)) + 1 :])
 
 
+AS_IF_LATER = """
+const before = window.fetch;
+window.fetch = async (path, ...more) => {
+  const reply = await before(path, ...more);
+  if (!path.includes("/stats")) return reply;
+  const found = await reply.json();
+  for (const one of Object.values(found.subscriptions)) for (const consumer of one.consumers) {
+    for (const name of FIELDS) if (consumer[name]) consumer[name] -= 75_000;
+  }
+  return new Response(JSON.stringify(found));
+};
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_silent"),
+    [
+        # It was idle for 75 s, and has just got a message.
+        (["lastAckedTimestamp", "firstMessagesSentTimestamp"], False),
+        (["lastAckedTimestamp", "firstMessagesSentTimestamp", "holdingSinceTimestamp"], True),
+    ],
+)
+def test_a_consumer_that_holds_messages_for_a_minute_stands_out_and_one_that_was_idle_does_not(
+    page: Page, client: pulsar.Client, topic: str, fields: list[str], is_silent: bool
+) -> None:
+    consumer = client.subscribe(topic, "me", consumer_type=pulsar.ConsumerType.KeyShared)
+    producer = client.create_producer(topic)
+    producer.send(b"x")
+    consumer.acknowledge(consumer.receive(10_000))
+    producer.send(b"x")
+    consumer.receive(10_000)
+    page.use()
+    source = AS_IF_LATER.replace("FIELDS", str(fields))
+    kept = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    try:
+        page.topic(topic, "consumers")
+
+        page.text_has("#view tbody td", "1")
+        assert bool(page.all("#view .wrong")) == is_silent
+        page.text_has("#view td span", ", has held messages for 1." if is_silent else ":")
+    finally:
+        page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", {"identifier": kept["identifier"]})
+
+
 def test_of_a_topic_that_is_not_there_the_message_alone_is_shown(page: Page, topic: str) -> None:
     page.topic(f"{topic}-nosuch", "schedule")
 
