@@ -1,7 +1,6 @@
 // One topic: what is wrong with it, its figures, pause and resume, and the views of it.
 
 import { ask, topic } from "./api.js";
-import { showBuckets } from "./buckets.js";
 import { showConsumers } from "./consumers.js";
 import { actOnPause } from "./dialogs.js";
 import { button, changes, el, figures, labelled } from "./dom.js";
@@ -18,7 +17,6 @@ const VIEWS = {
   consumers: ["Consumers", showConsumers],
   live: ["Rates", showLive],
   trail: ["Changes", showTrail],
-  index: ["Index", showBuckets],
 };
 const REFRESH_MS = 5_000;
 const EXPLAINED_MAX = 4;

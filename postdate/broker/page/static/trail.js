@@ -26,7 +26,7 @@ export function trail(view, title = "Who has changed what") {
     told = now;
     view.main.replaceChildren(el("h2", {}, title), entries.length
       ? table("Changes, the last first", COLUMNS(view.name), entries.map((one) => [
-        `${clock(one.timeMs)}${one.times > 1 ? ` (${count(one.times)} since ${clock(one.firstMs)})` : ""}`,
+        clock(one.timeMs),
         one.role === null ? one.address : `${one.role} (${one.address})`,
         one.outcome === "done" ? one.action : el("span", { class: "wrong" }, `${one.action}: ${one.outcome}`),
         ...(view.name ? [] : [one.topic]),
