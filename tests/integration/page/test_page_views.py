@@ -146,6 +146,50 @@ def test_a_slot_that_drains_says_who_holds_it(page: Page, client: pulsar.Client,
     assert all("holder" in one for one in rows[rows.index(next(one for one in rows if "Held by" in one)) + 1 :])
 
 
+WITH_A_PROBLEM = """
+const before = window.fetch;
+window.fetch = async (path, ...more) => {
+  const reply = await before(path, ...more);
+  if (path !== "/health") return reply;
+  const problems = ["persistent://NAME: it has stopped"];
+  return new Response(JSON.stringify({ ...await reply.json(), status: "failing", problems }));
+};
+"""
+
+
+def test_a_problem_of_a_topic_is_not_one_of_another_whose_name_it_begins_with(
+    page: Page, client: pulsar.Client, topic: str
+) -> None:
+    for name in (topic, f"{topic}-eu"):
+        client.create_producer(name).close()
+    page.use()
+    source = WITH_A_PROBLEM.replace("NAME", f"public/default/{topic}-eu")
+    kept = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    try:
+        page.open()
+
+        page.one("#filter").send_keys(topic)
+        page.until("document.querySelectorAll('#topics tbody tr').length === 2")
+        page.text_has("#topics tr.sick .ailments", "it has stopped")
+        assert [one.text for one in page.all("#topics tr.sick a")] == [f"public/default/{topic}-eu"]
+    finally:
+        page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", {"identifier": kept["identifier"]})
+
+
+def test_the_front_page_names_the_span_of_its_lateness(page: Page, client: pulsar.Client, topic: str) -> None:
+    consumer = client.subscribe(topic, "me", consumer_type=pulsar.ConsumerType.Shared)
+    producer = client.create_producer(topic)
+    page.use()
+    page.open()
+    page.text_has("#rates dt", "Late since the start, p99")
+
+    producer.send(b"x", deliver_at=time.time_ns() // 1_000_000 + 1)
+    consumer.acknowledge(consumer.receive(10_000))
+
+    page.text_has("#rates dt", "Late in the last 1")
+    page.text_has("#rates dt", "Late since the start, p99")
+
+
 AS_IF_LATER = """
 const before = window.fetch;
 window.fetch = async (path, ...more) => {
