@@ -16,6 +16,8 @@ const REFRESH_MS = 5_000;
 const LAST_ASKED_MS = 2 ** 63 - 1_024;
 const ID = /^\d+:\d+(:-?\d+)*$/;
 
+const messageIdOf = (text) => text.split(":").slice(0, 2).join(":");
+
 /** A time as a request takes it: the service refuses a number before 1990, which may be seconds, so it is written out. */
 const written = (timeMs) => (timeMs < Date.UTC(1990, 0) ? new Date(timeMs).toISOString() : timeMs);
 
@@ -76,9 +78,13 @@ export function showSchedule(view) {
     return [when, state.key && `of key ${state.key}`, state.property && `with ${state.property}`].filter(Boolean).join(", ");
   }
 
-  function apply() {
+  async function apply() {
     const text = key.value.trim();
-    if (ID.test(text)) { key.value = state.key; choose({ open: text.split(":").slice(0, 2).join(":") }); return; }
+    if (ID.test(text) && text !== state.key) {
+      // A key may look like an id: where there are messages of it, they are meant, and the message is one click away.
+      const { total } = await ask(view.name, "scheduled/histogram", { ...view.scope, key: text, buckets: 1 }).catch(() => ({ total: 0 }));
+      if (!total) { key.value = state.key; choose({ open: messageIdOf(text) }); return; }
+    }
     const times = [from, until].map((one) => fromInput(one.value));
     const [was, will] = [[state.from, state.until], times].map((one) => one.map(toInput).join());
     const wanted = { key: key.value, property: property.value.trim(), ...(was === will ? {} : { from: times[0], until: times[1], span: times[0] === null && times[1] === null ? "hour" : "" }) };
@@ -112,7 +118,7 @@ export function showSchedule(view) {
     list.mark(state.open);
     aside.hidden = !(state.open || state.key);
     if (state.open) showMessage(view, aside, state.open, () => choose({ open: "" }));
-    else if (state.key) showKey(view, aside, state.key);
+    else if (state.key) showKey(view, aside, state.key, ID.test(state.key) && button(`Message ${messageIdOf(state.key)}`, () => choose({ open: messageIdOf(state.key) })));
   }
 
   function tell(found, meant) {

@@ -98,7 +98,7 @@ export function showTopic(outer, name, viewName, subscription) {
       ["Overdue", count(counts.overdue), { class: wrong.some(({ level }) => level === "wrong") && counts.overdue && "wrong", title: "due, and in no hand" }],
       ["Within 1 min", count(counts.dueWithinMinute)], ["Within 1 h", count(counts.dueWithinHour)], ["Within 24 h", count(counts.dueWithinDay)],
       ["Delayed", count(counts.delayed), { title: `the last one is due ${relative(counts.lastDueMs)}, ${clock(counts.lastDueMs)}` }],
-      ["In hand", count(counts.inHand), { title: "sent to consumers, and not acknowledged" }],
+      ["In hand", count(counts.inHand), { title: "sent to consumers, and no other subscription waits for it" }],
       ["Next due", relative(counts.nextDueMs), { title: clock(counts.nextDueMs) }],
       ["Backlog", count(sum("backlog")), { title: "entries of the log that are not acknowledged, delayed or not, of each subscription" }],
       ["Consumers", count(sum("consumers"))],
