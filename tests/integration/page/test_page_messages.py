@@ -130,6 +130,21 @@ def test_a_message_that_one_subscription_has_in_hand_is_said_to_wait_for_the_oth
     assert [one.text.endswith("alone") for one in page.all("#messages .when")] == [True, False]
 
 
+def test_where_all_is_due_later_the_page_says_when_and_shows_it_when_asked(
+    page: Page, client: pulsar.Client, topic: str
+) -> None:
+    client.subscribe(topic, "me", consumer_type=pulsar.ConsumerType.Shared)
+    publish(client, topic, b"x", 5 * HOUR_MS // 4)
+    page.use()
+    page.topic(topic)
+
+    page.text_has("#chart-summary", "The next one is due in 1.2 h: ")
+    assert page.one("#view").text.count("0 messages") == 1
+    assert not page.one(".chart").is_displayed()
+    page.press("show all", "#chart-summary")
+    page.text_has(".messages h2", "1 message scheduled")
+
+
 def test_who_holds_a_key_is_one_field_away_also_where_nothing_of_it_is_scheduled(
     page: Page, topic: str, schedule: pulsar.Consumer
 ) -> None:

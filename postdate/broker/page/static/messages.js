@@ -100,7 +100,7 @@ export function messageList(view, open) {
       heading.textContent = `${plural(total, "message")} ${words || "scheduled"}`;
       previous.hidden = before.length === 0;
       next.hidden = following === null;
-      summary.textContent = found.messages.length ? following || before.length ? `Page ${before.length + 1}: ${plural(found.messages.length, "message")}${following ? ", and more follow" : ""}.` : "" : "There are none.";
+      summary.textContent = found.messages.length && (following || before.length) ? `Page ${before.length + 1}: ${plural(found.messages.length, "message")}${following ? ", and more follow" : ""}.` : "";
       if (isAwaited) announce(`${heading.textContent}. ${summary.textContent}`);
       isAwaited = false;
       holder.hidden = !found.messages.length;

@@ -92,9 +92,10 @@ export function showTopic(outer, name, viewName, subscription) {
     const sum = (field) => chosen.reduce((total, one) => total + one[field], 0);
     const counts = subscription && chosen.length ? chosen[0] : of;
     const wrong = ailmentsOf(of, { subscription, reasons });
-    ailments.replaceChildren(...wrong.map((one) => ailmentLine(one, one.overdue && viewName === "schedule"
+    ailments.replaceChildren(...wrong.map((one) => ailmentLine(one, one.overdue && show === showSchedule
       ? el("a", { href: `${topicLink(name, "schedule", one.subscription)}?span=overdue` }, "Show them") : null)));
-    cards.replaceChildren(figures([
+    // Schedule has them in its chart and its spans.
+    if (show !== showSchedule) cards.replaceChildren(figures([
       ["Overdue", count(counts.overdue), { class: wrong.some(({ level }) => level === "wrong") && counts.overdue && "wrong", title: "due, and in no hand" }],
       ["Within 1 min", count(counts.dueWithinMinute)], ["Within 1 h", count(counts.dueWithinHour)], ["Within 24 h", count(counts.dueWithinDay)],
       ["Delayed", count(counts.delayed), { title: `the last one is due ${relative(counts.lastDueMs)}, ${clock(counts.lastDueMs)}` }],
