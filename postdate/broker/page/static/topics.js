@@ -83,9 +83,10 @@ export function showTopics(view) {
   poll(view, REFRESH_MS, async () => {
     const all = await totals();
     if (view.signal.aborted) return;
+    const about = (value) => (all.estimated ? `≈ ${count(value)}` : count(value));
     due.replaceChildren(figures([
-      ["Overdue", count(all.overdue), { class: all.overdue > 0 && "wrong", title: "due, and in no hand" }],
-      ["Due within 1 minute", count(all.dueWithinMinute)], ["Due within 1 hour", count(all.dueWithinHour)], ["Due within 24 hours", count(all.dueWithinDay)],
+      ["Overdue", about(all.overdue), { class: all.overdue > 0 && "wrong", title: "due, and in no hand" }],
+      ["Due within 1 minute", about(all.dueWithinMinute)], ["Due within 1 hour", about(all.dueWithinHour)], ["Due within 24 hours", about(all.dueWithinDay)],
       ["Delayed in all", count(all.delayed)], ["Topics", `${count(all.topics)}${all.unknown ? `, ${count(all.unknown)} not counted` : ""}`],
     ], { class: "figures big" }));
   });

@@ -101,6 +101,7 @@ def test_a_closed_topic_is_estimated_by_its_first_and_last_times(tmp_path: Path)
 
     async def after(service: Service, clock: FakeClock) -> None:
         assert NAME not in service.topics
+        assert (await totals(service))["estimated"] == 1
         assert await numbers(service) == [101, 0, 0, 1, 23]
         clock.now_ms += 60 * HOUR_MS
         # One is overdue at least, and 41 hours are left of all.
@@ -109,6 +110,7 @@ def test_a_closed_topic_is_estimated_by_its_first_and_last_times(tmp_path: Path)
         assert await numbers(service) == [100, 1, 1, 9, 100]
         clock.now_ms += 11 * HOUR_MS
         assert await numbers(service) == [0, 101, 0, 0, 0]
+        assert (await totals(service))["estimated"] == 0
 
     play(tmp_path, before, after)
 
