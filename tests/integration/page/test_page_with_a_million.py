@@ -39,7 +39,6 @@ def test_a_million_messages_are_drawn_zoomed_listed_and_found(
     page.use()
     page.topic("orders")
 
-    page.text_has("#chart-summary", " messages due in the next hour")
     page.press("All")
     page.text_has("#chart-summary", "1,000,000 messages scheduled")
     page.text_has("#messages tbody tr", "customer-")
@@ -54,6 +53,8 @@ def test_a_million_messages_are_drawn_zoomed_listed_and_found(
     page.press("Cancel all 10…")
     page.text_has("dialog .foreseen", "10 messages will be cancelled.")
     page.press("Cancel 10 messages", "dialog")
+    page.text_has(".messages h2", "0 messages")
+    page.press("Clear", "#view")
     page.press("All", "#view")
     page.text_has(".messages h2", "999,990 messages")
 
