@@ -133,7 +133,7 @@ export function showSchedule(view) {
     const next = counts?.delayed && !state.key && !state.property ? `The next one is due ${relative(counts.nextDueMs)}: ` : "";
     if (isNone && !isEmpty) summary.replaceChildren(...(state.span === "all" ? [] : [next, button(next ? "show all" : "Show all times", () => choose({ span: "all", from: null, until: null }), { class: "link" })]), undelayed);
     else summary.textContent = isEmpty
-      ? undelayed.trim() || `Nothing is scheduled. Publish with deliver_after or deliver_at, or: postdate publish ${view.name.split("/").pop()} hello --delay 1h`
+      ? undelayed.trim() || `Nothing is scheduled. Publish with deliver_after or deliver_at, or: postdate publish ${view.name} hello --delay 1h`
       : `${plural(found.total, "message")} ${words(meant) || "scheduled"}${overdue && state.span !== "overdue" ? `, ${state.span === "all" ? "with" : "and"} ${count(overdue)} overdue` : ""}; ${clock(fromMs)} to ${clock(untilMs)} (${zone()}), a bar is ${duration((untilMs - fromMs) / buckets.length)}. Drag over the chart or click a bar for a part of it.${undelayed}`;
     // A reader of the table is not thrown out of it by the clock.
     if (alternative.contains(document.activeElement)) return;
