@@ -5,5 +5,4 @@ VIEWS = {
     "consumers": ("#view tbody tr", "100.0 %"),
     "live": ("#rates dl", "Out"),
     "trail": ("#view h2", "Who has changed what"),
-    "index": ("#view tbody tr", "sealed"),
 }

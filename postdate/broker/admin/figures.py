@@ -255,8 +255,8 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
     ),
     Metric(
         "postdate_subscription_overdue",
-        "Messages with a delivery time that are due and in no hand, be they held by a pause. Of topics without clients "
-        "it is a lower bound, until the last one is due.",
+        "Messages with a delivery time that are due and in no hand, also those that a pause holds. Of topics without "
+        "clients it is a lower bound, until the last one is due.",
         lambda one: nan if one.scheduled is None else one.scheduled.overdue,
     ),
     Metric(

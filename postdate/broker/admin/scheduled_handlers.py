@@ -125,6 +125,7 @@ async def totals(served: Served, call: Call[None]) -> answers.Totals:
         due_within_hour=hour,
         due_within_day=day,
         unknown=len(found) - len(known),
+        estimated=sum(one.is_estimate for one in known),
     )
 
 

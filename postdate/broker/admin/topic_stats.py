@@ -2,8 +2,9 @@
 
 Names, nesting and units are a real Pulsar's (`tests/golden/admin`). Rates are those of the last window, as in Pulsar
 (`rates.py`). Fields of features that do not exist here are left out: replication, transactions, offloading, filters,
-throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages). Topics in, plain values out;
-thousands of subscriptions or consumers are described in slices; the figures of one subscription are of one moment.
+throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages). `holdingSinceTimestamp` is
+Postdate's own. Topics in, plain values out; thousands of subscriptions or consumers are described in slices; the
+figures of one subscription are of one moment.
 `pulsar_handlers.py` sends them.
 """
 
@@ -159,6 +160,7 @@ def _consumer(stats: ConsumerStats, handle: Consumer, dispatcher: Dispatcher) ->
         "clientVersion": handle.link.client_version,
         "lastAckedTimestamp": stats.last_acked_timestamp,
         "lastConsumedTimestamp": stats.last_consumed_timestamp,
+        "holdingSinceTimestamp": stats.holding_since_timestamp,
         "firstMessagesSentTimestamp": stats.first_messages_sent_timestamp,
         "lastConsumedFlowTimestamp": stats.last_consumed_flow_timestamp,
         "firstConsumedFlowTimestamp": stats.first_consumed_flow_timestamp,

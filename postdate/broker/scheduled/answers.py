@@ -133,6 +133,9 @@ class Totals(Answer, kw_only=True):
     unknown: Annotated[
         Count, Meta(description="Topics that are not counted in, as nothing is known of them: see `/health`")
     ]
+    estimated: Annotated[
+        Count, Meta(description="Closed topics with several delayed messages: what is due of them soon is an estimate")
+    ]
 
 
 class Subscriptions(Answer, kw_only=True):

@@ -100,7 +100,9 @@ class ClosedSubscription(NamedTuple):
                 return 0 if end_ms < first_ms else counts.delayed
             return max(1, counts.delayed * (end_ms - first_ms) // (last_ms - first_ms))
 
-        return TopicCounts(1, counts.delayed, counts.overdue, DueSoon(*(due_by(now_ms + ms) for ms in SOON_MS)))
+        return TopicCounts(
+            1, counts.delayed, counts.overdue, DueSoon(*(due_by(now_ms + ms) for ms in SOON_MS)), counts.delayed > 1
+        )
 
 
 class ClosedTopic(NamedTuple):

@@ -79,6 +79,8 @@ class TopicCounts(NamedTuple):
     delayed: int = 0
     overdue: int = 0
     due_soon: DueSoon = NOTHING_DUE_SOON
+    is_estimate: bool = False
+    """Whether the topic is closed, and `overdue` and `due_soon` follow from its first and last times."""
 
 
 NOTHING_WAITS: Final = TopicCounts()

@@ -91,6 +91,15 @@ def _lost(asked: Any, known: Any, path: str = "") -> list[str]:
     return [] if asked == known else [path]
 
 
+def test_each_panel_has_a_title_of_its_own_and_fills_its_row() -> None:
+    titles = [panel["title"] for panel in PANELS]
+    assert sorted(titles) == sorted({*titles})
+    widths: dict[int, int] = defaultdict(int)
+    for panel in PANELS:
+        widths[panel["gridPos"]["y"]] += panel["gridPos"]["w"]
+    assert {*widths.values()} == {24}
+
+
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in {"warning", "critical"}

@@ -285,6 +285,9 @@ def test_the_alerts_on_what_an_operator_forgets_fire_then_and_no_sooner(tmp_path
         [
             # It was scraped, and is not any more. Something else that is down is none of ours.
             ("PostdateDown", "10m", {UP: "1x4 0x9", CONNECTIONS: "5x4 stale"}, AT, down),
+            # It fires over a weekend, too; after a week the absence of all metrics is left.
+            ("PostdateDown", "3d", {UP: "1x4 0x14000", CONNECTIONS: "5x4 stale"}, AT, down),
+            ("PostdateDown", "8d", {UP: "1x4 0x14000", CONNECTIONS: "5x4 stale"}, {}, "Postdate at  gives no metrics"),
             ("PostdateDown", "10m", {UP: "1x20", CONNECTIONS: "5x20", f"up{OTHER}": "0x20"}, AT, WELL),
             ("PostdateDown", "10m", {f"up{OTHER}": "1x20"}, {}, "Postdate at  gives no metrics"),
             ("PostdateOverdueLong", "70m", {SINCE_OVERDUE: "0x80"}, OF_SUBSCRIPTION, OVERDUE_FOR),

@@ -81,7 +81,7 @@ def test_a_chosen_message_is_cancelled_after_a_question_that_says_how_many(
 
     assert f"1 message of public/default/{topic} cancelled." in notice(shown)
     shown.picture(screenshots / "notice-light-wide.png")
-    shown.text_has(".figures dd", "299")
+    shown.text_has(".messages h2", "299 messages")
     assert delayed(page_service, topic) == 299
     assert ask(page_service, topic, "scheduled?limit=1")["messages"][0]["messageId"] != first
 
@@ -186,7 +186,7 @@ def test_one_filter_means_the_same_for_the_chart_the_list_and_what_is_done_to_al
     if how == "drag":
         drag(shown)
     elif how == "span":
-        shown.press("Next hour")
+        shown.press("1 h", "#view")
     elif how == "key":
         shown.one("#key").send_keys("customer-3", Keys.ENTER)
     else:
@@ -201,7 +201,7 @@ def test_one_filter_means_the_same_for_the_chart_the_list_and_what_is_done_to_al
     shown.text_has("dialog .foreseen", f"{meant} messages will be cancelled.")
     confirm(shown, f"Cancel {meant} messages")
     assert delayed(page_service, topic) == 300 - meant
-    shown.text_has(".messages p", "There are none.")
+    shown.text_has(".messages h2", "0 messages")
 
     if how != "span":
         shown.press("Clear")
@@ -226,7 +226,7 @@ def test_what_was_delivered_goes_from_the_list_and_what_was_chosen_stays_chosen(
 
 
 def test_a_range_that_is_drawn_is_zoomed_into_and_the_way_back_is_the_browsers(shown: Page) -> None:
-    shown.press("Next hour")
+    shown.press("1 h", "#view")
     shown.text_has("#chart-summary", "a bar is 1 min")
     drag(shown)
     shown.text_has("#chart-summary", "a bar is 30 s")

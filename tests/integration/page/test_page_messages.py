@@ -25,9 +25,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def publish(client: pulsar.Client, topic: str, payload: bytes, after_ms: int, compression: str = "NONE") -> str:
+def publish(
+    client: pulsar.Client, topic: str, payload: bytes, after_ms: int, compression: str = "NONE", key: str = "anna"
+) -> str:
     producer = client.create_producer(topic, compression_type=getattr(pulsar.CompressionType, compression))
-    sent = producer.send(payload, partition_key="anna", deliver_at=now_ms() + after_ms)
+    sent = producer.send(payload, partition_key=key, deliver_at=now_ms() + after_ms)
     producer.close()
     return f"{sent.ledger_id()}:{sent.entry_id()}"
 
@@ -80,6 +82,67 @@ def test_a_payload_that_is_no_text_is_shown_in_hex_and_a_large_one_in_part(
     page.one("#key").send_keys(bomb, Keys.ENTER)
     page.text_has("#opened", f"Message {bomb}")
     page.text_has("#aside .quiet", "Compressed with ZSTD, and shown as it is: it is too large")
+
+
+def test_json_is_shown_so_unless_its_numbers_would_be_rounded(page: Page, client: pulsar.Client, topic: str) -> None:
+    client.subscribe(topic, "me", consumer_type=pulsar.ConsumerType.Shared)
+    card = publish(client, topic, b'{"card": "1234567890123456"}', HOUR_MS // 2)
+    number = publish(client, topic, b'{"card": 1234567890123456789}', HOUR_MS // 2)
+
+    page.topic(topic, f"schedule?open={card}")
+    page.text_has("#payload", '{\n  "card": "1234567890123456"\n}')
+    page.topic(topic, f"schedule?open={number}")
+    page.text_has("#payload", '{"card": 1234567890123456789}')
+    assert page.one("#aside button[disabled]").get_attribute("title") == "Its numbers would be rounded"
+
+
+def test_a_key_that_looks_like_an_id_is_found_and_so_is_the_message_of_that_id(
+    page: Page, client: pulsar.Client, topic: str
+) -> None:
+    client.subscribe(topic, "me", consumer_type=pulsar.ConsumerType.Shared)
+    first = publish(client, topic, b"x", HOUR_MS // 2)
+    publish(client, topic, b"x", HOUR_MS // 2, key=first)
+    page.use()
+    page.topic(topic)
+    page.text_has(".messages h2", "2 messages")
+
+    page.one("#key").send_keys(first, Keys.ENTER)
+    page.text_has("#opened", f"Key {first}")
+    page.text_has(".messages h2", f"1 message of key {first}")
+
+    page.press("Message", "#aside")
+    page.text_has("#opened", f"Message {first}")
+
+
+def test_a_message_that_one_subscription_has_in_hand_is_said_to_wait_for_the_other_alone(
+    page: Page, client: pulsar.Client, topic: str
+) -> None:
+    worker = client.subscribe(topic, "workers", consumer_type=pulsar.ConsumerType.Shared)
+    client.subscribe(topic, "audit", consumer_type=pulsar.ConsumerType.Shared).close()
+    publish(client, topic, b"x", 1)
+    worker.receive(10_000)
+    publish(client, topic, b"x", HOUR_MS // 2)
+    page.use()
+
+    page.topic(topic, "schedule?span=all")
+
+    page.text_has("#messages .when.wrong", ", for audit alone")
+    assert [one.text.endswith("alone") for one in page.all("#messages .when")] == [True, False]
+
+
+def test_where_all_is_due_later_the_page_says_when_and_shows_it_when_asked(
+    page: Page, client: pulsar.Client, topic: str
+) -> None:
+    client.subscribe(topic, "me", consumer_type=pulsar.ConsumerType.Shared)
+    publish(client, topic, b"x", 5 * HOUR_MS // 4)
+    page.use()
+    page.topic(topic)
+
+    page.text_has("#chart-summary", "The next one is due in 1.2 h: ")
+    assert page.one("#view").text.count("0 messages") == 1
+    assert not page.one(".chart").is_displayed()
+    page.press("show all", "#chart-summary")
+    page.text_has(".messages h2", "1 message scheduled")
 
 
 def test_who_holds_a_key_is_one_field_away_also_where_nothing_of_it_is_scheduled(
@@ -143,7 +206,7 @@ def look_at_a_sick_topic(page: Page, client: pulsar.Client, running: RunningServ
     }
     assert page.all("#due dd.wrong")
     page.text_has("#health", "The service is well.")
-    page.text_has("#rates dt", "Late, p99")
+    page.text_has("#rates dt", "Late since the start, p99")
     page.picture(screenshots / "front-light-wide.png")
 
     page.topic("orders")

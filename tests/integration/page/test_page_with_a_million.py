@@ -39,12 +39,11 @@ def test_a_million_messages_are_drawn_zoomed_listed_and_found(
     page.use()
     page.topic("orders")
 
-    page.text_has(".figures dd", "1,000,000")
     page.press("All")
     page.text_has("#chart-summary", "1,000,000 messages scheduled")
     page.text_has("#messages tbody tr", "customer-")
     page.picture(screenshots / "million-light-wide.png")
-    page.press("24 hours")
+    page.press("24 h", "#view")
     page.text_has("h2", "messages due in the next 24 hours")
     page.press("Next page")
     page.text_has(".messages", "Page 2: 50 messages, and more follow.")
@@ -54,7 +53,10 @@ def test_a_million_messages_are_drawn_zoomed_listed_and_found(
     page.press("Cancel all 10…")
     page.text_has("dialog .foreseen", "10 messages will be cancelled.")
     page.press("Cancel 10 messages", "dialog")
-    page.text_has(".figures dd", "999,990")
+    page.text_has(".messages h2", "0 messages")
+    page.press("Clear", "#view")
+    page.press("All", "#view")
+    page.text_has(".messages h2", "999,990 messages")
 
     # The browser asks the key again, of which nothing is scheduled now.
     assert all("404" in one for one in page.complaints())

@@ -127,7 +127,6 @@ export async function health() {
 }
 
 export const stats = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/stats`);
-export const delayedIndex = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/delayedIndex`);
 
 /** The lines of /metrics that `isWanted` takes, read piece by piece: with thousands of topics it is megabytes. */
 export async function metricLines(isWanted) {

@@ -3,7 +3,7 @@
 import { colour } from "./dom.js";
 import { axisLabels, clock, count } from "./format.js";
 
-const HEIGHT = 220;
+const HEIGHT = 180;
 const SHORTEST_MS = 60;
 const APART_PX = 104;
 const COUNTS = [1, 2, 5, ...[1, 2, 3, 4, 5, 6, 7, 8].flatMap((one) => [10 ** one, 2 * 10 ** one, 5 * 10 ** one])];

@@ -13,20 +13,17 @@ const SILENT_MS = 60_000; // So long without an acknowledgement, and a consumer 
 const rangesOf = (consumer) => consumer.keyHashRangeArrays ?? (consumer.keyHashRanges ?? []).map((one) => one.match(/\d+/g).map(Number));
 const share = (ranges) => `${((100 * ranges.reduce((sum, [first, last]) => sum + last - first + 1, 0)) / SLOTS).toFixed(1)} %`;
 
-/** Since when a consumer with messages in hand has acknowledged none; 0 where it has none in hand. */
-const silentSinceMs = (one) => (one.unackedMessages ? Math.max(one.lastAckedTimestamp, one.firstMessagesSentTimestamp) : 0);
-
 function consumerTable(name, consumers, now) {
   return table(`Consumers of ${name}`,
     [{ title: "Consumer" }, { title: "In hand", number: true }, { title: "Last acknowledged" }, { title: "Asks for", number: true }, { title: "Keys", number: true }, { title: "Sent", number: true }, { title: "Address" }],
     consumers.map((one) => {
       const ranges = rangesOf(one);
-      const since = silentSinceMs(one);
+      const since = one.holdingSinceTimestamp;
       const isSilent = since && now - since > SILENT_MS;
       return [
         one.consumerName,
         `${count(one.unackedMessages)}${one.blockedConsumerOnUnackedMsgs ? " (blocked: too many)" : ""}`,
-        el("span", { class: isSilent && "wrong" }, one.lastAckedTimestamp ? `${clock(one.lastAckedTimestamp)}${isSilent ? `, ${duration(now - since)} ago` : ""}` : isSilent ? `never, in ${duration(now - since)}` : "never"),
+        el("span", { class: isSilent && "wrong" }, one.lastAckedTimestamp ? clock(one.lastAckedTimestamp) : "never", isSilent && `, has held messages for ${duration(now - since)}`),
         count(one.availablePermits), ranges.length ? share(ranges) : "–", count(one.msgOutCounter), one.address.replace(/^\//, ""),
       ];
     }), { isHidden: false });
@@ -46,7 +43,7 @@ export function showConsumers(view) {
     if (view.signal.aborted) return;
     const shown = Object.entries(found.subscriptions).filter(([name]) => !view.subscription || name === view.subscription);
     const nowMs = Date.now();
-    const now = JSON.stringify([shown.map(([, one]) => one.consumers), shown.some(([, one]) => one.consumers.some(silentSinceMs)) && Math.floor(nowMs / 10_000)]);
+    const now = JSON.stringify([shown.map(([, one]) => one.consumers), shown.some(([, one]) => one.consumers.some((other) => other.holdingSinceTimestamp)) && Math.floor(nowMs / 10_000)]);
     if (now === told || view.main.contains(document.activeElement)) return;
     told = now;
     view.main.replaceChildren(...(shown.length ? shown.map(([name, one]) => el("section", { class: "subscription" },

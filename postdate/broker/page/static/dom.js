@@ -53,7 +53,7 @@ export function notify(text) {
   notice.hidden = false;
 }
 
-/** Buttons that change something: they rest while the service does not answer. */
+/** Buttons that change something: they are disabled while the service does not answer. */
 export function changes(label, ...buttons) {
   return el("fieldset", { class: "group changes", "aria-label": label }, ...buttons);
 }

@@ -61,14 +61,10 @@ export function showLive(view) {
   });
 
   const ofTopic = labelText("topic", `persistent://${view.name}`);
-  let before = null;
   poll(view, LATENESS_MS, async () => {
     try {
       const lines = await metricLines((line) => line.startsWith(`${LATENESS}_bucket`) && line.includes(ofTopic));
-      const now = latenessOf(lines);
-      if (view.signal.aborted) return;
-      lateness.replaceChildren(...shown(now, before));
-      before = now;
+      if (!view.signal.aborted) lateness.replaceChildren(...shown(latenessOf(lines)));
     } catch (error) {
       const advice = error.status === 401 || error.status === 403 ? "/metrics is not open to all here; ask with a token that is known." : "The topic's rates are told all the same.";
       lateness.replaceChildren(el("p", { class: "quiet" }, `Lateness cannot be read: ${error.message}. ${advice}`));
@@ -77,10 +73,8 @@ export function showLive(view) {
   document.addEventListener("themechange", () => { if (chart) draw(); }, { signal: view.signal });
 }
 
-function shown(now, before) {
+function shown(now) {
   const total = now.at(-1)?.[1] ?? 0;
   if (!total) return [el("p", { class: "quiet" }, "No delayed message was delivered since the service started.")];
-  const lately = before?.length === now.length ? now.map(([end, value], at) => [end, value - before[at][1]]) : [];
-  const parts = (counts) => [["p50", quantile(counts, 0.5)], ["p90", quantile(counts, 0.9)], ["p99", quantile(counts, 0.99)], ["Delivered", count(counts.at(-1)?.[1] ?? 0)]];
-  return [el("p", { class: "quiet" }, "Since the service started"), figures(parts(now)), el("p", { class: "quiet" }, "In the last seconds"), figures(parts(lately))];
+  return [el("p", { class: "quiet" }, "Since the service started"), figures([["p50", quantile(now, 0.5)], ["p99", quantile(now, 0.99)], ["Delivered", count(total)]])];
 }

@@ -40,12 +40,16 @@ function textOf(data) {
   }
 }
 
-/** JSON in lines; none of what has numbers that JavaScript would round. */
+/** Whether JSON has numbers that JavaScript would round; what is in strings it leaves alone. */
+const isRounded = (json) => /\d{16}/.test(json.replace(/"(?:[^"\\]|\\.)*"/g, ""));
+
+/** JSON in lines, or null and why there is none. */
 function jsonOf(text) {
   try {
-    return text === null || !/^\s*[[{]/.test(text) || /\d{16}/.test(text) ? null : JSON.stringify(JSON.parse(text), null, 2);
+    const found = text !== null && /^\s*[[{]/.test(text) ? JSON.stringify(JSON.parse(text), null, 2) : null;
+    return found === null ? [null, "It is no JSON"] : isRounded(text) ? [null, "Its numbers would be rounded"] : [found, ""];
   } catch {
-    return null;
+    return [null, "It is no JSON"];
   }
 }
 
@@ -60,14 +64,15 @@ function hexOf(data) {
 
 function payload(found) {
   const text = textOf(found.bytes);
-  const forms = { Text: text ?? new TextDecoder().decode(found.bytes), JSON: jsonOf(text), Hex: hexOf(found.bytes) };
+  const [json, whyNoJson] = jsonOf(text);
+  const forms = { Text: text ?? new TextDecoder().decode(found.bytes), JSON: json, Hex: hexOf(found.bytes) };
   const shown = el("pre", { tabindex: 0, id: "payload", "aria-label": "Payload" });
   const choose = (name) => {
     shown.textContent = forms[name];
     for (const one of buttons) one.setAttribute("aria-pressed", one.textContent === name);
   };
-  const buttons = Object.keys(forms).map((name) => button(name, () => choose(name), { disabled: forms[name] === null, title: name === "JSON" && forms.JSON === null ? "It is no JSON" : "" }));
-  choose(forms.JSON !== null ? "JSON" : text !== null ? "Text" : "Hex");
+  const buttons = Object.keys(forms).map((name) => button(name, () => choose(name), { disabled: forms[name] === null, title: name === "JSON" ? whyNoJson : "" }));
+  choose(json !== null ? "JSON" : text !== null ? "Text" : "Hex");
   const notes = [
     found.isEncrypted && "Encrypted by its producer: the service has no key.",
     found.still && !found.isEncrypted && `Compressed with ${found.still}, and shown as it is: it is too large, damaged, or the library cramjam is not installed.`,
@@ -137,8 +142,8 @@ function historyOf(message, acted) {
     ...message.subscriptions.filter((one) => ["delayed", "waiting"].includes(one.state)).map((one) => el("li", {}, el("time", {}, "now"), `${one.subscription}: ${one.state}${one.reason ? `, ${inWords(one.reason)}` : ""}`)));
 }
 
-/** Show where the messages of a key are, and who holds it. */
-export function showKey(view, aside, key) {
+/** Show where the messages of a key are, who holds it, and a way to `another`. */
+export function showKey(view, aside, key, another) {
   return fill(view, aside, async () => {
     const [told, owned] = await Promise.all([
       ask(view.name, "explain", { ...view.scope, ...keyField(key) }).then((found) => found, (error) => { if (error.status === 404 || error.status === 403) return error; throw error; }),
@@ -149,7 +154,7 @@ export function showKey(view, aside, key) {
       el("h2", { id: "opened" }, `Key ${key}`),
       el("p", { class: "sentence", id: "sentence" }, inWords(sentence)),
       told.messages === undefined && quiet("Acknowledged, cancelled and expired messages are found by their id alone."),
-      ...owned,
+      ...owned, another,
       told.messages?.length > 0 && quiet(`${plural(told.messages.length, "message")}: ${Object.entries(Object.groupBy(told.messages.flatMap((one) => one.subscriptions), (one) => one.state)).map(([state, all]) => `${count(all.length)} ${state}`).join(", ")}.`),
     ];
   }).catch((error) => view.showProblem(error, aside));

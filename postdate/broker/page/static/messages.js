@@ -60,6 +60,11 @@ export function messageList(view, open) {
     if (await act(view, kind, selector, which)) view.refreshAll();
   }
 
+  const delaying = () => view.of?.subscriptions.filter((one) => one.delays).length ?? 0;
+
+  /** For whom a message waits, where that is not each subscription: others have it in hand, or are done with it. */
+  const waitsFor = ({ waiting }) => (!view.subscription && waiting?.length < delaying() ? `, for ${waiting.join(", ")} alone` : "");
+
   function row(message) {
     const now = Date.now();
     const isLate = message.deliverAtMs <= now;
@@ -67,7 +72,7 @@ export function messageList(view, open) {
     const cell = (at, text, more = {}) => el("td", { "data-label": COLUMNS[at], title: text, ...more }, text);
     return el("tr", { "data-id": message.messageId, class: message.messageId === opened && "open", onclick: (event) => { if (!event.target.closest("input, button")) open(message.messageId); } },
       el("td", {}, box),
-      el("th", { scope: "row", title: message.deliverAt }, clock(message.deliverAtMs), el("span", { class: `when ${isLate ? "wrong" : "quiet"}` }, isLate ? `overdue ${duration(now - message.deliverAtMs)}` : relative(message.deliverAtMs, now))),
+      el("th", { scope: "row", title: message.deliverAt }, clock(message.deliverAtMs), el("span", { class: `when ${isLate ? "wrong" : "quiet"}` }, `${isLate ? `overdue ${duration(now - message.deliverAtMs)}` : relative(message.deliverAtMs, now)}${waitsFor(message)}`)),
       cell(0, keyText(message), { class: "clip" }), cell(1, message.damaged ? "damaged" : propertiesText(message), { class: message.damaged ? "wrong" : "clip" }), cell(2, bytes(message.sizeBytes), { class: "number" }),
       el("td", { "data-label": "Id" }, button(message.messageId, () => open(message.messageId), { class: "link", title: "Open: payload, owner of its key, why it is not here yet" })));
   }
@@ -95,7 +100,7 @@ export function messageList(view, open) {
       heading.textContent = `${plural(total, "message")} ${words || "scheduled"}`;
       previous.hidden = before.length === 0;
       next.hidden = following === null;
-      summary.textContent = found.messages.length ? following || before.length ? `Page ${before.length + 1}: ${plural(found.messages.length, "message")}${following ? ", and more follow" : ""}.` : "" : "There are none.";
+      summary.textContent = found.messages.length && (following || before.length) ? `Page ${before.length + 1}: ${plural(found.messages.length, "message")}${following ? ", and more follow" : ""}.` : "";
       if (isAwaited) announce(`${heading.textContent}. ${summary.textContent}`);
       isAwaited = false;
       holder.hidden = !found.messages.length;
@@ -114,7 +119,7 @@ export function messageList(view, open) {
     const ids = messages.map((one) => one.messageId);
     for (const one of chosen) if (!ids.includes(one)) chosen.delete(one);
     // The times that are left are told anew once in a while, and not under a reader's hand.
-    const wanted = `${ids.join()} ${body.matches(":focus-within, :hover") ? shown?.split(" ")[1] : Math.floor(Date.now() / 30_000)}`;
+    const wanted = `${messages.map((one) => [one.messageId, one.waiting?.length])},${delaying()} ${body.matches(":focus-within, :hover") ? shown?.split(" ")[1] : Math.floor(Date.now() / 30_000)}`;
     if (shown === wanted) return;
     shown = wanted;
     everything.checked = false;

@@ -3,18 +3,20 @@
 import { ask } from "./api.js";
 import { button, el, labelled, table } from "./dom.js";
 import { drawChart } from "./chart.js";
-import { clock, count, duration, fromInput, keyField, plural, toInput, zone } from "./format.js";
+import { clock, count, duration, fromInput, keyField, plural, relative, toInput, zone } from "./format.js";
 import { messageList } from "./messages.js";
 import { showKey, showMessage } from "./message.js";
 import { poll } from "./polling.js";
 import { topicLink } from "./topics.js";
 
 const MINUTE = 60_000;
-const SPANS = { overdue: ["Overdue"], minute: ["Next minute", MINUTE], hour: ["Next hour", 60 * MINUTE], day: ["24 hours", 1_440 * MINUTE], week: ["7 days", 7 * 1_440 * MINUTE], all: ["All"] };
+const SPANS = { overdue: ["Overdue"], minute: ["1 min", MINUTE, "minute"], hour: ["1 h", 60 * MINUTE, "hour"], day: ["24 h", 1_440 * MINUTE, "24 hours"], week: ["7 d", 7 * 1_440 * MINUTE, "7 days"], all: ["All"] };
 const BUCKETS = 60;
 const REFRESH_MS = 5_000;
 const LAST_ASKED_MS = 2 ** 63 - 1_024;
 const ID = /^\d+:\d+(:-?\d+)*$/;
+
+const messageIdOf = (text) => text.split(":").slice(0, 2).join(":");
 
 /** A time as a request takes it: the service refuses a number before 1990, which may be seconds, so it is written out. */
 const written = (timeMs) => (timeMs < Date.UTC(1990, 0) ? new Date(timeMs).toISOString() : timeMs);
@@ -34,10 +36,10 @@ export function showSchedule(view) {
   for (const name of ["from", "until"]) if (view.query.get(name)) { state[name] = Number(view.query.get(name)); state.span = ""; }
 
   const field = (name, more) => el("input", { id: name, autocomplete: "off", spellcheck: "false", onchange: () => apply(), ...more });
-  const key = field("key", { type: "search", placeholder: "anna, or 12:34", size: 18 });
-  const property = field("property", { type: "search", placeholder: "name=value", size: 14 });
+  const key = field("key", { type: "search", placeholder: "anna, or 12:34", size: 12 });
+  const property = field("property", { type: "search", placeholder: "name=value", size: 10 });
   const [from, until] = ["from", "until"].map((name) => field(name, { type: "datetime-local", step: 1 }));
-  const spans = Object.entries(SPANS).map(([name, [text]]) => [name, button(text, () => choose({ span: name, from: null, until: null }), { "data-span": name })]);
+  const spans = Object.entries(SPANS).map(([name, [text, , more]]) => [name, button(text, () => choose({ span: name, from: null, until: null }), { "data-span": name, title: more ? `Due in the next ${more}` : "" })]);
   const clear = button("Clear", () => choose({ span: "hour", from: null, until: null, key: "", property: "" }), { id: "clear" });
   const holder = el("div", { class: "chart", role: "img", "aria-label": "Messages that are due, over time; the table below says the same" });
   const summary = el("p", { class: "quiet", id: "chart-summary" });
@@ -50,8 +52,8 @@ export function showSchedule(view) {
     el("form", { class: "tools filter", role: "search", "aria-label": "Which messages", onsubmit: (event) => { event.preventDefault(); apply(); } },
       labelled("Key or id", key), labelled("Property", property),
       labelled(`Due from (${zone()})`, from), labelled("until", until),
-      el("button", { type: "submit", class: "primary" }, "Find"), clear),
-    el("div", { class: "group", role: "group", "aria-label": "Span" }, spans.map(([, one]) => one)),
+      el("button", { type: "submit", class: "primary" }, "Find"),
+      el("div", { class: "group", role: "group", "aria-label": "Span" }, spans.map(([, one]) => one)), clear),
     holder, summary,
     details,
     el("div", { class: "beside" }, list.element, aside),
@@ -70,15 +72,19 @@ export function showSchedule(view) {
   const conditions = () => ({ ...(state.key ? keyField(state.key) : {}), ...(state.property ? { property: state.property } : {}) });
 
   function words({ fromMs, untilMs }) {
-    const [text, ms] = SPANS[state.span] ?? [];
-    const when = ms ? `due in the ${text.replace(/^(?=\d)/, "Next ").toLowerCase()}` : state.span === "overdue" ? "overdue" : fromMs === undefined && untilMs === undefined ? ""
+    const [, ms, text] = SPANS[state.span] ?? [];
+    const when = ms ? `due in the next ${text}` : state.span === "overdue" ? "overdue" : fromMs === undefined && untilMs === undefined ? ""
       : `due ${fromMs === undefined ? "" : `from ${clock(fromMs)} `}${untilMs === undefined ? "on" : `to ${clock(untilMs)}`}`;
     return [when, state.key && `of key ${state.key}`, state.property && `with ${state.property}`].filter(Boolean).join(", ");
   }
 
-  function apply() {
+  async function apply() {
     const text = key.value.trim();
-    if (ID.test(text)) { key.value = state.key; choose({ open: text.split(":").slice(0, 2).join(":") }); return; }
+    if (ID.test(text) && text !== state.key) {
+      // A key may look like an id: where there are messages of it, they are meant, and the message is one click away.
+      const { total } = await ask(view.name, "scheduled/histogram", { ...view.scope, key: text, buckets: 1 }).catch(() => ({ total: 0 }));
+      if (!total) { key.value = state.key; choose({ open: messageIdOf(text) }); return; }
+    }
     const times = [from, until].map((one) => fromInput(one.value));
     const [was, will] = [[state.from, state.until], times].map((one) => one.map(toInput).join());
     const wanted = { key: key.value, property: property.value.trim(), ...(was === will ? {} : { from: times[0], until: times[1], span: times[0] === null && times[1] === null ? "hour" : "" }) };
@@ -112,16 +118,22 @@ export function showSchedule(view) {
     list.mark(state.open);
     aside.hidden = !(state.open || state.key);
     if (state.open) showMessage(view, aside, state.open, () => choose({ open: "" }));
-    else if (state.key) showKey(view, aside, state.key);
+    else if (state.key) showKey(view, aside, state.key, ID.test(state.key) && button(`Message ${messageIdOf(state.key)}`, () => choose({ open: messageIdOf(state.key) })));
   }
 
   function tell(found, meant) {
     const [fromMs, untilMs] = buckets.length ? [buckets[0].fromMs, buckets.at(-1).untilMs] : [0, 0];
     const undelayed = found.undelayed.map((one) => ` ${one.sentence}.`).join("");
     const isEmpty = view.of !== null && !view.of.delayed && !view.of.overdue && !found.total && !overdue;
-    holder.hidden = details.hidden = isEmpty;
-    summary.textContent = isEmpty
-      ? undelayed.trim() || `Nothing is scheduled. Publish with deliver_after or deliver_at, or: postdate publish ${view.name.split("/").pop()} hello --delay 1h`
+    // What is not there is said once, by the heading of the list; and here, what there is.
+    const isNone = !found.total && !overdue;
+    holder.hidden = details.hidden = isNone;
+    list.element.hidden = isEmpty;
+    const counts = view.of?.subscriptions.find((one) => one.name === view.subscription) ?? view.of;
+    const next = counts?.delayed && !state.key && !state.property ? `The next one is due ${relative(counts.nextDueMs)}: ` : "";
+    if (isNone && !isEmpty) summary.replaceChildren(...(state.span === "all" ? [] : [next, button(next ? "show all" : "Show all times", () => choose({ span: "all", from: null, until: null }), { class: "link" })]), undelayed);
+    else summary.textContent = isEmpty
+      ? undelayed.trim() || `Nothing is scheduled. Publish with deliver_after or deliver_at, or: postdate publish ${view.name} hello --delay 1h`
       : `${plural(found.total, "message")} ${words(meant) || "scheduled"}${overdue && state.span !== "overdue" ? `, ${state.span === "all" ? "with" : "and"} ${count(overdue)} overdue` : ""}; ${clock(fromMs)} to ${clock(untilMs)} (${zone()}), a bar is ${duration((untilMs - fromMs) / buckets.length)}. Drag over the chart or click a bar for a part of it.${undelayed}`;
     // A reader of the table is not thrown out of it by the clock.
     if (alternative.contains(document.activeElement)) return;

@@ -29,7 +29,7 @@ function ailmentOf(one, nowMs, reason) {
 export function ailmentsOf(topic, { problems = [], subscription = "", reasons = new Map() } = {}) {
   const nowMs = Date.now();
   const found = topic.subscriptions.filter((one) => !subscription || one.name === subscription).map((one) => ailmentOf(one, nowMs, reasons.get(one.name))).filter(Boolean);
-  for (const text of problems) if (text.includes(topic.name)) found.push({ level: "wrong", text });
+  for (const text of problems) if (text.includes(`://${topic.name}: `)) found.push({ level: "wrong", text });
   if (topic.publishedWithoutSubscription) found.push({ level: "warn", text: `${plural(topic.publishedWithoutSubscription, "message")} published without a subscription: nobody gets them` });
   return found.sort((one, other) => (one.level < other.level ? 1 : one.level > other.level ? -1 : 0));
 }

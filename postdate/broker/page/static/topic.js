@@ -1,7 +1,6 @@
 // One topic: what is wrong with it, its figures, pause and resume, and the views of it.
 
 import { ask, topic } from "./api.js";
-import { showBuckets } from "./buckets.js";
 import { showConsumers } from "./consumers.js";
 import { actOnPause } from "./dialogs.js";
 import { button, changes, el, figures, labelled } from "./dom.js";
@@ -18,7 +17,6 @@ const VIEWS = {
   consumers: ["Consumers", showConsumers],
   live: ["Rates", showLive],
   trail: ["Changes", showTrail],
-  index: ["Index", showBuckets],
 };
 const REFRESH_MS = 5_000;
 const EXPLAINED_MAX = 4;
@@ -94,13 +92,14 @@ export function showTopic(outer, name, viewName, subscription) {
     const sum = (field) => chosen.reduce((total, one) => total + one[field], 0);
     const counts = subscription && chosen.length ? chosen[0] : of;
     const wrong = ailmentsOf(of, { subscription, reasons });
-    ailments.replaceChildren(...wrong.map((one) => ailmentLine(one, one.overdue && viewName === "schedule"
+    ailments.replaceChildren(...wrong.map((one) => ailmentLine(one, one.overdue && show === showSchedule
       ? el("a", { href: `${topicLink(name, "schedule", one.subscription)}?span=overdue` }, "Show them") : null)));
-    cards.replaceChildren(figures([
+    // Schedule has them in its chart and its spans.
+    if (show !== showSchedule) cards.replaceChildren(figures([
       ["Overdue", count(counts.overdue), { class: wrong.some(({ level }) => level === "wrong") && counts.overdue && "wrong", title: "due, and in no hand" }],
       ["Within 1 min", count(counts.dueWithinMinute)], ["Within 1 h", count(counts.dueWithinHour)], ["Within 24 h", count(counts.dueWithinDay)],
       ["Delayed", count(counts.delayed), { title: `the last one is due ${relative(counts.lastDueMs)}, ${clock(counts.lastDueMs)}` }],
-      ["In hand", count(counts.inHand), { title: "sent to consumers, and not acknowledged" }],
+      ["In hand", count(counts.inHand), { title: "sent to consumers, and no other subscription waits for it" }],
       ["Next due", relative(counts.nextDueMs), { title: clock(counts.nextDueMs) }],
       ["Backlog", count(sum("backlog")), { title: "entries of the log that are not acknowledged, delayed or not, of each subscription" }],
       ["Consumers", count(sum("consumers"))],

@@ -83,9 +83,10 @@ export function showTopics(view) {
   poll(view, REFRESH_MS, async () => {
     const all = await totals();
     if (view.signal.aborted) return;
+    const about = (value) => (all.estimated ? `≈ ${count(value)}` : count(value));
     due.replaceChildren(figures([
-      ["Overdue", count(all.overdue), { class: all.overdue > 0 && "wrong", title: "due, and in no hand" }],
-      ["Due within 1 minute", count(all.dueWithinMinute)], ["Due within 1 hour", count(all.dueWithinHour)], ["Due within 24 hours", count(all.dueWithinDay)],
+      ["Overdue", about(all.overdue), { class: all.overdue > 0 && "wrong", title: "due, and in no hand" }],
+      ["Due within 1 minute", about(all.dueWithinMinute)], ["Due within 1 hour", about(all.dueWithinHour)], ["Due within 24 hours", about(all.dueWithinDay)],
       ["Delayed in all", count(all.delayed)], ["Topics", `${count(all.topics)}${all.unknown ? `, ${count(all.unknown)} not counted` : ""}`],
     ], { class: "figures big" }));
   });
@@ -123,19 +124,21 @@ export function showTopics(view) {
   }
 
   let before = null;
+  let beforeMs = 0;
   poll(view, REFRESH_MS, async () => {
     try {
       const lines = await metricLines((line) => line.startsWith(`${LATENESS}_bucket`) || RATES.some((one) => line.startsWith(`${one}{`)));
       const [incoming, outgoing] = RATES.map((name) => lines.filter((line) => line.startsWith(`${name}{`)).map(parseLine).reduce((sum, one) => sum + one.value, 0));
       const all = latenessOf(lines);
-      const lately = before === null ? all : all.map(([end, value], at) => [end, value - (before[at]?.[1] ?? 0)]);
-      const told = lately.at(-1)?.[1] > 0 ? lately : all;
+      const nowMs = performance.now();
+      const lately = before === null ? [] : all.map(([end, value], at) => [end, value - (before[at]?.[1] ?? 0)]);
+      const [told, span] = lately.at(-1)?.[1] > 0 ? [lately, `in the last ${duration(Math.round((nowMs - beforeMs) / 1_000) * 1_000)}`] : [all, "since the start"];
       if (view.signal.aborted) return;
       rates.replaceChildren(figures([
         ["Published", `${count(Math.round(incoming))} /s`], ["Delivered", `${count(Math.round(outgoing))} /s`],
-        ["Late, p50", quantile(told, 0.5)], ["Late, p99", quantile(told, 0.99)],
+        [`Late ${span}, p50`, quantile(told, 0.5)], [`Late ${span}, p99`, quantile(told, 0.99)],
       ]));
-      before = all;
+      [before, beforeMs] = [all, nowMs];
     } catch (error) {
       // A proxy or the configuration may keep metrics from this reader; the rest of the page does without.
       if (error.status !== 401 && error.status !== 403) throw error;

@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 
+from postdate.broker.admin.topic_stats import topic_stats
 from postdate.broker.admin.web import start_web
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.server.server import all_routes
@@ -100,6 +101,7 @@ def test_a_closed_topic_is_estimated_by_its_first_and_last_times(tmp_path: Path)
 
     async def after(service: Service, clock: FakeClock) -> None:
         assert NAME not in service.topics
+        assert (await totals(service))["estimated"] == 1
         assert await numbers(service) == [101, 0, 0, 1, 23]
         clock.now_ms += 60 * HOUR_MS
         # One is overdue at least, and 41 hours are left of all.
@@ -108,6 +110,7 @@ def test_a_closed_topic_is_estimated_by_its_first_and_last_times(tmp_path: Path)
         assert await numbers(service) == [100, 1, 1, 9, 100]
         clock.now_ms += 11 * HOUR_MS
         assert await numbers(service) == [0, 101, 0, 0, 0]
+        assert (await totals(service))["estimated"] == 0
 
     play(tmp_path, before, after)
 
@@ -142,7 +145,14 @@ def test_metrics_say_since_when_a_subscription_is_paused_is_overdue_and_is_held_
     async def story(service: Service, clock: FakeClock) -> None:
         peer = await subscribe(service)
         begin_ms = clock.now_ms
+
+        async def of_consumer() -> int:
+            """Return what the stats of the topic say, and so the page."""
+            (of_subscription,) = (await topic_stats(service.topics[NAME], {}))["subscriptions"].values()
+            return int(of_subscription["consumers"][0]["holdingSinceTimestamp"])
+
         await publish(service, clock, 0, 0, 0, HOUR_MS)
+        assert await of_consumer() == 0
         assert await since(service) == [None, begin_ms, None]
 
         # It is given two, of which it acknowledges one, and then none.
@@ -158,6 +168,7 @@ def test_metrics_say_since_when_a_subscription_is_paused_is_overdue_and_is_held_
             peer.send(BaseCommand(type=BaseCommand.ACK, ack={"consumer_id": 1, "ack_type": 0, "message_id": ids}))
             await until(lambda left=3 - entry_id: topic.subscriptions["s"].cursor.backlog == left)
             assert await since(service) == [None, begin_ms, held_since]
+            assert await of_consumer() == (held_since or 0)
 
         await topic.subscriptions["s"].set_pause(PauseState(paused_since_ms=clock.now_ms))
         assert await since(service) == [clock.now_ms, begin_ms, None]
