@@ -29,6 +29,7 @@ from snapshot_storage.rocksdb.layout import FORMAT as SNAPSHOTS
 from snapshot_storage.s3.objects import S3Objects
 from tests.helpers.fakes.managed_ledger_fakes import LedgerClock
 from tests.helpers.log_reading import read_entries
+from tests.helpers.small_disk import small_disk
 from tests.helpers.storages.s3_servers import MotoServer, S3Server
 
 SIZE = 500
@@ -344,6 +345,41 @@ def test_a_damaged_or_unfinished_backup_is_refused_and_restores_nothing(objects:
         append(target, "lost", 1)
     objects.put_file(table.name, folder / name)
     assert len(contents(restored(objects, target))[0]) == 100
+
+
+def test_tries_that_fail_or_are_killed_do_not_fill_the_place(objects: ObjectStore, tmp_path: Path) -> None:
+    """One that fails deletes what it stored, and the next one does so for one that could not."""
+    log = tmp_path / "ledgers"
+    append(log, "old", 10)
+    before = stored(objects, checkpoint(log, tmp_path / "one")).manifest
+    append(log, "new", 10)
+    new = checkpoint(log, tmp_path / "two")
+    is_killed = False
+
+    def fail(what: str) -> None:
+        if what.startswith("within") or (is_killed and "deletion" in what):
+            raise OSError("the disk fails")
+
+    named = {one.name for one in before.tables.values()}
+    for is_killed in (False, True, True, False):
+        with pytest.raises(OSError, match="the disk fails"):
+            stored(Watched(objects, fail), new)
+        assert (set(objects.names(TABLES)) == named) is not is_killed
+    assert len(contents(restored(objects, tmp_path / "restored"))[0]) == 10
+
+
+def test_a_folder_without_room_is_refused_before_it_is_filled(tmp_path: Path) -> None:
+    log = tmp_path / "ledgers"
+    append(log, "a", 20_500)
+    folder = checkpoint(log, tmp_path / "one")
+    # It fits, but for an eighth of the disk.
+    mib = 11
+    assert mib * 7 / 8 < sum(file.stat().st_size for file in folder.iterdir()) / 2**20 < mib - 0.5
+    with small_disk(tmp_path / "disk", mib=mib) as disk:
+        objects = FolderObjects(disk / "backup")
+        with pytest.raises(BackupError, match=r"has no room: .* MiB are new"):
+            stored(objects, folder)
+        assert list(objects.names(TABLES)) == []
 
 
 def test_a_start_removes_the_checkpoint_of_a_killed_process(tmp_path: Path) -> None:
