@@ -59,14 +59,13 @@ class Backups:
             SnapshotStorageError: The storage does not answer or refuses.
             OSError: The disk refuses.
         """
-        objects = objects_at(target, self._config.s3, self._stopping.wait)
-        if isinstance(objects, FolderObjects):
-            _check_folder(Path(target), self._config.data_directory)
         if self._target is not None:
             raise BackupTakenError(f"A backup to {self._target} is under way: wait for its end")
-        self._target = str(objects)
+        self._target = target
         made_at_ms, is_stopping = self._now_ms(), self._stopping.is_set
         try:
+            # A disk in a network may hang, and boto3 may ask servers for credentials.
+            objects = await asyncio.to_thread(self._objects_at, target)
             folder = await self._store.checkpoint()
             store = partial(_store_and_remove, objects, folder, made_at_ms, on_bytes, is_stopping)
             stored = await asyncio.to_thread(store)
@@ -77,6 +76,12 @@ class Backups:
             "a backup is in %s: %d of %d files are new", objects, stored.new_tables, len(stored.manifest.tables)
         )
         return stored
+
+    def _objects_at(self, target: str) -> ObjectStore:
+        objects = objects_at(target, self._config.s3, self._stopping.wait)
+        if isinstance(objects, FolderObjects):
+            _check_folder(Path(target), self._config.data_directory)
+        return objects
 
     def stop(self) -> None:
         """Give up a backup that is under way, after the file that is being stored."""
