@@ -19,12 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
+from uuid import uuid4
 
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.errors import BackupError, BackupTakenError
 from managed_ledger.objects.manifest import MANIFEST, TABLES, Manifest, TableObject, epoch_of, table_name
 from managed_ledger.objects.object_store import ObjectStore
-from managed_ledger.rocksdb_store.files import IDENTITY_FILE, sync_folder
+from managed_ledger.rocksdb_store.files import IDENTITY_FILE, RESTORED_ID_FILE, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,13 @@ class StoredCheckpoint(NamedTuple):
 
 
 def store_checkpoint(
-    objects: ObjectStore, folder: Path, *, made_at_ms: int, on_bytes: OnBytes, is_stopping: Callable[[], bool]
+    objects: ObjectStore,
+    folder: Path,
+    *,
+    made_at_ms: int,
+    on_bytes: OnBytes,
+    is_stopping: Callable[[], bool],
+    replaces_other: bool = False,
 ) -> StoredCheckpoint:
     """Store a checkpoint in place of the one that is there.
 
@@ -61,6 +68,7 @@ def store_checkpoint(
         made_at_ms: When it was made.
         on_bytes: Told of the progress.
         is_stopping: Whether to give up; asked before each file.
+        replaces_other: Whether it takes the place of the checkpoint of another log, too.
 
     Raises:
         BackupError: There is something else in the place, or the checkpoint of another log; nothing has changed. Or
@@ -73,8 +81,11 @@ def store_checkpoint(
         raise BackupError(f"{objects} has other files than a backup's: name an empty place, or one that is not there")
     before = Manifest() if found is None else Manifest.decode(found[0], str(objects))
     log = (folder / IDENTITY_FILE).read_text().strip()
-    if before.log not in ("", log):
-        raise BackupError(f"{objects} has the backup of another log, which would be lost: name another place")
+    if before.log not in ("", log) and not replaces_other:
+        raise BackupError(
+            f"{objects} has the backup of another log, or of the one that this log was restored from, which would be "
+            "lost: name another place, or replace it by `postdate backup --replace`"
+        )
     claim = replace(before, epoch=before.epoch + 1, owner=secrets.token_hex(8))
     tag = _changed(objects, claim, None if found is None else found[1])
     _delete_unnamed(objects, claim)
@@ -150,6 +161,8 @@ def fetch_checkpoint(objects: ObjectStore, folder: Path, *, on_bytes: OnBytes) -
         on_bytes(fetched_bytes, manifest.size_bytes)
     for name, data in manifest.files.items():
         (beside / name).write_bytes(data)
+    # So that it does not replace the backup of the log that it is a copy of, which may live on.
+    (beside / RESTORED_ID_FILE).write_text(str(uuid4()))
     RocksDatabase.open_read_only(beside).release()
     for file in beside.iterdir():
         with file.open("rb") as opened:

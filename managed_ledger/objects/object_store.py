@@ -69,7 +69,7 @@ class FolderObjects:
         return data, hashlib.sha256(data).hexdigest()
 
     def replace(self, name: str, data: bytes, tag: str | None) -> str | None:
-        self._path.mkdir(exist_ok=True)
+        self._path.mkdir(mode=0o700, exist_ok=True)
         # The system lets go of the lock when the file is closed, also where the process is killed.
         with (self._path / _LOCK_FILE).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -46,12 +46,13 @@ class Backups:
         """When the last backup of this process was made; None before the first."""
 
     @completed
-    async def make(self, target: str, on_bytes: OnBytes) -> StoredCheckpoint:
+    async def make(self, target: str, on_bytes: OnBytes, *, replaces_other: bool = False) -> StoredCheckpoint:
         """Make a backup of all that has a receipt now.
 
         Args:
             target: An absolute path of a folder, or a place on S3.
             on_bytes: Told of the progress, from any thread.
+            replaces_other: Whether it takes the place of the backup of another log, too.
 
         Raises:
             BackupError: The target cannot be used, or another backup is under way; nothing has changed there.
@@ -67,8 +68,16 @@ class Backups:
             # A disk in a network may hang, and boto3 may ask servers for credentials.
             objects = await asyncio.to_thread(self._objects_at, target)
             folder = await self._store.checkpoint()
-            store = partial(_store_and_remove, objects, folder, made_at_ms, on_bytes, is_stopping)
-            stored = await asyncio.to_thread(store)
+            store = partial(
+                store_checkpoint,
+                objects,
+                folder,
+                made_at_ms=made_at_ms,
+                on_bytes=on_bytes,
+                is_stopping=is_stopping,
+                replaces_other=replaces_other,
+            )
+            stored = await asyncio.to_thread(_store_and_remove, store, objects, folder)
         finally:
             self._target = None
         self.last_success_s = made_at_ms / 1_000
@@ -133,11 +142,9 @@ def _check_folder(folder: Path, data: Path) -> None:
         raise BackupError(f"{folder} is inside the data folder, with which it would be lost")
 
 
-def _store_and_remove(
-    objects: ObjectStore, folder: Path, made_at_ms: int, on_bytes: OnBytes, is_stopping: Callable[[], bool]
-) -> StoredCheckpoint:
+def _store_and_remove(store: Callable[[], StoredCheckpoint], objects: ObjectStore, folder: Path) -> StoredCheckpoint:
     try:
-        return store_checkpoint(objects, folder, made_at_ms=made_at_ms, on_bytes=on_bytes, is_stopping=is_stopping)
+        return store()
     finally:
         objects.close()
         shutil.rmtree(folder, ignore_errors=True)

@@ -90,9 +90,21 @@ def contents(folder: Path) -> tuple[list[bytes], int, dict[str, bytes]]:
     return asyncio.run(run())
 
 
-def stored(objects: ObjectStore, folder: Path, on_bytes: Callable[[int, int], None] | None = None) -> StoredCheckpoint:
-    tell = on_bytes or (lambda *_: None)
-    return store_checkpoint(objects, folder, made_at_ms=1_000, on_bytes=tell, is_stopping=lambda: False)
+def stored(
+    objects: ObjectStore,
+    folder: Path,
+    on_bytes: Callable[[int, int], None] = lambda *_: None,
+    *,
+    replaces_other: bool = False,
+) -> StoredCheckpoint:
+    return store_checkpoint(
+        objects,
+        folder,
+        made_at_ms=1_000,
+        on_bytes=on_bytes,
+        is_stopping=lambda: False,
+        replaces_other=replaces_other,
+    )
 
 
 def restored(objects: ObjectStore, folder: Path) -> Path:
@@ -143,10 +155,14 @@ def test_a_restored_checkpoint_is_the_log_and_the_next_one_stores_what_is_new(
     assert_no_table_is_left_over(objects)
     expected = [f"first {at}".encode() for at in range(300)] + [f"second {at}".encode() for at in range(50)]
     assert contents(restored(objects, tmp_path / "restored")) == (expected, 250, {"policy": b"second"})
-    # The restored log goes on, and so do its backups in the same place.
+    # The restored log goes on. It replaces the backup of its original only where that is meant, and its own then.
     append(tmp_path / "restored", "third", 1)
-    third = stored(objects, checkpoint(tmp_path / "restored", tmp_path / "three"))
+    three = checkpoint(tmp_path / "restored", tmp_path / "three")
+    with pytest.raises(BackupError, match=r"which would be lost: .*--replace"):
+        stored(objects, three)
+    third = stored(objects, three, replaces_other=True)
     assert third.new_bytes < third.manifest.size_bytes / 3
+    stored(objects, checkpoint(tmp_path / "restored", tmp_path / "four"))
     assert contents(restored(objects, tmp_path / "again"))[0] == [*expected, b"third 0"]
 
 
@@ -291,6 +307,7 @@ def test_what_is_no_backup_of_this_log_is_left_alone(tmp_path: Path) -> None:
     ours, theirs = checkpoint(log, tmp_path / "one"), checkpoint(other, tmp_path / "two")
     objects = FolderObjects(tmp_path / "backup")
     stored(objects, ours)
+    assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o700
     content = (tmp_path / "backup" / MANIFEST).read_bytes()
 
     with pytest.raises(BackupError, match="has the backup of another log"):
