@@ -147,6 +147,8 @@ def fetch_checkpoint(objects: ObjectStore, folder: Path, *, on_bytes: OnBytes) -
     def fetch(name: str) -> int:
         table, file = manifest.tables[name], beside / name
         if not objects.fetch_file(table.name, file):
+            if objects.read(MANIFEST) != found:
+                raise BackupError(f"The backup in {objects} was replaced meanwhile: repeat it")
             raise BackupError(f"The backup in {objects} is damaged: {table.name} ({name}) is missing")
         if (size_bytes := file.stat().st_size) != table.size_bytes:
             fault = f"{table.name} ({name}) has {size_bytes} bytes, and had {table.size_bytes}"

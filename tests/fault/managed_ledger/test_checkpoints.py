@@ -399,6 +399,21 @@ def test_a_folder_without_room_is_refused_before_it_is_filled(tmp_path: Path) ->
         assert list(objects.names(TABLES)) == []
 
 
+def test_a_backup_that_is_replaced_while_it_is_restored_is_not_called_damaged(tmp_path: Path) -> None:
+    log, other, objects = tmp_path / "ledgers", tmp_path / "other", FolderObjects(tmp_path / "backup")
+    append(log, "a", 10)
+    append(other, "b", 10)
+    stored(objects, checkpoint(log, tmp_path / "one"))
+    two = checkpoint(other, tmp_path / "two")
+
+    def replace(done: int, _: int) -> None:
+        if done == 0:
+            stored(objects, two, replaces_other=True)
+
+    with pytest.raises(BackupError, match="was replaced meanwhile: repeat it"):
+        fetch_checkpoint(objects, tmp_path / "restored", on_bytes=replace)
+
+
 def test_a_start_removes_the_checkpoint_of_a_killed_process(tmp_path: Path) -> None:
     left_over = tmp_path / "ledgers.checkpoint"
     left_over.mkdir()
