@@ -36,7 +36,7 @@ from managed_ledger.rocksdb_store.disk_room import (
     room_to_open_bytes,
     try_room,
 )
-from managed_ledger.rocksdb_store.files import IDENTITY_FILE, LOG_MARKER_FILE
+from managed_ledger.rocksdb_store.files import IDENTITY_FILE, LOG_MARKER_FILE, RESTORED_ID_FILE
 from managed_ledger.rocksdb_store.opening import OpenFolder, looked_at_again, open_to_read, open_to_write
 from managed_ledger.rocksdb_store.store import RocksDBStore, StoreBatch, TableFile
 
@@ -262,7 +262,8 @@ class RocksDatabase(RocksDBStore):
         super().checkpoint(path)
         with checked(self._path, "make a checkpoint of the log"):
             write_marker(path, sequence)
-            shutil.copyfile(self._path / IDENTITY_FILE, path / IDENTITY_FILE)
+            restored = self._path / RESTORED_ID_FILE
+            shutil.copyfile(restored if restored.exists() else self._path / IDENTITY_FILE, path / IDENTITY_FILE)
 
     def measure_room(self, *, is_due: bool = False) -> Room | None:
         """The room of the disk, None where the system does not tell; it is looked at when it is due or enough changed.

@@ -1,6 +1,7 @@
 """Stores a checkpoint of the log as objects, and fetches one: incremental, and valid at each moment of a crash.
 
-    read the manifest ─► claim ─► new tables ─► the manifest ─► what no manifest names is deleted
+    read the manifest ─► claim ─► new tables ─► the manifest
+                               └──────────────┴────────────┴──► what no manifest names is deleted
 
 Up to the second change of the manifest the checkpoint of before counts; a claim of another writer refuses that change.
 A table that the manifest has under the same name, size and end is not stored again. Names alone do not tell: a copy of
@@ -18,12 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
+from uuid import uuid4
 
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.errors import BackupError, BackupTakenError
 from managed_ledger.objects.manifest import MANIFEST, TABLES, Manifest, TableObject, epoch_of, table_name
 from managed_ledger.objects.object_store import ObjectStore
-from managed_ledger.rocksdb_store.files import IDENTITY_FILE, sync_folder
+from managed_ledger.rocksdb_store.files import IDENTITY_FILE, RESTORED_ID_FILE, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,13 @@ class StoredCheckpoint(NamedTuple):
 
 
 def store_checkpoint(
-    objects: ObjectStore, folder: Path, *, made_at_ms: int, on_bytes: OnBytes, is_stopping: Callable[[], bool]
+    objects: ObjectStore,
+    folder: Path,
+    *,
+    made_at_ms: int,
+    on_bytes: OnBytes,
+    is_stopping: Callable[[], bool],
+    replaces_other: bool = False,
 ) -> StoredCheckpoint:
     """Store a checkpoint in place of the one that is there.
 
@@ -60,10 +68,11 @@ def store_checkpoint(
         made_at_ms: When it was made.
         on_bytes: Told of the progress.
         is_stopping: Whether to give up; asked before each file.
+        replaces_other: Whether it takes the place of the checkpoint of another log, too.
 
     Raises:
-        BackupError: There is something else in the place, or the checkpoint of another log; nothing has changed. Or it
-            was given up.
+        BackupError: There is something else in the place, or the checkpoint of another log; nothing has changed. Or
+            there is no room, or it was given up; the checkpoint of before counts.
         BackupTakenError: Another writer has claimed the place meanwhile; its checkpoint, or that of before, counts.
         Exception: As `ObjectStore` raises; the checkpoint of before counts.
     """
@@ -72,10 +81,14 @@ def store_checkpoint(
         raise BackupError(f"{objects} has other files than a backup's: name an empty place, or one that is not there")
     before = Manifest() if found is None else Manifest.decode(found[0], str(objects))
     log = (folder / IDENTITY_FILE).read_text().strip()
-    if before.log not in ("", log):
-        raise BackupError(f"{objects} has the backup of another log, which would be lost: name another place")
+    if before.log not in ("", log) and not replaces_other:
+        raise BackupError(
+            f"{objects} has the backup of another log, or of the one that this log was restored from, which would be "
+            "lost: name another place, or replace it by `postdate backup --replace`"
+        )
     claim = replace(before, epoch=before.epoch + 1, owner=secrets.token_hex(8))
     tag = _changed(objects, claim, None if found is None else found[1])
+    _delete_unnamed(objects, claim)
     tables, new = _compared(folder, claim)
     new_bytes, stored_bytes = sum(file.stat().st_size for file in new), 0
 
@@ -86,11 +99,20 @@ def store_checkpoint(
         objects.put_file(name, file)
         return TableObject(name, file.stat().st_size, _sha256(file), _end_sha256(file))
 
+    room_bytes = objects.room_bytes()
+    if room_bytes is not None and room_bytes < new_bytes:
+        had = f"{new_bytes / 2**20:,.1f} MiB are new, and it may take {max(0, room_bytes) / 2**20:,.1f} MiB"
+        raise BackupError(f"{objects} has no room: {had}")
     on_bytes(0, new_bytes)
-    for file, table in zip(new, _at_once(put, new), strict=True):
-        tables[file.name] = table
-        stored_bytes += table.size_bytes
-        on_bytes(stored_bytes, new_bytes)
+    try:
+        for file, table in zip(new, _at_once(put, new), strict=True):
+            tables[file.name] = table
+            stored_bytes += table.size_bytes
+            on_bytes(stored_bytes, new_bytes)
+    except Exception:
+        # Not after the last change of the manifest: one that fails may have been carried out.
+        _delete_unnamed(objects, claim)
+        raise
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix not in _OBJECTS}
     made = replace(claim, log=log, made_at_ms=made_at_ms, tables=tables, files=files)
     _changed(objects, made, tag)
@@ -125,6 +147,8 @@ def fetch_checkpoint(objects: ObjectStore, folder: Path, *, on_bytes: OnBytes) -
     def fetch(name: str) -> int:
         table, file = manifest.tables[name], beside / name
         if not objects.fetch_file(table.name, file):
+            if objects.read(MANIFEST) != found:
+                raise BackupError(f"The backup in {objects} was replaced meanwhile: repeat it")
             raise BackupError(f"The backup in {objects} is damaged: {table.name} ({name}) is missing")
         if (size_bytes := file.stat().st_size) != table.size_bytes:
             fault = f"{table.name} ({name}) has {size_bytes} bytes, and had {table.size_bytes}"
@@ -139,6 +163,8 @@ def fetch_checkpoint(objects: ObjectStore, folder: Path, *, on_bytes: OnBytes) -
         on_bytes(fetched_bytes, manifest.size_bytes)
     for name, data in manifest.files.items():
         (beside / name).write_bytes(data)
+    # So that it does not replace the backup of the log that it is a copy of, which may live on.
+    (beside / RESTORED_ID_FILE).write_text(str(uuid4()))
     RocksDatabase.open_read_only(beside).release()
     for file in beside.iterdir():
         with file.open("rb") as opened:
@@ -189,7 +215,7 @@ def _at_once(work: Callable[[Thing], Result], things: Iterable[Thing]) -> Iterat
 
 
 def _delete_unnamed(objects: ObjectStore, made: Manifest) -> None:
-    """Delete tables that no manifest names: of the checkpoint before, and of writers that were killed or lost."""
+    """Delete tables that no manifest names: of the checkpoint before, of writers that failed or were killed."""
     named = {table.name for table in made.tables.values()}
     try:
         for name in list(objects.names(TABLES)):
@@ -197,7 +223,7 @@ def _delete_unnamed(objects: ObjectStore, made: Manifest) -> None:
             # A later claimant may be storing others.
             if name not in named and epoch is not None and epoch <= made.epoch:
                 objects.delete(name)
-    # The checkpoint is there. What stays takes room, until the next one.
+    # What stays takes room, until the next one.
     except Exception as error:
         logger.warning("tables that no backup in %s needs are deleted by the next one: %s", objects, error)
 

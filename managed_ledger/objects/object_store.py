@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+from managed_ledger.rocksdb_store.disk_room import measure_room
 from managed_ledger.rocksdb_store.files import sync_folder
 
 _LOCK_FILE: Final = "lock"
@@ -44,6 +45,9 @@ class ObjectStore(Protocol):
     def delete(self, name: str) -> None:
         """Delete an object if it is there."""
 
+    def room_bytes(self) -> int | None:
+        """Return how much may be written; None where the place knows no bound. There is an object already."""
+
     def close(self) -> None:
         """Close the connections."""
 
@@ -65,7 +69,7 @@ class FolderObjects:
         return data, hashlib.sha256(data).hexdigest()
 
     def replace(self, name: str, data: bytes, tag: str | None) -> str | None:
-        self._path.mkdir(exist_ok=True)
+        self._path.mkdir(mode=0o700, exist_ok=True)
         # The system lets go of the lock when the file is closed, also where the process is killed.
         with (self._path / _LOCK_FILE).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -104,6 +108,11 @@ class FolderObjects:
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
             (self._path / name).unlink()
+
+    def room_bytes(self) -> int | None:
+        room = measure_room(self._path)
+        # Where the data is on the same disk, the service must go on taking messages.
+        return room.free_bytes - 2 * room.margin_bytes
 
     def close(self) -> None:
         pass

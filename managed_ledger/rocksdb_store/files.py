@@ -17,7 +17,10 @@ SPARE_MANIFEST_FILE: Final = "POSTDATE-MANIFEST"
 """A copy of RocksDB's list of files (`MANIFEST-*`) beside it, for a repair where that is lost."""
 
 IDENTITY_FILE: Final = "IDENTITY"
-"""RocksDB's random id of a database, which its checkpoints and copies keep."""
+"""RocksDB's random id of a database, which its checkpoints and copies keep: it is in the list of files as well."""
+
+RESTORED_ID_FILE: Final = "POSTDATE-RESTORED-ID"
+"""A random id that counts in place of RocksDB's, in a log that was restored."""
 
 ROCKSDB_NAMES: Final = (
     r"CURRENT|IDENTITY|LOCK|LOG(\.old\.\d+)?|rocksdict-config\.json|lost\+found|"

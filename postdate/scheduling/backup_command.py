@@ -22,14 +22,15 @@ _PROGRESS_INTERVAL_S: Final = 0.5
     epilog=help_end(
         "postdate backup /mnt/backup/postdate",
         "postdate backup s3://bucket/postdate-backup --url https://postdate.example.org:8443",
-        "postdate backup s3://bucket/backup?endpoint=http://127.0.0.1:9000&path_style=true",
+        "postdate backup 's3://bucket/backup?endpoint=http://127.0.0.1:9000&path_style=true'",
         "postdate restore /mnt/backup/postdate /var/lib/postdate  # with the service stopped",
     ),
 )
 @click.argument("target")
+@click.option("--replace", is_flag=True, help="Replace the backup of another log, or of the one before a restore.")
 @json_option("the answer of POST /postdate/v1/backup")
 @on_service
-def backup(api: ScheduleApi, target: str, is_json: bool) -> None:
+def backup(api: ScheduleApi, target: str, replace: bool, is_json: bool) -> None:
     """Back up the log of a running service to TARGET: an absolute path on its machine, or s3://BUCKET/PREFIX.
 
     Messages, cursors, policies and grants, as of one moment. TARGET has one backup, the last; only tables that it has
@@ -38,7 +39,9 @@ def backup(api: ScheduleApi, target: str, is_json: bool) -> None:
     """
     operation_id = new_operation_id()
     with _progress(api, operation_id):
-        answer = api.post("/backup", {"target": target}, operation_id=operation_id, timeout_s=TIMEOUT_S)
+        answer = api.post(
+            "/backup", {"target": target, "replace": replace}, operation_id=operation_id, timeout_s=TIMEOUT_S
+        )
     if is_json:
         print_json(answer)
         return

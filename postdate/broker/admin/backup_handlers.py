@@ -37,7 +37,7 @@ async def make_backup(served: Served, call: Call[BackupRequest]) -> BackupAnswer
 
         progress.searching = False
         try:
-            stored = await served.service.backups.make(target, on_bytes)
+            stored = await served.service.backups.make(target, on_bytes, replaces_other=call.asked.replace)
         except (OSError, SnapshotStorageError) as error:
             raise RefusalError(503, f"The backup was not made: {error}", field="target", advice=_ADVICE) from error
     manifest = stored.manifest

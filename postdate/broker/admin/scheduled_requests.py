@@ -118,6 +118,9 @@ class BackupRequest(Asked, kw_only=True):
             "options endpoint, region and path_style; credentials are the service's"
         ),
     ] = ""
+    replace: Annotated[
+        bool, Meta(description="Whether it takes the place of the backup of another log, which is lost then")
+    ] = False
 
 
 class ListTopics(Asked, kw_only=True):

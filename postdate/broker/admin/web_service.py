@@ -55,7 +55,7 @@ class WebTopics(Protocol):
 class WebBackups(Protocol):
     """The backups of the service, as the endpoints know them."""
 
-    def make(self, target: str, on_bytes: OnBytes) -> Awaitable[StoredCheckpoint]:
+    def make(self, target: str, on_bytes: OnBytes, *, replaces_other: bool = False) -> Awaitable[StoredCheckpoint]:
         """Make a backup of the log."""
 
 

@@ -46,12 +46,13 @@ class Backups:
         """When the last backup of this process was made; None before the first."""
 
     @completed
-    async def make(self, target: str, on_bytes: OnBytes) -> StoredCheckpoint:
+    async def make(self, target: str, on_bytes: OnBytes, *, replaces_other: bool = False) -> StoredCheckpoint:
         """Make a backup of all that has a receipt now.
 
         Args:
             target: An absolute path of a folder, or a place on S3.
             on_bytes: Told of the progress, from any thread.
+            replaces_other: Whether it takes the place of the backup of another log, too.
 
         Raises:
             BackupError: The target cannot be used, or another backup is under way; nothing has changed there.
@@ -59,17 +60,24 @@ class Backups:
             SnapshotStorageError: The storage does not answer or refuses.
             OSError: The disk refuses.
         """
-        objects = objects_at(target, self._config.s3, self._stopping.wait)
-        if isinstance(objects, FolderObjects):
-            _check_folder(Path(target), self._config.data_directory)
         if self._target is not None:
             raise BackupTakenError(f"A backup to {self._target} is under way: wait for its end")
-        self._target = str(objects)
+        self._target = target
         made_at_ms, is_stopping = self._now_ms(), self._stopping.is_set
         try:
+            # A disk in a network may hang, and boto3 may ask servers for credentials.
+            objects = await asyncio.to_thread(self._objects_at, target)
             folder = await self._store.checkpoint()
-            store = partial(_store_and_remove, objects, folder, made_at_ms, on_bytes, is_stopping)
-            stored = await asyncio.to_thread(store)
+            store = partial(
+                store_checkpoint,
+                objects,
+                folder,
+                made_at_ms=made_at_ms,
+                on_bytes=on_bytes,
+                is_stopping=is_stopping,
+                replaces_other=replaces_other,
+            )
+            stored = await asyncio.to_thread(_store_and_remove, store, objects, folder)
         finally:
             self._target = None
         self.last_success_s = made_at_ms / 1_000
@@ -77,6 +85,12 @@ class Backups:
             "a backup is in %s: %d of %d files are new", objects, stored.new_tables, len(stored.manifest.tables)
         )
         return stored
+
+    def _objects_at(self, target: str) -> ObjectStore:
+        objects = objects_at(target, self._config.s3, self._stopping.wait)
+        if isinstance(objects, FolderObjects):
+            _check_folder(Path(target), self._config.data_directory)
+        return objects
 
     def stop(self) -> None:
         """Give up a backup that is under way, after the file that is being stored."""
@@ -128,11 +142,9 @@ def _check_folder(folder: Path, data: Path) -> None:
         raise BackupError(f"{folder} is inside the data folder, with which it would be lost")
 
 
-def _store_and_remove(
-    objects: ObjectStore, folder: Path, made_at_ms: int, on_bytes: OnBytes, is_stopping: Callable[[], bool]
-) -> StoredCheckpoint:
+def _store_and_remove(store: Callable[[], StoredCheckpoint], objects: ObjectStore, folder: Path) -> StoredCheckpoint:
     try:
-        return store_checkpoint(objects, folder, made_at_ms=made_at_ms, on_bytes=on_bytes, is_stopping=is_stopping)
+        return store()
     finally:
         objects.close()
         shutil.rmtree(folder, ignore_errors=True)

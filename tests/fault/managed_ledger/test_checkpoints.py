@@ -29,6 +29,7 @@ from snapshot_storage.rocksdb.layout import FORMAT as SNAPSHOTS
 from snapshot_storage.s3.objects import S3Objects
 from tests.helpers.fakes.managed_ledger_fakes import LedgerClock
 from tests.helpers.log_reading import read_entries
+from tests.helpers.small_disk import small_disk
 from tests.helpers.storages.s3_servers import MotoServer, S3Server
 
 SIZE = 500
@@ -89,9 +90,21 @@ def contents(folder: Path) -> tuple[list[bytes], int, dict[str, bytes]]:
     return asyncio.run(run())
 
 
-def stored(objects: ObjectStore, folder: Path, on_bytes: Callable[[int, int], None] | None = None) -> StoredCheckpoint:
-    tell = on_bytes or (lambda *_: None)
-    return store_checkpoint(objects, folder, made_at_ms=1_000, on_bytes=tell, is_stopping=lambda: False)
+def stored(
+    objects: ObjectStore,
+    folder: Path,
+    on_bytes: Callable[[int, int], None] = lambda *_: None,
+    *,
+    replaces_other: bool = False,
+) -> StoredCheckpoint:
+    return store_checkpoint(
+        objects,
+        folder,
+        made_at_ms=1_000,
+        on_bytes=on_bytes,
+        is_stopping=lambda: False,
+        replaces_other=replaces_other,
+    )
 
 
 def restored(objects: ObjectStore, folder: Path) -> Path:
@@ -142,10 +155,14 @@ def test_a_restored_checkpoint_is_the_log_and_the_next_one_stores_what_is_new(
     assert_no_table_is_left_over(objects)
     expected = [f"first {at}".encode() for at in range(300)] + [f"second {at}".encode() for at in range(50)]
     assert contents(restored(objects, tmp_path / "restored")) == (expected, 250, {"policy": b"second"})
-    # The restored log goes on, and so do its backups in the same place.
+    # The restored log goes on. It replaces the backup of its original only where that is meant, and its own then.
     append(tmp_path / "restored", "third", 1)
-    third = stored(objects, checkpoint(tmp_path / "restored", tmp_path / "three"))
+    three = checkpoint(tmp_path / "restored", tmp_path / "three")
+    with pytest.raises(BackupError, match=r"which would be lost: .*--replace"):
+        stored(objects, three)
+    third = stored(objects, three, replaces_other=True)
     assert third.new_bytes < third.manifest.size_bytes / 3
+    stored(objects, checkpoint(tmp_path / "restored", tmp_path / "four"))
     assert contents(restored(objects, tmp_path / "again"))[0] == [*expected, b"third 0"]
 
 
@@ -290,6 +307,7 @@ def test_what_is_no_backup_of_this_log_is_left_alone(tmp_path: Path) -> None:
     ours, theirs = checkpoint(log, tmp_path / "one"), checkpoint(other, tmp_path / "two")
     objects = FolderObjects(tmp_path / "backup")
     stored(objects, ours)
+    assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o700
     content = (tmp_path / "backup" / MANIFEST).read_bytes()
 
     with pytest.raises(BackupError, match="has the backup of another log"):
@@ -344,6 +362,56 @@ def test_a_damaged_or_unfinished_backup_is_refused_and_restores_nothing(objects:
         append(target, "lost", 1)
     objects.put_file(table.name, folder / name)
     assert len(contents(restored(objects, target))[0]) == 100
+
+
+def test_tries_that_fail_or_are_killed_do_not_fill_the_place(objects: ObjectStore, tmp_path: Path) -> None:
+    """One that fails deletes what it stored, and the next one does so for one that could not."""
+    log = tmp_path / "ledgers"
+    append(log, "old", 10)
+    before = stored(objects, checkpoint(log, tmp_path / "one")).manifest
+    append(log, "new", 10)
+    new = checkpoint(log, tmp_path / "two")
+    is_killed = False
+
+    def fail(what: str) -> None:
+        if what.startswith("within") or (is_killed and "deletion" in what):
+            raise OSError("the disk fails")
+
+    named = {one.name for one in before.tables.values()}
+    for is_killed in (False, True, True, False):
+        with pytest.raises(OSError, match="the disk fails"):
+            stored(Watched(objects, fail), new)
+        assert (set(objects.names(TABLES)) == named) is not is_killed
+    assert len(contents(restored(objects, tmp_path / "restored"))[0]) == 10
+
+
+def test_a_folder_without_room_is_refused_before_it_is_filled(tmp_path: Path) -> None:
+    log = tmp_path / "ledgers"
+    append(log, "a", 20_500)
+    folder = checkpoint(log, tmp_path / "one")
+    # It fits, but for an eighth of the disk.
+    mib = 11
+    assert mib * 7 / 8 < sum(file.stat().st_size for file in folder.iterdir()) / 2**20 < mib - 0.5
+    with small_disk(tmp_path / "disk", mib=mib) as disk:
+        objects = FolderObjects(disk / "backup")
+        with pytest.raises(BackupError, match=r"has no room: .* MiB are new"):
+            stored(objects, folder)
+        assert list(objects.names(TABLES)) == []
+
+
+def test_a_backup_that_is_replaced_while_it_is_restored_is_not_called_damaged(tmp_path: Path) -> None:
+    log, other, objects = tmp_path / "ledgers", tmp_path / "other", FolderObjects(tmp_path / "backup")
+    append(log, "a", 10)
+    append(other, "b", 10)
+    stored(objects, checkpoint(log, tmp_path / "one"))
+    two = checkpoint(other, tmp_path / "two")
+
+    def replace(done: int, _: int) -> None:
+        if done == 0:
+            stored(objects, two, replaces_other=True)
+
+    with pytest.raises(BackupError, match="was replaced meanwhile: repeat it"):
+        fetch_checkpoint(objects, tmp_path / "restored", on_bytes=replace)
 
 
 def test_a_start_removes_the_checkpoint_of_a_killed_process(tmp_path: Path) -> None:
