@@ -81,6 +81,8 @@ def test_consume_is_ended_by_ctrl_c_and_leaves_what_it_has_not_printed(
     # The subscription is made a moment later.
     wait_until(lambda: ask(postdate_service, "publish", topic, "grüß", "--key", "k").exit_code == 0, timeout_s=20)
     first = json.loads(process.stdout.readline())
+    # It is acknowledged a moment after it was printed.
+    wait_until(lambda: backlog_of(postdate_service, topic) == 0, timeout_s=20)
     process.send_signal(signal.SIGINT)
     rest, said = process.communicate(timeout=20)
 
