@@ -26,7 +26,7 @@ COMMANDS: Final = {
     "pause": ("postdate.scheduling.cli", "Hold the messages of a topic until it is resumed."),
     "pipeline": ("postdate.pipeline.cli.main", "Make and change the delayed index in bulk, on Spark."),
     "publish": ("postdate.scheduling.message_commands", "Publish a message, to be delivered at its time."),
-    "restore": ("postdate.broker.cli.restore_command", "Make a data folder of a backup."),
+    "restore": ("postdate.broker.cli.restore_command", "Restore a backup to a data folder."),
     "resume": ("postdate.scheduling.cli", "Deliver the messages of a topic that a pause holds."),
     "scheduled": ("postdate.scheduling.cli", "Look at scheduled messages, cancel, move and send them."),
     "serve": ("postdate.broker.cli.service_commands", "Run the service."),
