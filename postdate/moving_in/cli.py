@@ -43,7 +43,7 @@ _options = in_order(
 _to = click.option("--to", required=True, metavar="TOPIC", help="The topic that the messages come to.")
 
 
-@click.group(epilog=help_end(f"{_REDIS} --dry-run", _CELERY, _PULSAR))
+@click.group("import", epilog=help_end(f"{_REDIS} --dry-run", _CELERY, _PULSAR))
 def import_() -> None:
     """Bring over what waits in Redis, at a Celery broker or at a Pulsar, each message once.
 
