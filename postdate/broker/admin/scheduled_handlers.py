@@ -316,7 +316,7 @@ async def list_trail(served: Served, call: Call[ListTrail]) -> TrailAnswer:
         and (
             caller is None
             or caller.is_super_user
-            or not (one.is_for_super_users or not caller.may_read(TopicName.parse(one.topic)))
+            or (not one.is_for_super_users and caller.may_read(TopicName.parse(one.topic)))
         )
     )
     return TrailAnswer(entries=list(islice(found, call.asked.limit)))
