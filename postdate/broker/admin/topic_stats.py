@@ -3,8 +3,8 @@
 Names, nesting and units are a real Pulsar's (`tests/golden/admin`). Rates are those of the last window, as in Pulsar
 (`rates.py`). Fields of features that do not exist here are left out: replication, transactions, offloading, filters,
 throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages). `holdingSinceTimestamp` is
-Postdate's own. Topics in, plain values out; thousands of subscriptions or consumers are described in slices; the
-figures of one subscription are of one moment.
+Postdate's own, for those who ask for it (`?holdingSince`). Topics in, plain values out; thousands of subscriptions or
+consumers are described in slices; the figures of one subscription are of one moment.
 `pulsar_handlers.py` sends them.
 """
 

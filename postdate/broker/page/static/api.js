@@ -126,7 +126,7 @@ export async function health() {
   return reply.json().catch(() => null);
 }
 
-export const stats = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/stats`);
+export const stats = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/stats?holdingSince`);
 
 /** The lines of /metrics that `isWanted` takes, read piece by piece: with thousands of topics it is megabytes. */
 export async function metricLines(isWanted) {
