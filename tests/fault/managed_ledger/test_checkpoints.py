@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -133,7 +134,8 @@ def server() -> Iterator[S3Server]:
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "folder":
         return FolderObjects(tmp_path / "backup")
-    config = request.getfixturevalue("server").config(f"backup/{tmp_path.name}")
+    # The folder of a test that passed is removed, and its name given again.
+    config = request.getfixturevalue("server").config(f"backup/{uuid4().hex}")
     return S3Objects(config, lambda _: False)
 
 
