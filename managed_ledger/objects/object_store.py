@@ -14,6 +14,7 @@ from managed_ledger.rocksdb_store.files import sync_folder
 
 _LOCK_FILE: Final = "lock"
 _NEW: Final = ".new"
+_COPY_BYTES: Final = 1024 * 1024
 
 
 class ObjectStore(Protocol):
@@ -88,8 +89,10 @@ class FolderObjects:
     def put_file(self, name: str, path: Path) -> None:
         target = self._path / name
         target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, target)
-        with target.open("rb") as file:
+        # Opened once: a backup that began later may delete this table at any moment.
+        with path.open("rb") as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file, _COPY_BYTES)
+            file.flush()
             os.fsync(file.fileno())
         sync_folder(target.parent)
 
