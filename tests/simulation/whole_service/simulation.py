@@ -278,6 +278,9 @@ class Simulation:
             await self.upkeep.close()
         config = self.variant.config
         await self.in_time("stop", self.life.service.close(), 15.0 + config.tracker.close_timeout_ms / 1_000)
+        if self.life.is_dead:
+            # It was killed while it stopped; what was left of the stop ran while the life was disposed of.
+            return
         self._is_closed_in_order = True
         self.is_after_power_cut = False
         self._ends_life = True
