@@ -38,6 +38,9 @@ PATIENCE_S: Final = 20.0
 _DAMAGE_ROUND_MS: Final = 60_000
 """A round with damage takes less; entries that expire meanwhile would spoil it."""
 
+_DAMAGE_DELAY_MS_MAX: Final = 5_000
+"""The last of its messages is due so long after it was published."""
+
 _ROUNDS_MAX: Final = 100
 """Entries that are sent again and again would be sent for ever; a run with tiny limits takes some thirty rounds."""
 
@@ -332,18 +335,21 @@ async def _play_damage(sim: "Simulation") -> None:
     family = sim.chance.choice([Family.PAYLOADS, Family.PAYLOADS, Family.HEADERS])
     before = set(sim.oracle.entries)
     for _ in range(sim.chance.choice([4, 20])):
-        at_ms = sim.clock.now_ms() + sim.chance.randrange(2_000, 5_000)
+        at_ms = sim.clock.now_ms() + sim.chance.randrange(2_000, _DAMAGE_DELAY_MS_MAX)
         sim.publish(key_hash=sim.chance.choice(sim.variant.keys), deliver_at_ms=at_ms, count=1, size=0)
         await asyncio.sleep(sim.chance.choice([0.0, 0.03]))
     await asyncio.sleep(0.5)
-    new = sorted(set(sim.oracle.entries) - before)
+    # Chunks of a message that began before have its time, which may be an hour from now: until then nothing reads them.
+    due_until_ms = sim.clock.now_ms() + _DAMAGE_DELAY_MS_MAX
+    due = {key for key, entry in sim.oracle.entries.items() if entry.deliver_at_ms < due_until_ms}
+    new = sorted(due - before)
     disk = sim.life.disk
     chosen = sim.chance.sample(new, min(3, len(new)))
     unreadable = disk.spoil(family, chosen[1:], StoreUnavailableError) if sim.chance.random() < 0.7 else set()
     damaged = disk.spoil(family, chosen[:1], StoreCorruptedError)
     unreadable -= damaged
     if not damaged.union(unreadable) <= set(new):
-        # A value has messages of before, too.
+        # A value has messages of before, too, or some that are due much later.
         disk.restore(StoreCorruptedError)
         disk.restore(StoreUnavailableError)
         return
@@ -358,7 +364,7 @@ async def _play_damage(sim: "Simulation") -> None:
             sub.wait_no_more(sim.oracle.entries[key])
     for sub in subs:
         await _let_all_be_sent(sim, sub)
-    await asyncio.sleep(5 + PATIENCE_S)
+    await asyncio.sleep(_DAMAGE_DELAY_MS_MAX / 1_000 + PATIENCE_S)
     sim.check()
     for sub in subs:
         # Without headers no key is known. And entries to be read again count where unacknowledged ones are limited.
