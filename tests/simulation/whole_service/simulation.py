@@ -19,8 +19,8 @@ from unittest.mock import patch
 from urllib.parse import quote
 
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
-from dispatcher.core.intake import Intake
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from dispatcher.core.queues.held_headers import HeldHeaders
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
 from managed_ledger.cursors.cursor import Cursor
@@ -629,7 +629,9 @@ class Simulation:
         limits, tracker_limits = self.variant.config.dispatcher, self.variant.config.tracker
         # Messages of a lost snapshot are read again, and held where they are due.
         if isinstance(dispatcher.core, MultipleConsumersCore) and not self.has_bad_snapshots:
-            held = len(dispatcher.core.intake.held_due) - _held_for_ties(dispatcher.core.intake)
+            held = len(dispatcher.core.intake.held_due)
+            if tracker_limits.is_index_shared:
+                held -= _held_of_first_time(dispatcher.core.intake.held_due)
             # A read, and what the tracker refuses of another one; on a shared index, what is read again for a poll.
             beyond = 2 * limits.scan_entries_max + 2 * limits.read_batch_entries_max * tracker_limits.is_index_shared
             # What an index has earlier than the log is held until the tracker has given all that is due before it.
@@ -820,14 +822,11 @@ def _check_cores(dispatcher: Dispatcher) -> None:
 __all__ = ["ADMINISTRATION_S", "FailedError", "Result", "Simulation", "has_delays", "subscription_type"]
 
 
-def _held_for_ties(intake: Intake) -> int:
-    """Count held entries of the tracker's first time: they wait for its rows of that time, however many there are.
+def _held_of_first_time(held: HeldHeaders) -> int:
+    """Count held entries of the first time: they wait for the tracker's rows of that time, however many there are.
 
     A view of a shared index that keeps few rows has all messages of one time read again, and refuses them as due. Their
     headers, 45 bytes each, are bounded by how many messages have one time.
     """
-    first_ms = intake.tracker_deliver_at_ms
-    if first_ms is None:
-        return 0
-    held = intake.held_due
-    return held.count_through(first_key_at(first_ms + 1)) - held.count_through(first_key_at(first_ms))
+    first_ms = held.first_deliver_at_ms
+    return 0 if first_ms is None else held.count_through(first_key_at(first_ms + 1))
