@@ -819,14 +819,14 @@ def _check_cores(dispatcher: Dispatcher) -> None:
         check_tracker(dispatcher.tracker)
 
 
-__all__ = ["ADMINISTRATION_S", "FailedError", "Result", "Simulation", "has_delays", "subscription_type"]
-
-
 def _held_of_first_time(held: HeldHeaders) -> int:
     """Count held entries of the first time: they wait for the tracker's rows of that time, however many there are.
 
-    A view of a shared index that keeps few rows has all messages of one time read again, and refuses them as due. Their
-    headers, 45 bytes each, are bounded by how many messages have one time.
+    A view of a shared index that keeps few rows has all messages of one time read again, and refuses them as due. The
+    configuration does not bound these headers, 45 bytes each: a weakness of the product that is known and left.
     """
     first_ms = held.first_deliver_at_ms
     return 0 if first_ms is None else held.count_through(first_key_at(first_ms + 1))
+
+
+__all__ = ["ADMINISTRATION_S", "FailedError", "Result", "Simulation", "has_delays", "subscription_type"]
